@@ -1,0 +1,132 @@
+"""The arguments of one call go in; its tensors, each named and known as batch or not, and a key of all that is no tensor come out."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.owned import real
+from actorflow_compiler.capture import Argument
+from actorflow_compiler.errors import CallError
+
+__all__ = ["Arguments", "checksum", "flatten", "shapes_text"]
+
+_ARRAYS = (Tensor, np.ndarray)
+_SAYS_ITSELF = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """One call's arguments, taken apart."""
+
+    tensors: tuple[Tensor, ...]  # copies on the CPU's side of the call: the script may reuse its own
+    specs: tuple[Argument, ...]
+    key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
+    spoken: str  # for people: train_step(x: float32[8,4], flag=True)
+    leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
+    structure: pytree.TreeSpec
+
+    def restore(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments again, with other tensors."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, _Here) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return tuple(args), dict(kwargs)
+
+
+class _Here:
+    """Marks where a tensor was."""
+
+
+_HERE = _Here()
+
+
+def flatten(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Take a call of the job ``name`` apart.
+
+    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch.  Raises CallError when
+    the arguments do not fit the function's signature.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallError(f"{name}{signature} was called with arguments that do not fit: {error}") from None
+    found, structure = pytree.tree_flatten_with_path((list(bound.args), bound.kwargs))
+    tensors: list[Tensor] = []
+    specs: list[Argument] = []
+    leaves: list[Any] = []
+    plain: list[Any] = []
+    said: list[str] = []
+    batch = -1
+    for where, leaf in found:
+        path = _path(where, signature)
+        if not isinstance(leaf, _ARRAYS):
+            leaves.append(leaf)
+            plain.append((path, type(leaf), _key_of(leaf)))
+            said.append(f"{path}={leaf!r}" if isinstance(leaf, _SAYS_ITSELF) else f"{path}: {type(leaf).__name__}")
+            continue
+        tensor = _own_copy(leaf)
+        if tensor.ndim and batch < 0:
+            batch = tensor.shape[0]
+        leaves.append(_HERE)
+        tensors.append(tensor)
+        specs.append(Argument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch))
+        said.append(f"{path}: {_shape_text(specs[-1])}")
+    key = (str(structure), tuple(specs), tuple(plain))
+    return Arguments(tuple(tensors), tuple(specs), key, f"{name}({', '.join(said)})", tuple(leaves), structure)
+
+
+def shapes_text(specs: Sequence[Argument]) -> str:
+    """The arguments, one on each line, with their shapes and what they count as."""
+    return "\n".join(f"    {s.name}: {_shape_text(s)}{' (batch)' if s.batch else ''}" for s in specs)
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """A checksum of the contents, in order."""
+    found = 0
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        found = zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), found)
+    return found
+
+
+def _own_copy(leaf: Any) -> Tensor:
+    if isinstance(leaf, np.ndarray):
+        return torch.tensor(leaf)
+    return real(leaf).detach().clone(memory_format=torch.contiguous_format)
+
+
+def _shape_text(spec: Argument) -> str:
+    return f"{str(spec.dtype).removeprefix('torch.')}[{','.join(map(str, spec.shape))}]"
+
+
+def _key_of(leaf: Any) -> Any:
+    """Equal for leaves that may share a plan: by value where the value says all, else by identity."""
+    if isinstance(leaf, _SAYS_ITSELF):
+        return repr(leaf)
+    return id(leaf)
+
+
+def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:
+    """A name for a leaf of ``[positional…], {keyword…}``: its parameter, and the way from there."""
+    keyword, first, *rest = (_step(key) for key in path)
+    if keyword == "1":
+        return ".".join([first, *rest])
+    positional = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+    index = int(first)
+    name = positional[index] if index < len(positional) else f"{several}.{index - len(positional)}"
+    return ".".join([name, *rest])
+
+
+def _step(key: Any) -> str:
+    """One step of a path of torch's pytree."""
+    return str(next((getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)), key))

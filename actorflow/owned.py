@@ -1,0 +1,129 @@
+"""A parameter, buffer or optimizer tensor that a plan owns: it has a shape and no memory, and its owner serves reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.lazy import METADATA, Result, known_now
+from actorflow_compiler.errors import StateError
+
+__all__ = ["Owned", "Owner", "real"]
+
+_no_override = torch._C.DisableTorchFunctionSubclass
+_KNOWN = METADATA | {Tensor.grad.__get__}  # type: ignore[attr-defined]
+_SET_GRAD = Tensor.grad.__set__  # type: ignore[attr-defined]
+_REQUIRE = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
+
+
+class Owner(Protocol):
+    """Who holds the values."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value as the last call that was issued leaves it."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value, after all calls that were issued and before any that follows."""
+
+    def flags_changed(self) -> None:
+        """A tensor's requires_grad was set."""
+
+
+class Owned(Tensor):
+    """Stands in the script where the tensor was.
+
+    It tells shape, dtype, device and requires_grad; ``detach`` (which ``state_dict`` uses), copying
+    and pickling read the value; ``copy_`` (which ``load_state_dict`` uses) writes it.  Everything
+    else raises StateError.
+    """
+
+    name_in_plan: str
+    _owner: Owner
+
+    @staticmethod
+    def of(tensor: Tensor, name: str, owner: Owner) -> Owned:
+        """A stand-in for ``tensor``, of the same shape, strides, dtype, device and kind."""
+        owned: Owned = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            Owned, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad
+        )
+        owned.name_in_plan = name
+        owned._owner = owner
+        if isinstance(tensor, nn.Parameter):
+            owned._is_param = True
+        return owned
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it stands for an nn.Parameter."""
+        return bool(self.__dict__.get("_is_param", False))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _KNOWN:
+            with _no_override():
+                return func(*args, **kwargs)
+        owned = next((a for a in args if isinstance(a, Owned)), None)
+        if owned is None:
+            owned = _first_owned((args, kwargs))
+        owner, name = owned._owner, owned.name_in_plan
+        if args and args[0] is owned:
+            if func == Tensor.detach:
+                return owner.read(name)
+            if func == Tensor.copy_:
+                owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
+                return owned
+            if func == Tensor.__deepcopy__:
+                return owned._deepcopy(args[1])
+            if func in _REDUCE:
+                return owned._as_real().__reduce_ex__(*args[1:]) if args[1:] else owned._as_real().__reduce_ex__(2)
+            if func == Tensor.__repr__ or func == Tensor.__format__:
+                return f"<{'parameter' if owned.is_parameter else 'tensor'} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+            if func in _REQUIRE:
+                with _no_override():
+                    result = func(*args, **kwargs)
+                owner.flags_changed()
+                return result
+            if func == _SET_GRAD and args[1] is None:
+                return None
+        raise StateError(
+            f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first call of a "
+            f'job; expected: use it in a job, for example one of @flow.global_function(type="predict"); state_dict() and '
+            f"load_state_dict() work anywhere, and .detach() gives a copy"
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.__torch_function__(func, types, args, kwargs)
+
+    def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = self._as_real()
+        copied: Tensor = memo[id(self)]
+        return copied
+
+    def _as_real(self) -> Tensor:
+        value = self._owner.read(self.name_in_plan)
+        return nn.Parameter(value, self.requires_grad) if self.is_parameter else value.requires_grad_(self.requires_grad)
+
+
+def real(tensor: Tensor) -> Tensor:
+    """The value of any tensor of the script: a result is waited for, an owned one is read."""
+    if isinstance(tensor, Owned):
+        return tensor.detach()
+    value: Tensor = known_now(tensor) if isinstance(tensor, Result) else tensor
+    return value
+
+
+def _spoken(func: Any) -> str:
+    """A function as people write it; an attribute's getter by the attribute."""
+    name = str(getattr(func, "__name__", func))
+    return f".{func.__self__.__name__}" if name in ("__get__", "__set__") else name
+
+
+def _first_owned(tree: Any) -> Owned:
+    return next(leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Owned))

@@ -1,0 +1,71 @@
+"""What each rank's search found goes in; that all found the same, or a CallError with the first difference, comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actorflow.arguments import checksum
+from actorflow.owned import Owned
+from actorflow_compiler.errors import CallError
+from actorflow_compiler.hints import Hints
+from actorflow_compiler.sbp import show
+from actorflow_compiler.variables import State
+
+__all__ = ["Report", "compare", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One rank's state as it tells it: a line for each thing, in the order of the search."""
+
+    lines: tuple[str, ...]
+    checksums: dict[str, int]  # of the variables that no plan owns yet
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        return json.dumps([self.lines, self.checksums]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Report:
+        """As another rank sent it."""
+        lines, checksums = json.loads(data)
+        return cls(tuple(lines), checksums)
+
+
+def report(state: State, hints: Hints, contents: bool) -> Report:
+    """This rank's report; ``contents`` says whether to look at the values too."""
+    lines = [f"module {name}: {type(module).__name__}" for name, module in state.modules.items()]
+    lines += [f"optimizer {name}: {type(optimizer).__name__}" for name, optimizer in state.optimizers.items()]
+    for held in state.held.values():
+        t = held.tensor
+        gradient = ", requires grad" if t.requires_grad else ""
+        lines.append(f"{held.kind} {held.name}: {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{gradient}")
+    lines += [f"hint {name}: {show(s for s in layout if s is not None) if any(layout) else 'free'}" for name, layout in hints.layouts.items()]
+    names = {id(m): f"{root}.{n}" if n else root for root, module in state.modules.items() for n, m in module.named_modules()}
+    lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
+    values = {h.name: checksum([h.tensor]) for h in state.held.values() if not isinstance(h.tensor, Owned)} if contents else {}
+    return Report(tuple(lines), values)
+
+
+def compare(job: str, reports: Sequence[Report]) -> None:
+    """Raise CallError with the first thing that a rank found and the master did not, or the other way round."""
+    own = reports[0].lines
+    for rank, other in enumerate(reports):
+        if other.lines == own:
+            continue
+        place = next((i for i, (a, b) in enumerate(zip(own, other.lines, strict=False)) if a != b), min(len(own), len(other.lines)))
+        here = own[place] if place < len(own) else "nothing more"
+        there = other.lines[place] if place < len(other.lines) else "nothing more"
+        raise CallError(
+            f"what job {job!r} works on differs between ranks:\n  rank 0 has {here}\n  rank {rank} has {there}\n"
+            f"Every rank runs the whole script and must make the same models, optimizers and hints; look for a branch that depends on the rank"
+        )
+
+
+def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
+    """Variable → the ranks whose contents are not the master's."""
+    own = reports[0].checksums
+    found = {name: [r for r, other in enumerate(reports) if other.checksums.get(name) != value] for name, value in own.items()}
+    return {name: ranks for name, ranks in found.items() if ranks}

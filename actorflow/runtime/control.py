@@ -1,0 +1,510 @@
+"""What one rank does on its gRPC thread: join, common steps, register messages, pulls, noticing failure.
+
+Every method runs on that thread's event loop unless it says otherwise.  ``cluster.Cluster`` is the
+face that the main thread sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from actorflow.runtime import control_grpc as door
+from actorflow.runtime import control_wire as wire
+from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_PeerServicer_to_server, grpc
+from actorflow.runtime.control_ledger import CommonStep, Ledger
+from actorflow.runtime.control_link import Link
+from actorflow.runtime.control_roster import Roster, Ticket
+from actorflow.runtime.failure import LOST, Failure
+from actorflow.runtime.messages import Credit, Message
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import CallError, ClusterError
+from actorflow_protos import runtime_pb2 as pb
+
+T = TypeVar("T")
+Handler = Callable[[str], Iterable[bytes]]
+
+MISMATCH_GRACE = 3.0  # seconds that others get to come and hear of a mismatch too
+CLOSING = 3.0  # seconds for links to close after all have said goodbye
+NOTICING = 6.0  # seconds in which the loss of a peer becomes known
+
+
+class Control:
+    """The state of one rank's control plane; made by ``Cluster``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ticket: Callable[[int], Ticket],  # our ticket, given the port of our server
+        store: tuple[str, int],  # where the master's TCPStore listens
+        on_go: Callable[[int], None],
+        on_message: Callable[[int, Message], None],
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        self.settings = settings
+        self.rank = settings.rank
+        self.tickets: dict[int, Ticket] = {}
+        self.store = store
+        self.failure: Failure | None = None
+        self.told = threading.Event()  # every peer has heard of the failure
+        self.handler: Handler | None = None
+        self.links: dict[int, Link] = {}
+        self._make_ticket = ticket
+        self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
+        self._ledger = Ledger(settings.world)
+        self._roster: Roster | None = None
+        self._pool = ThreadPoolExecutor(2, "actorflow-serve")
+        self._payloads: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by (peer, step)
+        self._partial: dict[int, list[bytes]] = {}  # by peer
+        self._dialled: dict[int, Any] = {}  # channels, by peer
+        self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers made to us
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._rejected: set[Link] = set()  # from ranks that have no place in this run
+        self._unheard: set[Link] = set()
+        self._turned_away: list[str] = []
+        self._done = False  # all have said goodbye
+        self._items: dict[str, Callable[[Link, Any], None]] = {
+            "issue": lambda link, item: self._issued(link.peer, wire.step_from(item)),
+            "part": self._part,
+            "go": lambda link, item: self._on_go(item.call),
+            "hello": self._hello,
+            "welcome": self._welcome,
+            "failure": self._told_of_failure,
+            "heard": lambda link, item: self._heard(link),
+            "farewell": lambda link, item: self._farewell(),
+            "bye": self._bye,
+        }
+
+    async def run(self, joined: Future[None]) -> None:
+        """Live from joining to goodbye; ``joined`` gets the result of joining."""
+        self._loop = asyncio.get_running_loop()
+        self._failing: asyncio.Future[None] = self._loop.create_future()
+        self._welcomed: asyncio.Future[None] = self._loop.create_future()
+        self._departed: asyncio.Future[None] = self._loop.create_future()
+        self._arrived = asyncio.Event()
+        self._over = asyncio.Event()
+        server = None
+        try:
+            server = await self._serve()
+            await (self._welcome_all() if self.rank == 0 else self._join())
+            joined.set_result(None)
+        except Exception as e:
+            if not isinstance(e, ClusterError):
+                traceback.print_exc()
+            self.fail(self._own_failure("join", str(e)))
+            joined.set_exception(e)
+        await self._over.wait()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for channel in self._dialled.values():
+            await channel.close()
+        if server is not None:
+            await server.stop(0.5)
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    async def _serve(self) -> Any:
+        s = self.settings
+        host, port = s.bind_host(), s.master_port if self.rank == 0 else 0
+        server, port = door.make_server(
+            host, port, reserved=s.reserved_port and self.rank == 0, token=s.token, turned_away=self._turn_away
+        )
+        self.own = self._make_ticket(port)
+        self.tickets[self.rank] = self.own
+        self._roster = Roster(self.own) if self.rank == 0 else None
+        add_PeerServicer_to_server(_Servicer(self), server)
+        await server.start()
+        return server
+
+    def _turn_away(self, address: str) -> None:
+        self._turned_away.append(address)
+
+    async def _welcome_all(self) -> None:
+        """The master's part of joining: wait for all, compare them, give everybody the address book."""
+        assert self._roster is not None
+        roster, limit = self._roster, self.settings.join_timeout
+        start = now = self._loop.time()
+        deadline, notice = start + limit, start + 5.0
+        doubt: str | None = None
+        while not roster.complete and now < deadline:
+            if now >= notice:
+                notice += 10.0
+                print(
+                    f"actorflow: waiting for {roster.missing_text()} to join: {now - start:.0f} s of {limit:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if doubt is None and (doubt := roster.mismatch()) is not None:
+                deadline = min(deadline, now + MISMATCH_GRACE)
+            try:
+                await self._unless_failed(self._arrived.wait(), min(deadline, notice) - now)
+            except TimeoutError:
+                pass
+            self._arrived.clear()
+            now = self._loop.time()
+        if (doubt := roster.mismatch()) is not None:
+            raise ClusterError(doubt)
+        if not roster.complete:
+            raise ClusterError(self._missing_text(limit))
+        self.tickets = dict(roster.tickets)
+        tickets = [wire.ticket_to(self.tickets[rank]) for rank in range(self.settings.world)]
+        welcome = pb.Welcome(tickets=tickets, store_host=self.store[0], store_port=self.store[1])
+        self._tell_all(pb.Item(welcome=welcome))
+
+    def _missing_text(self, limit: float) -> str:
+        assert self._roster is not None
+        away = sorted({address.rpartition(":")[0] for address in self._turned_away})
+        tokens = f" Callers with a wrong token were turned away (from {', '.join(away)})." if away else ""
+        return (
+            f"{self._roster.missing_text()} did not join within {limit:g} s (--join-timeout).{tokens} "
+            f"{len(self._roster.tickets)} of {self._roster.world} ranks came. Start `actorflow run` on every node with "
+            "the same --nnodes, --devices, --master-addr and --master-port, and look at the output of the node that "
+            "is missing."
+        )
+
+    async def _join(self) -> None:
+        """Another rank's part of joining."""
+        s = self.settings
+        address = s.master_address
+        try:
+            link = await self._dial(0, address, s.join_timeout)
+        except TimeoutError:
+            raise ClusterError(
+                f"no master (rank 0, node 0) answered rank {self.rank} (node {s.node}) at {address} within "
+                f"{s.join_timeout:g} s (--join-timeout). Start node 0, and see that --master-addr and --master-port "
+                "name it and that no firewall is between."
+            ) from None
+        link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=wire.ticket_to(self.own))))
+        try:  # the master gives the verdict; the margin is for a master that started later
+            await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
+        except TimeoutError:
+            raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
+
+    def _hello(self, link: Link, item: pb.Hello) -> None:
+        if self._done or item.rank != link.peer or (self._roster is not None and not item.HasField("ticket")):
+            return
+        if self._roster is not None:
+            ticket = wire.ticket_from(item.ticket)
+            late = self._roster.complete
+            try:
+                self._roster.add(ticket)
+            except ClusterError as e:
+                if late:  # a stray process must not harm a run that goes well
+                    link.put(wire.failure_to(self._own_failure("join", str(e))))
+                    link.close()
+                else:
+                    self._rejected.add(link)
+                    link.known = True  # it may answer
+                    self.fail(self._own_failure("join", str(e)))
+                return
+            self.tickets[ticket.rank] = ticket
+            self._arrived.set()
+        link.known = True
+        self.links[link.peer] = link
+        if self.failure is not None:
+            link.put(wire.failure_to(self.failure))
+        arrival = self._arrivals.setdefault(link.peer, self._loop.create_future())
+        if not arrival.done():
+            arrival.set_result(None)
+
+    def _welcome(self, link: Link, item: pb.Welcome) -> None:
+        self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
+        self.store = (item.store_host, item.store_port)
+        if not self._welcomed.done():
+            self._welcomed.set_result(None)
+
+    # -- links -----------------------------------------------------------------------------------
+
+    async def connect(self, peers: Sequence[int]) -> None:
+        """Have a link to each of these ranks; they call it with us among theirs."""
+        wanted = [peer for peer in sorted(set(peers)) if peer != self.rank and peer not in self.links]
+        timeout = self.settings.join_timeout
+        for peer in wanted:
+            try:
+                if peer < self.rank:
+                    link = await self._dial(peer, self.tickets[peer].address, timeout)
+                    link.put(pb.Item(hello=pb.Hello(rank=self.rank)))
+                else:
+                    arrival = self._arrivals.setdefault(peer, self._loop.create_future())
+                    await self._unless_failed(asyncio.shield(arrival), timeout)
+            except TimeoutError:
+                raise ClusterError(
+                    f"rank {self.rank} and {self.tickets[peer].place} could not connect within {timeout:g} s; see that "
+                    f"no firewall is between {self.own.address} and {self.tickets[peer].address}"
+                ) from None
+
+    async def _dial(self, peer: int, address: str, timeout: float) -> Link:
+        channel = self._channel(peer, address)
+        await self._unless_failed(channel.channel_ready(), timeout)
+        call = PeerStub(channel).Link(metadata=door.metadata(self.settings.token, self.rank))
+        link = Link(peer, self._loop)
+        link.known = True
+        self.links[peer] = link
+        self._spawn(self._talk(link, call))
+        return link
+
+    def _channel(self, peer: int, address: str) -> Any:
+        if peer not in self._dialled:
+            self._dialled[peer] = door.make_channel(address)
+        return self._dialled[peer]
+
+    async def _talk(self, link: Link, call: Any) -> None:
+        """The dialling side of a link."""
+
+        async def pump() -> None:
+            await link.pump(call.write)
+            await call.done_writing()
+
+        await self._converse(link, pump(), call.read)
+
+    async def answer(self, context: Any) -> None:
+        """The other side of a link."""
+        peer = door.caller(context)
+        if peer <= self.rank:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
+        link = Link(peer, self._loop)
+        await self._converse(link, link.pump(context.write), context.read)
+
+    async def _converse(
+        self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]
+    ) -> None:
+        pumping = asyncio.ensure_future(pump)
+        pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
+        denied = ""
+        try:
+            await link.read(read, self._item)
+            if link.said_bye:  # answer it before the stream goes down
+                await asyncio.wait({pumping}, timeout=CLOSING)
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.UNAUTHENTICATED:
+                denied = (
+                    f"rank {link.peer} ({self._address(link.peer)}) turned rank {self.rank} away: their tokens differ. "
+                    "Give every node the same token (ACTORFLOW_TOKEN or --token-file)."
+                )
+        except asyncio.CancelledError:  # how a server learns that the stream broke
+            pass
+        finally:
+            pumping.cancel()
+            self._ended(link, denied)
+
+    def _item(self, link: Link, item: pb.Item) -> None:
+        kind = item.WhichOneof("kind")
+        if kind is None or not (link.known or kind == "hello"):
+            return
+        try:
+            if kind == "credit":
+                self._on_message(link.peer, Credit(item.credit.plan, item.credit.register))
+            elif kind == "ready":
+                self._on_message(link.peer, wire.ready_from(item.ready))
+            else:
+                self._items[kind](link, getattr(item, kind))
+        except Exception as e:  # a bug of ours or of a callback must end the run, not silence the link
+            traceback.print_exc()
+            self.fail(self._own_failure("raised", f"raised {type(e).__name__}: {e} (while it handled {kind!r})"))
+
+    def _bye(self, link: Link, _item: pb.Bye) -> None:
+        link.said_bye = True
+
+    def _ended(self, link: Link, denied: str) -> None:
+        link.ended.set()
+        self._heard(link)
+        if self.links.get(link.peer) is not link:
+            return
+        if self.failure is not None or self._done or link.said_bye:
+            return
+        if denied:
+            self.fail(self._own_failure("join", denied))
+        else:
+            self._spawn(self._lost(link.peer))
+
+    async def _lost(self, peer: int) -> None:
+        kind = await door.probe(self._address(peer))
+        ticket = self.tickets.get(peer)
+        host, pid = (ticket.host, ticket.pid) if ticket else (self.settings.master_host, 0)
+        self.fail(Failure(peer, host, pid, kind, LOST[kind], self.rank))
+
+    def _address(self, peer: int) -> str:
+        return self.tickets[peer].address if peer in self.tickets else self.settings.master_address
+
+    # -- common steps ----------------------------------------------------------------------------
+
+    def issue(self, step: CommonStep) -> None:
+        """This rank's next common step."""
+        if self.rank == 0:
+            self._issued(0, step)
+        else:
+            self.links[0].put(wire.step_to(step))
+
+    def _issued(self, rank: int, step: CommonStep) -> None:
+        try:
+            complete = self._ledger.issue(rank, step)
+        except CallError as e:
+            ticket = self.tickets[rank]
+            self.fail(Failure(rank, ticket.host, ticket.pid, "call", str(e), 0))
+            return
+        if complete and step.kind == "call":
+            self._tell_all(pb.Item(go=pb.Go(call=step.call)))
+            self._on_go(step.call)
+        elif complete and step.kind == "end":
+            self._tell_all(pb.Item(farewell=pb.Farewell()))
+            self._farewell()
+
+    async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
+        """Common step ``number``: the master gets what each rank gives."""
+        self.issue(CommonStep("gather", tag))
+        if self.rank:
+            self._send_parts(0, number, payload)
+            return None
+        return [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
+
+    async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """Common step ``number``: each rank gets what the master gives for it."""
+        self.issue(CommonStep("scatter", tag))
+        if self.rank:
+            return await self._payload(0, number)
+        assert payloads is not None and len(payloads) == self.settings.world
+        for peer in range(1, self.settings.world):
+            self._send_parts(peer, number, payloads[peer])
+        return payloads[0]
+
+    def _send_parts(self, peer: int, number: int, payload: bytes) -> None:
+        for item in wire.parts(number, payload):
+            self.links[peer].put(item)
+
+    def _part(self, link: Link, item: pb.Part) -> None:
+        pieces = self._partial.setdefault(link.peer, [])
+        pieces.append(item.data)
+        if item.last:
+            del self._partial[link.peer]
+            self._slot(link.peer, item.step).set_result(b"".join(pieces))
+
+    async def _payload(self, peer: int, number: int) -> bytes:
+        data = await self._unless_failed(self._slot(peer, number))
+        del self._payloads[peer, number]
+        return data
+
+    def _slot(self, peer: int, number: int) -> asyncio.Future[bytes]:
+        if (peer, number) not in self._payloads:
+            self._payloads[peer, number] = self._loop.create_future()
+        return self._payloads[peer, number]
+
+    # -- goodbye ---------------------------------------------------------------------------------
+
+    async def goodbye(self) -> None:
+        """Serve until every rank has come to its end, then close all links."""
+        self.issue(CommonStep("end"))
+        await self._unless_failed(self._departed)
+        await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
+        self._over.set()
+
+    def _farewell(self) -> None:
+        self._done = True
+        for link in self.links.values():
+            link.close()
+        if not self._departed.done():
+            self._departed.set_result(None)
+
+    # -- pulls -----------------------------------------------------------------------------------
+
+    async def pull(self, rank: int, key: str) -> bytes:
+        """What another rank serves under a key."""
+        channel = self._channel(rank, self.tickets[rank].address)
+        call = PeerStub(channel).Pull(
+            pb.PullRequest(key=key), metadata=door.metadata(self.settings.token, self.rank), wait_for_ready=True
+        )
+
+        async def collect() -> bytes:
+            return b"".join([chunk.data async for chunk in call])
+
+        try:
+            return await self._unless_failed(collect())
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.ABORTED:
+                raise ClusterError(f"rank {rank} could not serve {key!r}: {e.details()}") from None
+            try:  # the link to it, or the master, is about to say what happened
+                await self._unless_failed(asyncio.sleep(NOTICING))
+            except ClusterError as known:
+                raise known from None
+            raise ClusterError(f"rank {rank} broke off while it served {key!r}: {e.details()}") from e
+
+    async def serve(self, key: str, context: Any) -> None:
+        """Answer a pull; the handler runs on the serving pool."""
+        if self.handler is None:
+            await context.abort(grpc.StatusCode.ABORTED, "nothing is served here yet")
+        assert self.handler is not None
+        try:
+            chunks: Iterator[bytes] = iter(await self._loop.run_in_executor(self._pool, self.handler, key))
+            while (chunk := await self._loop.run_in_executor(self._pool, next, chunks, None)) is not None:
+                for piece in wire.pieces(chunk):
+                    await context.write(pb.Chunk(data=bytes(piece)))
+        except Exception as e:
+            await context.abort(grpc.StatusCode.ABORTED, f"{type(e).__name__}: {e}"[:4000])
+
+    # -- failure ---------------------------------------------------------------------------------
+
+    def fail(self, failure: Failure) -> None:
+        """End the run: wake whoever waits here, tell the peers (the master tells everybody) and the owner."""
+        if self.failure is not None or self._done:
+            return
+        self.failure = failure
+        if not self._failing.done():
+            self._failing.set_result(None)
+        peers = {*self.links.values(), *self._rejected}
+        for link in peers:
+            link.put(wire.failure_to(failure))
+        lost = failure.rank if failure.kind in LOST else -1
+        self._unheard = {link for link in peers if not link.ended.is_set() and link.peer != lost}
+        if not self._unheard:
+            self.told.set()
+        self._on_failure(failure)
+
+    def _told_of_failure(self, link: Link, item: pb.Failure) -> None:
+        link.put(pb.Item(heard=pb.Heard()))
+        self.fail(wire.failure_from(item))
+
+    def _heard(self, link: Link) -> None:
+        self._unheard.discard(link)
+        if self.failure is not None and not self._unheard:
+            self.told.set()
+
+    def _own_failure(self, kind: str, cause: str) -> Failure:
+        ticket = self.tickets.get(self.rank) or self._make_ticket(0)
+        return Failure(self.rank, ticket.host, ticket.pid, kind, cause, self.rank)
+
+    async def _unless_failed(self, awaitable: Awaitable[T], timeout: float | None = None) -> T:
+        """Await something; raises the failure's error as soon as the run has failed, or TimeoutError."""
+        task = asyncio.ensure_future(awaitable)
+        await asyncio.wait({task, self._failing}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if task is not awaitable:  # a future may be set later by whoever owns it
+            task.cancel()
+        if self.failure is not None:
+            raise self.failure.error()
+        raise TimeoutError
+
+    def _tell_all(self, item: pb.Item) -> None:
+        for link in self.links.values():
+            link.put(item)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Servicer(PeerServicer):  # type: ignore[misc]
+    """What other ranks can call."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def Link(self, _requests: Any, context: Any) -> None:
+        await self._control.answer(context)
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> None:
+        await self._control.serve(request.key, context)

@@ -1,0 +1,114 @@
+"""Messages, tickets and failures go in, their protobuf forms come out; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from actorflow.runtime.control_ledger import CommonStep
+from actorflow.runtime.control_roster import Ticket
+from actorflow.runtime.failure import Failure
+from actorflow.runtime.messages import Credit, Message, Ready
+from actorflow_protos import runtime_pb2 as pb
+
+CHUNK = 1 << 20  # bytes of a payload that travel in one message
+
+
+def message_to_item(message: Message) -> pb.Item:
+    """A register message as an item of a link."""
+    if isinstance(message, Credit):
+        return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
+    ready = pb.Ready(
+        plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes
+    )
+    if message.payload is not None:
+        ready.inline = True
+        ready.payload.extend(message.payload)
+    return pb.Item(ready=ready)
+
+
+def ready_from(item: pb.Ready) -> Ready:
+    """The token announcement that an item carries."""
+    payload = tuple(item.payload) if item.inline else None
+    return Ready(item.plan, item.register, item.sequence, item.nbytes, payload)
+
+
+def ticket_to(ticket: Ticket) -> pb.Ticket:
+    """A ticket as it travels."""
+    return pb.Ticket(
+        rank=ticket.rank,
+        node=ticket.node,
+        nnodes=ticket.nnodes,
+        devices=ticket.devices,
+        host=ticket.host,
+        pid=ticket.pid,
+        address=ticket.address,
+        version=ticket.version,
+        python=ticket.python,
+        torch=ticket.torch,
+        script=ticket.script,
+        digest=ticket.digest,
+        argv=ticket.argv,
+    )
+
+
+def ticket_from(item: pb.Ticket) -> Ticket:
+    """The ticket that another rank sent."""
+    return Ticket(
+        rank=item.rank,
+        node=item.node,
+        nnodes=item.nnodes,
+        devices=item.devices,
+        host=item.host,
+        pid=item.pid,
+        address=item.address,
+        version=item.version,
+        python=item.python,
+        torch=item.torch,
+        script=item.script,
+        digest=item.digest,
+        argv=tuple(item.argv),
+    )
+
+
+def failure_to(failure: Failure) -> pb.Item:
+    """A failure as an item of a link."""
+    return pb.Item(
+        failure=pb.Failure(
+            rank=failure.rank,
+            host=failure.host,
+            pid=failure.pid,
+            kind=failure.kind,
+            cause=failure.cause,
+            noticed_by=failure.noticed_by,
+        )
+    )
+
+
+def failure_from(item: pb.Failure) -> Failure:
+    """The failure that a peer told of."""
+    return Failure(item.rank, item.host, item.pid, item.kind, item.cause, item.noticed_by)
+
+
+def step_to(step: CommonStep) -> pb.Item:
+    """A common step as an item of the link to the master."""
+    return pb.Item(issue=pb.Issue(kind=step.kind, tag=step.tag, text=step.text, call=step.call))
+
+
+def step_from(item: pb.Issue) -> CommonStep:
+    """The common step that a rank issued."""
+    return CommonStep(item.kind, item.tag, item.text, item.call)
+
+
+def pieces(data: bytes) -> Iterator[memoryview]:
+    """Cut bytes into pieces of at most ``CHUNK``; at least one, which may be empty."""
+    view = memoryview(data)
+    for start in range(0, max(len(view), 1), CHUNK):
+        yield view[start : start + CHUNK]
+
+
+def parts(step: int, data: bytes) -> Iterable[pb.Item]:
+    """The payload of a gather or scatter as items of a link."""
+    rest = len(data)
+    for piece in pieces(data):
+        rest -= len(piece)
+        yield pb.Item(part=pb.Part(step=step, last=rest == 0, data=bytes(piece)))

@@ -1,0 +1,151 @@
+"""Tensors of one rank enter, those of its peers leave, moved by Gloo.
+
+Gloo silently mixes up collectives that two ranks issue in different orders in one group, and a small
+message waits behind a large one in the same group.  So each directed pair of ranks and each group of
+a collective has a communicator of its own, which one thread uses in the plan's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actorflow.runtime.data_plane.boxes import check, cut, dtype_of, join, run_bytes, windows
+from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.plan import Comm, TensorSpec
+
+# Gloo sums no numbers of these dtypes: they are summed in the other one (the same modulo its size) and cut down again.
+_SUMMED_AS = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_CPU = torch.device("cpu")
+
+
+class _Work(Protocol):
+    def wait(self) -> Any: ...
+
+
+class _Communicator(Protocol):
+    """What the plane uses of ``torch.distributed.ProcessGroupGloo``; ranks are positions in the group."""
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work: ...
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work: ...
+    def allreduce(self, tensors: list[Tensor]) -> _Work: ...
+    def alltoall_base(self, output: Tensor, input: Tensor, receive: list[int], send: list[int]) -> _Work: ...
+
+
+class GlooPlane:
+    """A data plane over TCP for one rank; tensors that are not on the CPU are staged through it.
+
+    ``store`` is shared by all ranks of the run.  A call that is blocked when a peer dies fails
+    within milliseconds; one whose peer stands still fails after ``timeout``, as Gloo cannot be woken.
+    """
+
+    def __init__(self, rank: int, store: dist.Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)) -> None:
+        self._rank = rank
+        self._store = dist.PrefixStore("actorflow/gloo", store)
+        self._device = device
+        self._timeout = timeout
+        self._pairs: dict[tuple[int, int], _Communicator] = {}
+        self._groups: dict[tuple[int, ...], _Communicator] = {}
+
+    def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
+        """See ``DataPlane``.  Raises ClusterError when a member does not come within the timeout."""
+        for pair in peers:
+            if pair not in self._pairs:
+                self._pairs[pair] = self._communicator("pair", pair)
+        for group in groups:
+            if group not in self._groups:
+                self._groups[group] = self._communicator("group", group)
+
+    def _communicator(self, kind: str, ranks: tuple[int, ...]) -> _Communicator:
+        # dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
+        # process has, so it hangs where members are in different numbers of groups; names of our own do not.
+        store = dist.PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
+        try:
+            made = dist.ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
+        except RuntimeError as error:
+            raise ClusterError(f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}") from error
+        return cast(_Communicator, made)
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """See ``DataPlane``."""
+        pair = self._pairs[self._rank, to]
+        works = [pair.send([_wire(t)], 1, 0) for t in tensors if t.numel()]
+        for work in works:
+            work.wait()
+
+    def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``."""
+        pair = self._pairs[source, self._rank]
+        outputs = [torch.empty(spec.shape, dtype=dtype_of(spec.dtype)) for spec in specs]
+        works = [pair.recv([_wire(t)], 0, 0) for t in outputs if t.numel()]
+        for work in works:
+            work.wait()
+        return [t.to(self._device) for t in outputs]
+
+    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``: one Gloo operation for each dtype of an all_reduce, one in all for the others."""
+        check(comm, tensors, specs)
+        group = self._groups[comm.group]
+        if comm.kind == "all_reduce":
+            return self._all_reduce(group, tensors)
+        return self._exchange(group, comm, tensors, specs)
+
+    def _all_reduce(self, group: _Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor | None] = [None] * len(tensors)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            flat = torch.cat([tensors[i].reshape(-1) for i in indices]).to(_CPU)
+            wide = flat.to(_SUMMED_AS.get(dtype, dtype))
+            group.allreduce([wide]).wait()
+            flat = wide.to(self._device, dtype)
+            for i, part in zip(indices, flat.split([tensors[i].numel() for i in indices]), strict=True):
+                outputs[i] = part.view(tensors[i].shape)
+        return cast(list[Tensor], outputs)
+
+    def _exchange(self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        me = comm.group.index(self._rank)
+        others = [m for m in range(len(comm.group)) if m != me]
+        to = [0] * len(comm.group)
+        come = [0] * len(comm.group)
+        for exchange, spec in zip(comm.exchanges, specs, strict=True):
+            for m in others:
+                to[m] += run_bytes(exchange.send[m], spec.dtype)
+                come[m] += run_bytes(exchange.receive[m], spec.dtype)
+        leaving = torch.empty(sum(to), dtype=torch.uint8)
+        coming = torch.empty(sum(come), dtype=torch.uint8)
+        offset = 0
+        for m in others:
+            for exchange, tensor, spec in zip(comm.exchanges, tensors, specs, strict=True):
+                boxes = exchange.send[m]
+                for window, part in zip(windows(leaving, offset, boxes, tensor.dtype), cut(tensor, boxes), strict=True):
+                    window.copy_(part)
+                offset += run_bytes(boxes, spec.dtype)
+        group.alltoall_base(coming, leaving, come, to).wait()
+        pieces: list[list[list[Tensor]]] = [[[] for _ in comm.group] for _ in tensors]
+        offset = 0
+        for m in others:
+            for i, (exchange, spec) in enumerate(zip(comm.exchanges, specs, strict=True)):
+                boxes = exchange.receive[m]
+                pieces[i][m] = windows(coming, offset, boxes, dtype_of(spec.dtype))
+                offset += run_bytes(boxes, spec.dtype)
+        outputs = []
+        for i, (exchange, tensor, spec) in enumerate(zip(comm.exchanges, tensors, specs, strict=True)):
+            pieces[i][me] = cut(tensor, exchange.send[me])
+            outputs.append(join(exchange, spec, pieces[i], self._device))
+        return outputs
+
+    def close(self) -> None:
+        """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
+        self._pairs.clear()
+        self._groups.clear()
+
+
+def _wire(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, flat and on the CPU; the same memory where they lie so already."""
+    flat = tensor.to(_CPU).contiguous().view(-1)
+    return flat.view(torch.uint8)

@@ -1,0 +1,62 @@
+"""What peers tell each other while a plan runs, and the two interfaces behind which it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from actorflow_compiler.plan import Comm, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A token of a register is on its way: its payload is inside, or follows on the data plane."""
+
+    plan: int  # number of the plan on this run, equal on all ranks
+    register: int
+    sequence: int  # number of the token since the plan was installed
+    nbytes: int  # of all its tensors; checked against the plan before data moves
+    payload: tuple[bytes, ...] | None  # one for each tensor where the plane is "inline"
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A slot of a register is free again."""
+
+    plan: int
+    register: int
+
+
+Message = Ready | Credit
+
+
+class Transport(Protocol):
+    """Carries messages to peers.  Incoming ones are handed to ``Worker.deliver`` on any thread."""
+
+    def send(self, peer: int, message: Message) -> None:
+        """Queue a message; returns at once, may be called on any thread; messages to one peer stay in order."""
+
+
+class DataPlane(Protocol):
+    """Moves tensors between ranks.  ``send``, ``receive`` and ``collective`` block; each runs on a thread of its queue."""
+
+    def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
+        """Make the communicators for directed pairs (from, to) and collective groups, in this order on every rank.
+
+        Those that exist already are kept.  Only pairs and groups that hold this rank are listed.
+        """
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """Send tensors to a rank; they match what it receives from this rank in order."""
+
+    def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """Receive the next tensors that a rank sends."""
+
+    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """Take part in a collective and return this rank's outputs, shaped as ``specs``; inputs are not changed."""
+
+    def close(self) -> None:
+        """End: calls that are blocked fail where the medium can wake them; none may follow."""

@@ -1,0 +1,54 @@
+"""A logical tensor and its layout go in, one device's part comes out; parts go in, the tensor comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.boxing import coordinates, held
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import Broadcast, NdSbp, PartialSum
+
+__all__ = ["assemble", "part", "sources"]
+
+
+def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor:
+    """The part that device ``index`` of the placement holds; a copy."""
+    out = tensor
+    for dim, indices in enumerate(held(tensor.shape, sbp, placement, index)):
+        if len(indices) != tensor.shape[dim]:
+            out = out.index_select(dim, torch.from_numpy(indices).to(tensor.device))
+    return out.clone(memory_format=torch.contiguous_format) if out is tensor else out.contiguous()
+
+
+def sources(placement: Placement, sbp: NdSbp, rank: int) -> tuple[int, ...]:
+    """The devices (positions in the placement) whose parts together make the tensor; ``rank``'s own among them if it has one."""
+    mine = coordinates(placement, placement.index(rank)) if rank in placement else (0,) * len(placement.hierarchy)
+    return tuple(
+        index
+        for index in range(placement.size)
+        if all(
+            at == own or not isinstance(entry, Broadcast)
+            for at, own, entry in zip(coordinates(placement, index), mine, sbp, strict=True)
+        )
+    )
+
+
+def assemble(parts: Mapping[int, Tensor], shape: Sequence[int], placement: Placement, sbp: NdSbp) -> Tensor:
+    """The logical tensor of ``shape`` from the parts of its ``sources``."""
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    first = next(iter(parts.values()))
+    out = torch.zeros(tuple(shape), dtype=first.dtype, device=first.device)
+    adds = any(isinstance(entry, PartialSum) for entry in sbp)
+    for index, tensor in parts.items():
+        grid: list[Tensor] = []
+        for dim, indices in enumerate(held(shape, sbp, placement, index)):
+            grid.append(torch.from_numpy(indices).to(first.device).view([-1 if d == dim else 1 for d in range(len(shape))]))
+        if not grid:
+            out += tensor
+        else:
+            out.index_put_(tuple(grid), tensor, accumulate=adds)
+    return out

@@ -1,0 +1,112 @@
+"""The outputs of firings enter a register's slots; tokens leave for its readers, each for the last time once.
+
+Slots hold references, so nothing is copied and a tensor dies as soon as its last reader has taken it.
+Only the compute thread touches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.runtime.data_plane.boxes import dtype_of
+from actorflow_compiler.errors import PlanError
+from actorflow_compiler.plan import Register, TensorSpec
+
+Token = Sequence[Any]  # a tensor for each of the register's specs
+
+
+class Slots:
+    """The tokens that a register holds on the rank of its readers.
+
+    Initial tokens are zeros.  Raises PlanError for a way of combining that does not exist.
+    """
+
+    __slots__ = ("_combine", "_count", "_left", "_parts", "_values", "fill", "id", "nbytes", "specs", "uses")
+
+    def __init__(self, register: Register, device: torch.device) -> None:
+        self.id = register.id
+        self.specs = register.tensors
+        self.nbytes = register.nbytes
+        self.fill = register.fill
+        self.uses = sum(read.firings for read in register.readers)  # takings of each token
+        self._count = register.slots
+        self._combine = tuple(_combination(register.id, spec) for spec in register.tensors) if self.fill > 1 else ()
+        self._parts: list[Any] = []
+        self._values: list[Token | None] = [None] * register.slots
+        self._left = [0] * register.slots
+        for slot in range(register.initial):
+            self._values[slot] = [torch.zeros(t.shape, dtype=dtype_of(t.dtype), device=device) for t in register.tensors]
+            self._left[slot] = self.uses
+
+    @property
+    def owns(self) -> bool:
+        """Whether its tensors are new ones that nobody else holds once their only reader has taken them."""
+        return self.uses == 1 and self.fill > 1 and all(c is not None for c in self._combine)
+
+    def put(self, sequence: int, token: Token) -> None:
+        """Fill the slot of token number ``sequence``."""
+        if self.uses:
+            slot = sequence % self._count
+            self._values[slot] = token
+            self._left[slot] = self.uses
+
+    def add(self, sequence: int, outputs: Token, complete: bool) -> None:
+        """Add one of several firings to the token; with the last one the slot is filled."""
+        parts = self._parts
+        if not parts:
+            parts.extend(None for _ in outputs)
+        for i, (how, value) in enumerate(zip(self._combine, outputs, strict=True)):
+            if how is None:
+                parts[i] = value
+            elif how >= 0:
+                parts[i] = parts[i] or []
+                parts[i].append(value)
+            elif parts[i] is None:
+                parts[i] = (value,)  # not ours: others may hold it
+            elif isinstance(parts[i], tuple):
+                parts[i] = parts[i][0] + value
+            else:
+                parts[i].add_(value)
+        if complete:
+            self._parts = []
+            self.put(sequence, [_finish(how, part) for how, part in zip(self._combine, parts, strict=True)])
+
+    def take(self, sequence: int) -> Token:
+        """The token for one firing of one reader; the slot lets go of it with the last taking."""
+        slot = sequence % self._count
+        token = self._values[slot]
+        assert token is not None, f"register {self.id} holds no token {sequence}"
+        if self.uses == 1:
+            self._values[slot] = None
+        else:
+            self._left[slot] -= 1
+            if not self._left[slot]:
+                self._values[slot] = None
+        return token
+
+
+def _combination(register: int, spec: TensorSpec) -> int | None:
+    """A dim to join along, -1 to sum, None to keep the last."""
+    if spec.combine == "":
+        return None
+    if spec.combine == "sum":
+        return -1
+    kind, _, dim = spec.combine.partition(":")
+    if kind != "cat" or not dim.isdigit() or int(dim) >= len(spec.shape):
+        raise PlanError(f'register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "", "sum" or "cat:DIM" was expected')
+    return int(dim)
+
+
+def _finish(how: int | None, part: Any) -> Tensor:
+    if how is None:
+        found = part
+    elif how >= 0:
+        found = torch.cat(part, how)
+    else:
+        found = part[0] if isinstance(part, tuple) else part
+    assert isinstance(found, Tensor)
+    return found

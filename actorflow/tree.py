@@ -1,0 +1,82 @@
+"""What a step returns goes in; its tensors, and a description of the rest as plain JSON from which every rank rebuilds it, come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from actorflow_compiler.errors import CallError
+
+__all__ = ["Shape", "describe", "rebuild"]
+
+Shape = Any  # JSON: {"tensor": 0} | {"value": 3.5} | {"list": […]} | {"tuple": […]} | {"dict": [[key, …], …]} | {"class": …, "fields": …}
+
+
+def describe(value: Any, tensors: list[Tensor]) -> Shape:
+    """The description of ``value``; its tensors are appended to ``tensors`` in order.
+
+    Raises CallError for anything that is no tensor, number, string, None, or list, tuple, dictionary or
+    dataclass of these.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [[f.name, describe(getattr(value, f.name), tensors)] for f in dataclasses.fields(value) if f.init]
+        return {"class": _class_name(type(value)), "fields": fields}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = [[name, describe(item, tensors)] for name, item in zip(value._fields, value, strict=True)]
+        return {"class": _class_name(type(value)), "fields": fields}
+    if isinstance(value, Mapping):
+        keys = [k for k in value if not isinstance(k, str | int | float | bool)]
+        if keys:
+            raise CallError(f"a job returned a dictionary with the key {keys[0]!r}; expected: keys that are strings or numbers")
+        return {"dict": [[key, describe(item, tensors)] for key, item in value.items()]}
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return {kind.__name__: [describe(item, tensors) for item in value]}
+    raise CallError(
+        f"a job returned {value!r} of type {type(value).__name__}; expected: tensors, numbers, strings, None, and lists, tuples, "
+        f"dictionaries and dataclasses of them"
+    )
+
+
+def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}) -> Any:
+    """The value that was described, with ``tensors`` in it; ``scope`` are the globals of the job's own file."""
+    ((kind, content),) = ((k, v) for k, v in shape.items() if k != "fields")
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "value":
+        return content
+    if kind == "dict":
+        return {key: rebuild(item, tensors, scope) for key, item in content}
+    if kind == "class":
+        return _class(content, scope)(**{name: rebuild(item, tensors, scope) for name, item in shape["fields"]})
+    items = [rebuild(item, tensors, scope) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _class_name(owner: type) -> str:
+    if "<locals>" in owner.__qualname__:
+        raise CallError(f"a job returned a {owner.__qualname__}, a class that other ranks cannot find; expected: a class at the top of a module")
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def _class(name: str, scope: Mapping[str, Any]) -> type:
+    """A dataclass or named tuple by name; only of a module that this script imported itself."""
+    module, _, path = name.partition(":")
+    first, *rest = path.split(".")
+    spaces = [vars(sys.modules[module])] if module in sys.modules else []
+    for space in [scope, *spaces] if module == scope.get("__name__") else spaces:
+        found = space.get(first)
+        for part in rest:
+            found = getattr(found, part, None)
+        if isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
+            return found
+    raise CallError(f"a job returned a {name}, which this rank cannot find; expected: a dataclass at the top of a module that every rank imports")

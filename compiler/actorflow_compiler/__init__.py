@@ -1,0 +1,1 @@
+"""The compiler: a user's step goes in, a plan comes out."""

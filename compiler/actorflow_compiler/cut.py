@@ -1,0 +1,312 @@
+"""A program with segments goes in; actors joined by registers come out: the plan, without slot counts and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow_compiler.bodies import build_body
+from actorflow_compiler.lower import Item, Program, resolve
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import (
+    Actor, Body, Comm, Constant, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan, Read, Register, Result, Summary, Target,
+    TensorSpec, ToResult, Variable, verify,
+)  # fmt: skip
+from actorflow_compiler.segment import Segment, Segmented
+
+INLINE = 64 << 10  # bytes that may ride inside a control message
+LETTERS = {"forward": "F", "backward": "B", "optimizer": "O", "source": "source"}
+
+
+@dataclass(slots=True)
+class Draft:
+    """An actor being put together on one rank."""
+
+    name: str
+    rank: int
+    queue: str
+    kind: str
+    rate: int
+    stage: int
+    items: list[Item] = field(default_factory=list)
+    comm: Comm | None = None
+    moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
+    result: int | None = None  # of a sink
+    flops: float = 0.0
+
+
+def cut(
+    name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement], variables: Sequence[Variable],
+    constants: tuple[Constant, ...], notes: tuple[str, ...],
+) -> Plan:  # fmt: skip
+    """Make the plan of all ranks."""
+    return _Cutter(name, world, pieces, segmented, stages).plan(tuple(variables), constants, notes)
+
+
+class _Cutter:
+    def __init__(self, name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement]) -> None:
+        self.name, self.world, self.pieces = name, world, pieces
+        self.segmented, self.program = segmented, segmented.program
+        self.stage = {p: i for i, p in enumerate(stages)}
+        self.drafts: list[Draft] = []
+        self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
+        self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
+        self.updated_by: dict[int, set[str]] = {}  # actor → variables that its body updates in place
+
+    def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
+        self.draft_actors()
+        self.draft_sinks()
+        writes = self.written_variables()
+        registers, at = self.make_registers()
+        bodies: dict[Body, int] = {}
+        actors = []
+        for number, draft in enumerate(self.drafts):
+            actors.append(self.actor(number, draft, at, writes, bodies))
+        registers += self.variable_registers(actors, len(registers))
+        program = self.program
+        done, useful = program.flops_done, program.flops
+        summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
+        results = tuple(Result(i, meta.shape, meta.dtype, place, sbp) for i, (_, place, sbp, meta) in enumerate(program.results))
+        return verify(
+            Plan(
+                self.name, self.world, self.pieces, tuple(bodies), tuple(actors), tuple(registers), variables, results,
+                constants=constants, notes=notes, summary=summary,
+            )  # fmt: skip
+        )
+
+    def find(self, value: int, rank: int) -> int:
+        return resolve(value, self.program.alias, rank)
+
+    # ---- actors
+
+    def draft_actors(self) -> None:
+        by_key: dict[object, int] = {}
+
+        def draft(key: object, make: Draft) -> Draft:
+            if key not in by_key:
+                by_key[key] = len(self.drafts)
+                self.drafts.append(make)
+            return self.drafts[by_key[key]]
+
+        names: dict[tuple[str, int], list[Segment]] = {}
+        items = zip(self.program.items, self.segmented.segments, self.segmented.comm_level, strict=True)
+        for rank in range(self.world):
+            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
+            if taken:
+                one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                self.maker.update({(v, rank): by_key[("source", rank)] for v in taken})
+                del one
+        for item, segment, level in items:
+            stage = self.stage.get(item.placement, 0)
+            if item.kind == "join":
+                for rank in item.placement.ranks:
+                    self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
+            elif item.kind == "comm":
+                self.draft_comm(item, level, stage, draft, by_key)
+            elif item.phase == "source":
+                for rank in item.steps:
+                    one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                    one.items.append(item)
+                    self.maker.update({(v, rank): by_key[("source", rank)] for v in item.writes})
+            else:
+                assert segment is not None
+                of_kind = names.setdefault((segment.phase, stage), [])
+                if segment not in of_kind:
+                    of_kind.append(segment)
+                index = of_kind.index(segment)
+                label = f"{LETTERS[segment.phase]}{stage}{f'.{index}' if index else ''}"
+                for rank, steps in item.steps.items():
+                    if not steps:
+                        continue
+                    rate = self.pieces if segment.pieces else 1
+                    one = draft((segment, rank), Draft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage))
+                    one.items.append(item)
+                    one.flops += item.flops
+                    self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
+
+    def draft_comm(self, item: Item, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]) -> None:
+        assert callable(draft)
+        rate = self.pieces if item.pieces else 1
+        for rank, comm in item.comms.items():
+            if comm.kind == "send":
+                key: object = ("send", comm.group, item.phase, item.pieces, level, stage)
+                queue, kind, name = f"send:{comm.group[1]}", "send", f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}"
+            else:
+                key = (comm.kind, comm.group, item.phase, item.pieces, level, rank)
+                queue, kind, name = "comm", "boxing", f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}"
+            one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
+            assert one.comm is not None
+            if one.moves and comm.kind not in ("send", "all_reduce"):
+                one.comm = Comm(comm.kind, one.comm.id, comm.group, one.comm.exchanges + comm.exchanges)
+            one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
+            to = comm.group[1] if comm.kind == "send" else rank
+            self.maker.update({(w, to): by_key[key] for w in item.writes})
+
+    def draft_sinks(self) -> None:
+        for index, (value, place, _, _) in enumerate(self.program.results):
+            for rank in place.ranks:
+                self.drafts.append(Draft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index))
+
+    # ---- registers
+
+    def written_variables(self) -> dict[tuple[int, int], list[str]]:
+        """(local value, rank) → the variables that it becomes."""
+        found: dict[tuple[int, int], list[str]] = {}
+        for name, value in self.program.updates:
+            for rank in range(self.world):
+                if (value, rank) in self.program.metas:
+                    found.setdefault((self.find(value, rank), rank), []).append(name)
+        return found
+
+    def make_registers(self) -> tuple[list[Register], dict[tuple[int, int], FromRegister]]:
+        """Registers for all values that cross from actor to actor; values with the same readers share one."""
+        wanted: dict[tuple[int, int], dict[int, None]] = {}
+        for number, draft in enumerate(self.drafts):
+            for value in self.operand_values(draft):
+                if self.maker.get(self._made(value, draft.rank)) not in (None, number):
+                    wanted.setdefault((value, draft.rank), {})[number] = None
+        groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
+        unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        for (value, rank), readers in wanted.items():
+            joined = (value, rank) in self.joins
+            producer = self.maker[self._made(value, rank)]
+            key = tuple(readers)
+            if self.drafts[producer].comm is not None:  # moved once, whoever reads it: one register for all
+                key = unions.setdefault((producer, rank, joined), key)
+                unions[(producer, rank, joined)] = tuple(dict.fromkeys((*key, *readers)))
+                key = ()
+            groups.setdefault((producer, rank, key, joined), []).append(value)
+        registers: list[Register] = []
+        at: dict[tuple[int, int], FromRegister] = {}
+        for (producer, rank, readers, joined), values in groups.items():
+            readers = readers or unions[(producer, rank, joined)]
+            rate = self.drafts[producer].rate
+            fill = rate if joined else 1
+            tokens = rate // fill
+            # a reader that fires once for many tokens would need them all: it reads joined values only
+            reads = tuple(Read(r, self.drafts[r].rate // tokens) for r in readers)
+            specs = []
+            for i, value in enumerate(values):
+                at[(value, rank)] = FromRegister(len(registers), i)
+                specs.append(self.spec(value, rank))
+            registers.append(Register(len(registers), producer, reads, tuple(specs), fill=fill))
+        return registers, at
+
+    def _made(self, value: int, rank: int) -> tuple[int, int]:
+        """Where a value, or the pieces that it is joined of, comes from."""
+        if (value, rank) in self.joins:
+            return self.find(self.joins[(value, rank)][0], rank), rank
+        return value, rank
+
+    def spec(self, value: int, rank: int) -> TensorSpec:
+        program = self.program
+        meta = program.metas[(value, rank)]
+        combine = self.joins[(value, rank)][1] if (value, rank) in self.joins else ""
+        return TensorSpec(meta.shape, meta.dtype, program.sbp.get(value, ""), combine, program.names.get(value, ""))
+
+    def operand_values(self, draft: Draft) -> list[int]:
+        """The local values that an actor needs from outside, in order, without those it makes itself."""
+        if draft.comm is not None or draft.result is not None:
+            return list(dict.fromkeys(self.find(v, draft.rank) for v, _ in draft.moves))
+        made = {o for i in draft.items for s in i.steps[draft.rank] for o in s.outs}
+        reads = [self.find(v, draft.rank) for i in draft.items for s in i.steps[draft.rank] for v in s.reads()]
+        return [v for v in dict.fromkeys(reads) if v not in made]
+
+    # ---- the finished actors
+
+    def operand(self, value: int, rank: int, at: Mapping[tuple[int, int], FromRegister]) -> Operand:
+        if (value, rank) in at:
+            return at[(value, rank)]
+        name, kind = self.program.inputs[value]
+        if kind == "scalar":
+            return OfScalar(name)
+        return OfPiece() if kind == "piece" else OfVariable(name)
+
+    def actor(
+        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister], writes: Mapping[tuple[int, int], list[str]],
+        bodies: dict[Body, int],
+    ) -> Actor:  # fmt: skip
+        rank = draft.rank
+        if draft.result is not None:
+            value = self.find(draft.moves[0][0], rank)
+            return Actor(number, draft.name, rank, draft.queue, draft.kind, operands=(self.operand(value, rank, at),), targets=(ToResult(draft.result),))
+        if draft.comm is not None:
+            return self.comm_actor(number, draft, at)
+        inputs = self.operand_values(draft)
+        if draft.kind == "source":
+            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
+            operands: list[Operand] = [OfInput(self.program.inputs[v][0]) for v in taken]
+            inputs = taken
+        else:
+            operands = [self.operand(v, rank, at) for v in inputs]
+        outputs = self.outputs(draft, inputs, at, writes)
+        steps = [s for i in draft.items for s in i.steps[rank]]
+        variables = {v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"}
+        built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
+        self.updated_by[number] = set(built.updated)
+        index = bodies.setdefault(built.body, len(bodies))
+        return Actor(
+            number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets, flops=draft.flops, stage=draft.stage
+        )  # fmt: skip
+
+    def outputs(
+        self, draft: Draft, inputs: list[int], at: Mapping[tuple[int, int], FromRegister], writes: Mapping[tuple[int, int], list[str]]
+    ) -> list[tuple[int, Target]]:
+        """Values to give away and where they go."""
+        rank = draft.rank
+        made = [o for i in draft.items for s in i.steps[rank] for o in s.outs if o >= 0]
+        pairs: list[tuple[int, Target]] = []
+        for value in dict.fromkeys([*(inputs if draft.kind == "source" else ()), *made]):
+            pairs += [(value, OfVariable(name)) for name in writes.get((value, rank), [])]
+            pairs += [(value, at[(r, rank)]) for r in [value, *self._joins_of(value, rank)] if (r, rank) in at]
+        return pairs
+
+    def _joins_of(self, value: int, rank: int) -> list[int]:
+        return [joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value]
+
+    def comm_actor(self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister]) -> Actor:
+        assert draft.comm is not None
+        rank, comm = draft.rank, draft.comm
+        to = comm.group[1] if comm.kind == "send" else rank
+        operands: list[Operand] = []
+        targets: list[Target] = []
+        exchanges = []
+        nbytes = 0
+        for i, (value, out) in enumerate(draft.moves):
+            operand = self.operand(self.find(value, rank), rank, at)
+            nbytes += self.program.metas[(out, to)].nbytes
+            for end in [at[(r, to)] for r in [out, *self._joins_of(out, to)] if (r, to) in at]:
+                operands.append(operand)
+                targets.append(end)
+                if comm.exchanges:
+                    exchanges.append(comm.exchanges[i])
+        plane = "inline" if comm.kind == "send" and nbytes <= INLINE else "gloo"
+        comm = Comm(comm.kind, comm.id, comm.group, tuple(exchanges), plane)
+        return Actor(number, draft.name, rank, draft.queue, draft.kind, draft.rate, None, tuple(operands), tuple(targets), comm, stage=draft.stage)
+
+    def variable_registers(self, actors: Sequence[Actor], first: int) -> list[Register]:
+        """Registers without tensors that keep readers and the writer of a variable in turn."""
+        writers: dict[tuple[str, int], int] = {}
+        readers: dict[tuple[str, int], dict[int, None]] = {}
+        updated = {name for name, _ in self.program.updates}
+        for actor in actors:
+            for target in actor.targets:
+                if isinstance(target, OfVariable):
+                    writers[(target.name, actor.rank)] = actor.id
+            for operand in actor.operands:
+                if isinstance(operand, OfVariable) and operand.name in updated:
+                    readers.setdefault((operand.name, actor.rank), {})[actor.id] = None
+            for name in self.updated_by.get(actor.id, ()):
+                writers[(name, actor.rank)] = actor.id
+        groups: dict[tuple[int, tuple[int, ...]], None] = {}
+        for key, writer in writers.items():
+            others = tuple(r for r in readers.get(key, {}) if r != writer)
+            if others:
+                groups[(writer, others)] = None
+        found = []
+        for writer, others in groups:
+            rate = actors[writer].rate
+            fill = 1 if all(actors[r].rate == rate for r in others) else rate
+            reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
+            found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
+        return found

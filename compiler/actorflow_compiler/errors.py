@@ -1,0 +1,37 @@
+"""The exceptions that users meet; every one says where, what was found, what was expected and what to do."""
+
+
+class ActorflowError(Exception):
+    """Base of every error that actorflow raises on purpose."""
+
+
+class CaptureError(ActorflowError):
+    """The step could not be captured as a graph; the message shows the user's line."""
+
+
+class LayoutError(ActorflowError):
+    """A placement or an SBP does not fit the tensor or the cluster it was given for."""
+
+
+class PlanError(ActorflowError):
+    """A plan is not legal, or is refused because it cannot be proven to run."""
+
+
+class DeadlockError(PlanError):
+    """A plan would wait for ever; the message prints the cycle, actor by actor."""
+
+
+class CallError(ActorflowError):
+    """A job was called differently on different ranks, or with arguments that do not fit."""
+
+
+class StateError(ActorflowError):
+    """Parameters or optimizer state that a plan owns were used in a way that it cannot serve."""
+
+
+class ClusterError(ActorflowError):
+    """The ranks could not come together, or one of them was lost."""
+
+
+class ActorError(ActorflowError):
+    """An actor failed while it ran; the message names rank, actor and op, ``__cause__`` is what was raised there."""

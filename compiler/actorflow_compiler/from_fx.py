@@ -1,0 +1,240 @@
+"""A traced and functionalised fx graph goes in; our logical graph comes out, without identities and dead code."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
+from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
+from actorflow_compiler.plan import Constant
+from actorflow_compiler.torch_internals import constant_of
+
+IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default", "aten.lift.default"})
+RANDOM = frozenset({
+    "aten.bernoulli.p", "aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.native_dropout.default", "aten.rand.default", "aten.rand_like.default",
+    "aten.randn.default", "aten.randn_like.default", "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
+    "aten.normal.Tensor_Tensor", "aten.uniform.default", "aten.normal_functional.default", "aten.exponential.default",
+})  # fmt: skip
+FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
+    "aten.ones_like.default": lambda _: 1,
+    "aten.zeros_like.default": lambda _: 0,
+    "aten.full_like.default": lambda args: args[1],
+    "aten.new_ones.default": lambda _: 1,
+    "aten.new_zeros.default": lambda _: 0,
+    "aten.new_full.default": lambda args: args[2],
+    "aten.zeros.default": lambda _: 0,
+    "aten.ones.default": lambda _: 1,
+    "aten.empty_like.default": lambda _: 0,
+    "aten.new_empty.default": lambda _: 0,
+    "aten.empty.memory_format": lambda _: 0,
+    "aten.scalar_tensor.default": lambda args: args[0],
+}
+Kwargs = tuple[tuple[str, Arg], ...]
+LARGEST_CONSTANT = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the trace's placeholders are, in order."""
+
+    state: tuple[tuple[str, str], ...]  # (name, kind of variable)
+    arguments: tuple[tuple[str, str], ...]  # (name, "batch" | "argument")
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """The logical graph of a step and what its inputs stand for."""
+
+    graph: Graph
+    kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "tensor"
+    constants: tuple[Constant, ...]
+    parameter: Mapping[str, str]  # optimizer variable → its parameter
+    random: bool  # whether the step draws random numbers
+
+
+def to_graph(module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool) -> Capture:
+    """Convert; ``known`` maps ``id(tensor)`` of the script's tensors to their names, ``parameter`` optimizer state to parameters."""
+    return _Converter(module, names, known, parameter, fresh).run()
+
+
+class _Converter:
+    def __init__(self, module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool) -> None:
+        self.module, self.names, self.known, self.parameter, self.fresh = module, names, known, parameter, fresh
+        self.metas: dict[int, Meta] = {}
+        self.value: dict[torch.fx.Node, Any] = {}  # fx node → value number, or a list of them
+        self.inputs: list[Input] = []
+        self.nodes: list[Node] = []
+        self.updates: dict[int, int] = {}
+        self.constants: list[Constant] = []
+        self.scalars: dict[str, int] = {}
+        self.after_backward: set[int] = set()
+        self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
+
+    def new(self, meta: Meta) -> int:
+        number = len(self.metas)
+        self.metas[number] = meta
+        return number
+
+    def run(self) -> Capture:
+        for fx_node in self.module.graph.nodes:
+            if fx_node.op == "placeholder":
+                self.placeholder(fx_node)
+            elif fx_node.op == "get_attr":
+                self.constant(fx_node)
+            elif fx_node.op == "call_function":
+                self.call(fx_node)
+        output = self.module.graph.output_node().args[0]
+        results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))  # type: ignore[union-attr,index]
+        graph = Graph(tuple(self.inputs), tuple(self.nodes), self.metas, results, tuple(self.updates.items()))
+        random = any(n.op in RANDOM for n in self.nodes)
+        graph = verify(prune(merge_equal(graph, RANDOM)))
+        used = {i.name for i in graph.inputs if i.kind == "constant"}
+        return Capture(graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter, random)
+
+    def placeholder(self, fx_node: torch.fx.Node) -> None:
+        index = len(self.inputs)
+        value = self.new(meta_of(fx_node.meta["val"]))
+        if index < len(self.names.state):
+            if self.names.state[index][1] == "optimizer":
+                self.after_backward.add(value)
+            self.inputs.append(Input(value, self.names.state[index][0], "variable"))
+        else:
+            self.inputs.append(Input(value, *self.names.arguments[index - len(self.names.state)]))
+        self.value[fx_node] = value
+
+    def constant(self, fx_node: torch.fx.Node) -> None:
+        tensor = getattr(self.module, str(fx_node.target))
+        if not isinstance(tensor, Tensor):
+            raise CaptureError(f"the step holds {tensor!r}, which is not a tensor and cannot be part of a plan")
+        if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
+            raise CaptureError(
+                f"the step uses a parameter of shape {tuple(tensor.shape)} that belongs to no module, optimizer or variable that the "
+                f"search from the job found; expected: reachable from the function, or given as global_function(model=…)"
+            )
+        values = constant_of(tensor)
+        if values is None:
+            raise CaptureError(f"the step made a constant of shape {tuple(tensor.shape)} whose values are not known")
+        meta = meta_of(tensor)
+        if meta.nbytes > LARGEST_CONSTANT:
+            raise CaptureError(
+                f"the step holds a tensor of {meta.nbytes} bytes (shape {meta.shape}) that the search did not find; a constant in a plan may have "
+                f"{LARGEST_CONSTANT}; make it a buffer of the module or an argument"
+            )
+        number = self.new(meta)
+        name = f"constant.{len(self.constants)}"
+        data = values.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
+        self.constants.append(Constant(name, meta.shape, meta.dtype, data))
+        self.inputs.append(Input(number, name, "constant"))
+        self.value[fx_node] = number
+
+    def call(self, fx_node: torch.fx.Node) -> None:
+        if fx_node.target is operator.getitem:
+            source, index = fx_node.args
+            self.value[fx_node] = self.value[source][index]  # type: ignore[index]
+            return
+        op = str(fx_node.target)
+        if op in IDENTITIES:
+            self.value[fx_node] = self.arg(fx_node.args[0]).index
+            return
+        if op == "aten.copy_.default":
+            target, source = self.value[fx_node.args[0]], self.value[fx_node.args[1]]  # type: ignore[index]
+            self.updates[target] = source
+            self.value[fx_node] = source
+            return
+        args = tuple(self.arg(a) for a in fx_node.args)
+        kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
+        op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
+        if op == "":
+            self.value[fx_node] = args[0].index
+            return
+        custom = fx_node.meta.get("custom") or {}
+        if op.removesuffix(".default") in IN_PLACE:
+            op = op.removesuffix(".default")
+            args = self.read_scalars(op, args)
+        result = fx_node.meta.get("val")
+        if isinstance(result, list | tuple):
+            outs = [self.new(meta_of(r)) if isinstance(r, Tensor) else -1 for r in result]
+            self.value[fx_node] = outs
+        else:
+            outs = [self.new(meta_of(result))]
+            self.value[fx_node] = outs[0]
+        node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
+        phase = "forward"
+        if custom.get("phase") == "backward":
+            phase = "backward"
+        elif any(v in self.after_backward for v in node.reads()) or op in IN_PLACE:
+            phase = "optimizer"
+        if phase != "forward":
+            self.after_backward.update(outs)
+        self.made[outs[0]] = (op, args)
+        self.nodes.append(Node(op, args, kwargs, tuple(outs), phase, node.placement, node.where))
+
+    def simplify(self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...], Kwargs]:
+        """The same op without needless inputs; an empty name says that the result is the first argument."""
+        result = fx_node.meta.get("val")
+        if op == "aten.copy.default" and self.metas[args[0].index] == self.metas[args[1].index]:
+            return "", args[1:], ()
+        if op in ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"):
+            source = self.made.get(args[0].index)
+            if source and source[0] == op:  # a view of a view
+                args = (source[1][0], args[1])
+            if self.metas[args[0].index].shape == meta_of(result).shape:
+                return "", args, ()
+            return "aten.view.default", args, ()
+        if op == "aten.native_batch_norm_backward.default" and args[7] is True:  # running statistics are not looked at
+            return op, (*args[:3], None, None, *args[5:]), kwargs
+        if op == "aten.t.default":
+            source = self.made.get(args[0].index)
+            if source and source[0] == op:
+                return "", source[1], ()
+        if op in FILLS and isinstance(result, Tensor):  # a constant depends on no tensor, only on its shape
+            fill = FILLS[op](args)
+            dtype = Symbol(str(result.dtype))
+            return "aten.full.default", (tuple(result.shape), fill), (("dtype", dtype), ("device", Symbol(f"device:{result.device.type}")))
+        return op, args, kwargs
+
+    def read_scalars(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        """Let learning rate and weight decay be read at each call."""
+        names = arguments(op)
+        given = dict(zip(names, args, strict=False))
+        group = given.pop("group")
+        for key in SCALARS:
+            given[key] = Ref(self.scalar(f"{group}.{key}"))
+        if "first" in given:
+            given["first"] = self.fresh and given["dampening"] != 0
+        return tuple(given.values())
+
+    def scalar(self, name: str) -> int:
+        if name not in self.scalars:
+            self.scalars[name] = self.new(Meta((), "float64"))
+            self.inputs.append(Input(self.scalars[name], name, "scalar"))
+        return self.scalars[name]
+
+    def arg(self, value: Any) -> Arg:
+        if isinstance(value, torch.fx.Node):
+            number = self.value[value]
+            return tuple(Ref(n) for n in number) if isinstance(number, list) else Ref(number)
+        if isinstance(value, list | tuple):
+            return tuple(self.arg(v) for v in value)
+        if isinstance(value, torch.device):
+            return Symbol(f"device:{value.type}")
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return Symbol(str(value))
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            raise CaptureError(f"the step's shapes depend on the values of a tensor ({value}); expected: fixed shapes")
+        raise CaptureError(f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes")
+
+
+def meta_of(tensor: Tensor) -> Meta:
+    """Shape and dtype."""
+    return Meta(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."))

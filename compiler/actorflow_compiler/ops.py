@@ -1,0 +1,90 @@
+"""The one form of an instruction, shared by the logical graph and the plan's bodies: op name, plain arguments, outputs.
+
+An argument is a ``Ref`` to a value, a ``Symbol`` for one of torch's enumerations, a plain Python
+number, string or None, or a (nested) tuple of these.  Nothing else can be in a graph or a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value with this number."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A dtype, layout, memory format or device of torch, by its text: ``torch.float32``, ``device:cpu``."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Arg = Any  # Ref | Symbol | int | float | bool | str | None | tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known of a tensor before it exists."""
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        count = ITEM_BYTES[self.dtype]
+        for n in self.shape:
+            count *= n
+        return count
+
+    @property
+    def is_float(self) -> bool:
+        """Whether sums of parts make sense for it."""
+        return self.dtype in FLOATS
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+FLOATS = frozenset({"float32", "float64", "float16", "bfloat16", "complex64", "complex128"})
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+def refs(arg: Arg) -> Iterator[int]:
+    """The numbers of all values that an argument names, in order."""
+    if isinstance(arg, Ref):
+        yield arg.index
+    elif isinstance(arg, tuple):
+        for part in arg:
+            yield from refs(part)
+
+
+def substitute(arg: Arg, change: Callable[[int], Arg]) -> Arg:
+    """The argument with every ``Ref`` replaced by ``change(index)``."""
+    if isinstance(arg, Ref):
+        return change(arg.index)
+    if isinstance(arg, tuple):
+        return tuple(substitute(part, change) for part in arg)
+    return arg
+
+
+def show(arg: Arg) -> str:
+    """The short text form of an argument."""
+    if isinstance(arg, tuple):
+        return f"[{', '.join(map(show, arg))}]"
+    return str(arg)

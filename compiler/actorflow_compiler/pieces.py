@@ -1,0 +1,256 @@
+"""A placed graph of a whole step goes in; the graph of a step cut into micro-batches over the time axis comes out.
+
+Time is one more axis of the mesh: a value that is split on it comes in pieces, a partial sum on it
+adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
+joins the pieces, ``actorflow.accumulate`` adds them.  The layouts come from the same signatures as
+those of devices, so means, sums and masked losses are exact.  Batch norm alone works on each piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.from_fx import RANDOM
+from actorflow_compiler.graph import Graph, Input, Node, call_of, prune, verify
+from actorflow_compiler.ops import Arg, Meta, Ref, substitute
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape
+from actorflow_compiler.signatures import Signature, localise, signatures
+
+
+class Own:
+    """The layout of a value that every piece has one of, and nothing joins: batch-norm statistics."""
+
+
+OWN = Own()
+Layout = Sbp | Own
+S0 = Split(0)
+# ops that work on each piece by themselves: layouts of their tensor operands and outputs over time
+PIECEWISE: Mapping[str, tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {
+    "aten._native_batch_norm_legit_functional.default": ((S0, B, B, B, B), (S0, OWN, OWN, OWN, OWN)),
+    "aten.native_batch_norm_backward.default": ((S0, S0, B, OWN, OWN), (S0, P, P)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A step in micro-batches."""
+
+    graph: Graph
+    count: int  # micro-batches
+    notes: tuple[str, ...]
+
+
+def cut_in_time(graph: Graph, micro_batches: int) -> Pieces:
+    """Split the step into the largest number of equal pieces that is at most ``micro_batches`` and divides the batch."""
+    sizes = {graph.metas[i.value].shape[0] for i in graph.inputs if i.kind == "batch" and graph.metas[i.value].shape}
+    batch = next(iter(sizes), 1)
+    count = max(n for n in range(1, micro_batches + 1) if batch % n == 0) if batch else 1
+    notes = []
+    if count != micro_batches:
+        notes.append(f"a batch of {batch} does not divide into {micro_batches} equal micro-batches; it goes in {count}")
+    if count == 1:
+        return Pieces(graph, 1, tuple(notes))
+    walk = _Walk(graph, count)
+    result = verify(prune(walk.run()))
+    return Pieces(result, count, tuple(notes + walk.notes))
+
+
+class _Walk:
+    def __init__(self, graph: Graph, count: int) -> None:
+        self.graph, self.count = graph, count
+        self.metas: dict[int, Meta] = {i.value: graph.metas[i.value] for i in graph.inputs}
+        self.next = max(graph.metas, default=0) + 1
+        self.nodes: list[Node] = []
+        self.notes: list[str] = []
+        self.piece: dict[int, tuple[int, Layout]] = {}  # original value → (its number as a piece, layout over time)
+        self.whole: dict[int, int] = {i.value: i.value for i in graph.inputs}  # original value → its number as a whole
+        self.kind = {i.value: i.kind for i in graph.inputs}
+        self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
+        self.stateless = {i.value for i in graph.inputs if i.kind in ("batch", "argument", "constant", "scalar")}
+        self.computed: set[int] = set()  # original values that exist only once an iteration's pieces are done
+        self.narrowed: dict[tuple[int, Placement | None], int] = {}
+        self.index = self.new(Meta((), "int64"))
+
+    def new(self, meta: Meta) -> int:
+        self.metas[self.next] = meta
+        self.next += 1
+        return self.next - 1
+
+    def run(self) -> Graph:
+        for n in self.graph.nodes:
+            if n.op not in RANDOM and all(v in self.stateless for v in n.reads()):
+                self.stateless.update(n.outs)
+            self.node(n)
+        updates = [(old, self.update(old, new)) for old, new in self.graph.updates]
+        results = [self.joined(r, None) for r in self.graph.results]
+        inputs = (*self.graph.inputs, Input(self.index, "piece", "piece"))
+        return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
+
+    def update(self, old: int, new: int) -> int:
+        """Statistics move on with every piece; all other state once in an iteration."""
+        if new in self.piece and self.piece[new][1] is OWN:
+            return self.piece[new][0]
+        if self._beside_statistics(old) and new in self.piece and new not in self.whole:
+            return self.piece[new][0]
+        return self.joined(new, None)
+
+    def _beside_statistics(self, variable: int) -> bool:
+        """Whether a buffer belongs to a module whose statistics are updated by the piece (its counter of batches)."""
+        name = {i.value: i.name for i in self.graph.inputs}
+        moving = {name[o] for o, n in self.graph.updates if n in self.piece and self.piece[n][1] is OWN}
+        return name[variable].rpartition(".")[0] in {m.rpartition(".")[0] for m in moving}
+
+    def node(self, n: Node) -> None:
+        if n.phase == "optimizer" or any(v in self.computed for v in n.reads()) and not any(v in self.piece for v in n.reads()):
+            self.emit_whole(n)
+            return
+        layouts = [self.layout(v) for v in n.reads()]
+        if n.op in PIECEWISE:
+            ins, outs = PIECEWISE[n.op]
+            self.notes_once(f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does")
+            self.emit_piecewise(n, ins, outs)
+            return
+        if n.op not in RANDOM and (signature := self.choose(n, layouts)) is not None:
+            self.emit_pieces(n, signature)
+            return
+        self.notes_once(f"{n.op} cannot be split into micro-batches here{f' ({n.where})' if n.where else ''}: its inputs are packed and it runs once")
+        self.emit_whole(n)
+
+    def notes_once(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def layout(self, value: int) -> Layout | None:
+        """How a value is there over time; None: whole, and a batch that can be unpacked."""
+        if value in self.piece:
+            return self.piece[value][1]
+        return None if self.kind.get(value) == "batch" else B
+
+    def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
+        """The signature that takes the operands as they are (batches unpacked, broadcasts as one piece's part of a sum)."""
+        call, _ = call_of(n, self.graph.metas)
+        wanted = [s for s in layouts if isinstance(s, Split)]
+        best: tuple[int, Signature] | None = None
+        for signature in signatures(call, self.count, wanted=wanted):
+            cost = 0
+            for need, have, meta in zip(signature.ins, layouts, call.ins, strict=True):
+                if have is None:  # a batch
+                    if need != S0:
+                        cost += 1 if need == B and not any(isinstance(s, Split) for s in signature.ins) else 1000
+                elif need == P and have == B:
+                    cost += 2
+                elif need != have:
+                    cost += 1000
+                if isinstance(need, Split) and not _even(need, meta.shape, self.count):
+                    cost += 1000
+            outs = zip(signature.outs, call.outs, strict=True)
+            if any(isinstance(o, Split) and m is not None and not _even(o, m.shape, self.count) for o, m in outs):
+                continue
+            if cost < 1000 and (best is None or cost < best[0]):
+                best = (cost, signature)
+        return best[1] if best else None
+
+    def emit_pieces(self, n: Node, signature: Signature) -> None:
+        call, operands = call_of(n, self.graph.metas)
+        op, args, kwargs, metas = localise(call, signature, self.count, 0)
+        values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
+        outs = []
+        local = iter(metas)
+        for o, meta, layout in zip(n.outs, (next(local) if m is not None else None for m in call.outs), signature.outs, strict=True):
+            if o < 0 or meta is None or layout is None:
+                outs.append(-1)
+                continue
+            outs.append(self.new(meta))
+            self.piece[o] = (outs[-1], layout)
+        self.append(n, op, args, kwargs, values, outs, True)
+
+    def emit_piecewise(self, n: Node, ins: tuple[Layout, ...], layouts: tuple[Layout, ...]) -> None:
+        call, operands = call_of(n, self.graph.metas)
+        values = [self.as_piece(v, need, n) for v, need in zip(operands, ins, strict=True)]
+        outs = []
+        for o, layout in zip(n.outs, layouts, strict=True):
+            if o < 0:
+                outs.append(-1)
+                continue
+            meta = self.graph.metas[o]
+            shape = meta.shape if isinstance(layout, Own) else local_shape(meta.shape, layout, self.count, 0)
+            outs.append(self.new(Meta(shape, meta.dtype)))
+            self.piece[o] = (outs[-1], layout)
+        self.append(n, n.op, call.args, call.kwargs, values, outs, True)
+
+    def emit_whole(self, n: Node) -> None:
+        operands = list(n.reads())
+        call, _ = call_of(n, self.graph.metas)
+        values = [self.joined(v, n.placement) for v in operands]
+        outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
+        for o, value in zip(n.outs, outs, strict=True):
+            if o >= 0:
+                self.whole[o] = value
+                self.computed.add(o)
+                self.piece.pop(o, None)
+        self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+    def append(self, n: Node, op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], values: list[int], outs: list[int], pieces: bool) -> None:
+        def at(i: int) -> Ref:
+            return Ref(values[i])
+
+        final = tuple((k, substitute(v, at)) for k, v in kwargs)
+        self.nodes.append(replace(n, op=op, args=substitute(args, at), kwargs=final, outs=tuple(outs), pieces=pieces))
+
+    def as_piece(self, value: int, need: Layout, n: Node) -> int:
+        """The number of a value as one piece's op reads it."""
+        if value in self.piece:
+            number, have = self.piece[value]
+            if need == P and have == B:
+                return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
+            return number
+        number = self.whole[value]
+        meta = self.metas[number]
+        if isinstance(need, Split):
+            key = (number, n.placement)
+            if key not in self.narrowed:
+                shape = local_shape(meta.shape, need, self.count, 0)
+                args = (Ref(number), need.dim, self.count, Ref(self.index))
+                self.narrowed[key] = self.helper("actorflow.unpack", args, Meta(shape, meta.dtype), n)
+            return self.narrowed[key]
+        if need == P:
+            return self.helper("actorflow.first", (Ref(number), Ref(self.index)), meta, n)
+        return number
+
+    def helper(self, op: str, args: tuple[Arg, ...], meta: Meta, n: Node, pieces: bool = True) -> int:
+        value = self.new(meta)
+        self.nodes.append(Node(op, args, (), (value,), n.phase, n.placement, n.where, pieces))
+        return value
+
+    def joined(self, value: int, placement: Placement | None) -> int:
+        """The number of a value as a whole: packed, accumulated, or computed again from what is whole anyway."""
+        if value in self.whole:
+            return self.whole[value]
+        number, layout = self.piece[value]
+        maker = self.maker[value]
+        if layout == B or value in self.stateless:
+            self.again(maker)
+            return self.whole[value]
+        if layout == P:
+            self.whole[value] = self.helper("actorflow.accumulate", (Ref(number),), self.metas[number], maker, False)
+        elif isinstance(layout, Split):
+            args = (Ref(number), layout.dim, self.count)
+            self.whole[value] = self.helper("actorflow.pack", args, self.graph.metas[value], maker, False)
+        else:
+            raise AssertionError(f"{maker.op} has statistics that are read outside of batch norm")
+        self.computed.add(value)
+        return self.whole[value]
+
+    def again(self, n: Node) -> None:
+        """Run an op once more, on whole values; those it reads are whole or made of such."""
+        call, operands = call_of(n, self.graph.metas)
+        values = [self.joined(v, n.placement) for v in operands]
+        outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
+        self.whole.update({o: v for o, v in zip(n.outs, outs, strict=True) if o >= 0})
+        self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+
+def _even(split: Split, shape: tuple[int, ...], parts: int) -> bool:
+    return shape[split.dim] % (split.blocks * split.unit * parts) == 0

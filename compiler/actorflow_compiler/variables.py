@@ -1,0 +1,87 @@
+"""The state of a step (parameters, buffers, optimizer state, tensors), where it is held, and putting stand-ins there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from actorflow_compiler.errors import CaptureError
+
+
+@dataclass(slots=True)
+class Held:
+    """A tensor of the script and every place that holds it."""
+
+    name: str
+    kind: str  # "parameter" | "buffer" | "optimizer" | "tensor"
+    tensor: Tensor
+    places: list[Callable[[Tensor], None]] = field(default_factory=list)  # each puts another tensor in its place
+
+    def put(self, tensor: Tensor) -> None:
+        """Let every place hold ``tensor`` instead."""
+        for place in self.places:
+            place(tensor)
+
+
+@dataclass(slots=True)
+class State:
+    """What the search through a job's script found.  Names are unique over all kinds."""
+
+    held: dict[str, Held] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The name of a tensor that was found."""
+        return next((h.name for h in self.held.values() if h.tensor is tensor), None)
+
+
+def group_names(state: State) -> dict[str, str]:
+    """Parameter name → ``optimizer.group``: whose learning rate it follows.
+
+    Raises CaptureError if an optimizer holds a parameter that the search did not find.
+    """
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    found: dict[str, str] = {}
+    for name, optimizer in state.optimizers.items():
+        for g, group in enumerate(optimizer.param_groups):
+            for p in group["params"]:
+                if id(p) not in by_id:
+                    raise CaptureError(
+                        f"optimizer {name!r} updates a parameter of shape {tuple(p.shape)} that belongs to no module or variable "
+                        f"the job can reach; pass model=… to global_function"
+                    )
+                found[by_id[id(p)]] = f"{name}.{g}"
+    return found
+
+
+@contextlib.contextmanager
+def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end."""
+    new: dict[str, Tensor] = {}
+    try:
+        for held in state.held.values():
+            new[held.name] = make(held.tensor)
+            held.put(new[held.name])
+        yield new
+    finally:
+        for held in state.held.values():
+            if held.name in new:
+                held.put(held.tensor)
+
+
+def real_optimizer_state(state: State) -> dict[str, Tensor]:
+    """The optimizer tensors that exist already, named ``optimizer.parameter.key``."""
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    return {
+        f"{name}.{by_id[id(p)]}.{key}": value
+        for name, optimizer in state.optimizers.items()
+        for p, values in optimizer.state.items()
+        if id(p) in by_id
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }

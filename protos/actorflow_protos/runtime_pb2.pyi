@@ -1,0 +1,179 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Batch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    GO_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    ready: Ready
+    credit: Credit
+    issue: Issue
+    part: Part
+    go: Go
+    hello: Hello
+    welcome: Welcome
+    failure: Failure
+    heard: Heard
+    farewell: Farewell
+    bye: Bye
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    register: int
+    sequence: int
+    nbytes: int
+    inline: bool
+    payload: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ..., sequence: _Optional[int] = ..., nbytes: _Optional[int] = ..., inline: _Optional[bool] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("plan", "register")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    register: int
+    def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ...) -> None: ...
+
+class Issue(_message.Message):
+    __slots__ = ("kind", "tag", "text", "call")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    tag: str
+    text: str
+    call: int
+    def __init__(self, kind: _Optional[str] = ..., tag: _Optional[str] = ..., text: _Optional[str] = ..., call: _Optional[int] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("step", "last", "data")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    last: bool
+    data: bytes
+    def __init__(self, step: _Optional[int] = ..., last: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Go(_message.Message):
+    __slots__ = ("call",)
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    def __init__(self, call: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("rank", "ticket")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    ticket: Ticket
+    def __init__(self, rank: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NNODES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    TORCH_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node: int
+    nnodes: int
+    devices: int
+    host: str
+    pid: int
+    address: str
+    version: str
+    python: str
+    torch: str
+    script: str
+    digest: str
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("tickets", "store_host", "store_port")
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedCompositeFieldContainer[Ticket]
+    store_host: str
+    store_port: int
+    def __init__(self, tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("rank", "host", "pid", "kind", "cause", "noticed_by")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NOTICED_BY_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    pid: int
+    kind: str
+    cause: str
+    noticed_by: int
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., kind: _Optional[str] = ..., cause: _Optional[str] = ..., noticed_by: _Optional[int] = ...) -> None: ...
+
+class Heard(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Farewell(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

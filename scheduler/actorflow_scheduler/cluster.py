@@ -1,0 +1,164 @@
+"""All ranks' machines, joined: an event of one rank enters, the instructions of all ranks leave.
+
+Messages between ranks arrive at once.  Whoever drives the cluster (the timeline, the search for
+slot counts) decides only how long a firing takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actorflow_compiler.errors import DeadlockError
+from actorflow_compiler.plan import Plan
+from actorflow_scheduler.machine import (
+    Arrived,
+    Chosen,
+    Credited,
+    Finished,
+    Fire,
+    GiveCredit,
+    Instruction,
+    Issued,
+    Machine,
+    Wait,
+    explain,
+    name,
+)
+
+
+class Cluster:
+    """The machines of a whole plan; with ``free`` its orders are ignored and actors are offered.
+
+    ``parts`` are the ranks' own parts, where the machines are to know no more than in a real run.
+    """
+
+    def __init__(self, plan: Plan, free: bool = False, parts: Mapping[int, Plan] | None = None) -> None:
+        self.plan = plan
+        self.machines = {
+            rank: Machine(parts[rank] if parts else plan, rank, free) for rank in sorted({a.rank for a in plan.actors})
+        }
+        self.together: dict[int, tuple[int, ...]] = {}  # member of a collective → all its members
+        self._machine = {a.id: self.machines[a.rank] for a in plan.actors}
+        self._reader: dict[int, Machine] = {}  # register that a send fills → where it is read
+        self._filler: dict[int, Machine] = {}  # the same → where it is filled
+        self._senders: set[int] = set()
+        self._parked: dict[int, list[Fire]] = {}  # first member → the firings that wait for the other members
+        members: dict[int, list[int]] = {}
+        for a in plan.actors:
+            if a.comm is not None and a.comm.kind != "send":
+                members.setdefault(a.comm.id, []).append(a.id)
+        for group in members.values():
+            self.together |= dict.fromkeys(group, tuple(group))
+        for r in plan.registers:
+            if plan.home(r) != plan.actor(r.producer).rank:
+                self._reader[r.id] = self.machines[plan.home(r)]
+                self._filler[r.id] = self._machine[r.producer]
+                self._senders.add(r.producer)
+
+    def issue(self) -> list[Instruction]:
+        """Call one more iteration on every rank."""
+        return [i for machine in self.machines.values() for i in machine.handle(Issued())]
+
+    def choose(self, actor: int) -> list[Instruction]:
+        """Fire an actor that was offered."""
+        return self._machine[actor].handle(Chosen(actor))
+
+    def meet(self, fire: Fire) -> list[Fire]:
+        """The firings that can proceed now that this one was started: none, one, or a whole collective."""
+        members = self.together.get(fire.actor)
+        if members is None:
+            return [fire]
+        parked = self._parked.setdefault(members[0], [])
+        parked.append(fire)
+        if len(parked) < len(members):
+            return []
+        return self._parked.pop(members[0])
+
+    def finish(self, fire: Fire) -> list[Instruction]:
+        """A firing is done: what all ranks do next; credits are passed on here."""
+        out = self._machine[fire.actor].handle(Finished(fire.actor))
+        if fire.actor in self._senders:
+            for register, _, last in fire.writes:
+                if last:
+                    out += self._reader[register].handle(Arrived(register))
+        for instruction in out:  # grows: what a credit sets free is appended
+            if isinstance(instruction, GiveCredit):
+                out += self._filler[instruction.register].handle(Credited(instruction.register))
+        return out
+
+    def idle(self) -> bool:
+        """Is every iteration that was called done on every rank?"""
+        return all(machine.idle() for machine in self.machines.values())
+
+    def tokens(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(Rank, register) → the tokens that hold its slots, as ``Machine.tokens`` gives them."""
+        return {(rank, r): n for rank, m in self.machines.items() for r, n in m.tokens().items()}
+
+    def deadlock(self) -> DeadlockError:
+        """The error for a cluster in which nothing runs and work is left; it prints the cycle, actor by actor."""
+        stuck = next(a for machine in self.machines.values() for a in machine.unfinished())
+        path: list[Wait] = []
+        seen: dict[int, int] = {}
+        while stuck not in seen:
+            seen[stuck] = len(path)
+            wait = self._wait(stuck)
+            path.append(wait)
+            if not wait.on:
+                break
+            stuck = wait.on[0]
+        else:
+            path = path[seen[stuck] :]
+        lines = [f"{name(self.plan, w.actor)} {explain(self.plan, w)}" for w in path]
+        return DeadlockError(
+            f"plan {self.plan.name!r} would wait for ever:\n  "
+            + ";\n  ".join(lines)
+            + (f";\n  and so on from {name(self.plan, stuck)}" if wait.on else "")
+            + "\nexpected: every cycle holds a token or a free slot, and all ranks issue their collectives in one order; "
+            "give a register of the cycle an initial token or more slots, or reorder its queues"
+        )
+
+    def _wait(self, actor: int) -> Wait:
+        """The first reason why an actor is stuck; one that runs, or is ready, is in a collective."""
+        waits = self._machine[actor].waits(actor)
+        if not waits:
+            members = self.together[actor]
+            here = {f.actor for f in self._parked.get(members[0], ())}
+            absent = tuple(m for m in members if m not in here and (here or self._machine[m].waits(m)))
+            return Wait(actor, "meet", -1, absent)
+        wait = waits[0]
+        if wait.reason == "full" and wait.register in self._reader:
+            return wait._replace(on=self._reader[wait.register].laggards(wait.register))
+        return wait
+
+
+class Occupancy:
+    """Counts the taken slots of every register and the live bytes of every rank."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.fill = {r.id: r.fill for r in plan.registers}
+        self.nbytes = {r.id: r.nbytes for r in plan.registers}
+        self.home = {r.id: plan.home(r) for r in plan.registers}
+        self.taken = {r.id: r.initial for r in plan.registers}
+        self.peak_slots = dict(self.taken)
+        self.live = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
+        for r in plan.registers:
+            self.live[self.home[r.id]] += r.nbytes * r.initial
+        self.peak_bytes = dict(self.live)
+
+    def fire(self, fire: Fire) -> None:
+        """The tokens that this firing begins take a slot each."""
+        for register, _, _ in fire.writes:
+            fill = self.fill[register]
+            if fill == 1 or not fire.firing % fill:
+                taken = self.taken[register] = self.taken[register] + 1
+                self.peak_slots[register] = max(self.peak_slots[register], taken)
+                nbytes = self.nbytes[register]
+                if nbytes:
+                    home = self.home[register]
+                    live = self.live[home] = self.live[home] + nbytes
+                    self.peak_bytes[home] = max(self.peak_bytes[home], live)
+
+    def release(self, register: int) -> None:
+        """A token gave its slot back."""
+        self.taken[register] -= 1
+        self.live[self.home[register]] -= self.nbytes[register]

@@ -1,0 +1,489 @@
+"""The actor machine: events of one rank enter, instructions leave; no I/O, no clock, no tensors.
+
+An actor fires when each register it reads holds a token, each register it writes has a free slot,
+an iteration was called for it, and it is its turn on its queue.  The worker runs this machine on the
+real clock and the timeline on a virtual one.
+
+>>> machine = Machine(plan, rank=0)
+>>> machine.handle(Issued())
+[Fire(actor=0, firing=0, reads=(), writes=((0, 0, True),))]
+>>> machine.handle(Finished(0))
+[Fire(actor=1, firing=0, reads=((0, 0, True),), writes=())]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from actorflow_compiler.errors import PlanError
+from actorflow_compiler.plan import Actor, Plan, Register
+
+STORY = 8  # events that an actor or register remembers for its error messages
+
+
+class Issued(NamedTuple):
+    """One more iteration was called: every actor may fire ``rate`` times more."""
+
+
+class Finished(NamedTuple):
+    """A fired actor is done: its tokens are written, what it read may go."""
+
+    actor: int
+
+
+class Arrived(NamedTuple):
+    """The next token of a register that a remote "send" actor fills is complete on this rank."""
+
+    register: int
+
+
+class Credited(NamedTuple):
+    """The readers' rank freed a slot of a register that a "send" actor of this rank fills."""
+
+    register: int
+
+
+class Chosen(NamedTuple):
+    """Fire this actor, which was offered and whose queue is idle; only for queues without a frozen order."""
+
+    actor: int
+
+
+Event = Issued | Finished | Arrived | Credited | Chosen
+Held = tuple[int, int, bool]  # register, number of the token since the start, does it end with this firing
+
+
+class Fire(NamedTuple):
+    """Run an actor; tell the machine ``Finished`` when it is done.
+
+    The token number n lies in slot ``n % slots`` of its register.
+    """
+
+    actor: int
+    firing: int  # since the start; the piece is firing % rate
+    reads: tuple[Held, ...]  # the last field: the reader is done with the token after this firing
+    writes: tuple[Held, ...]  # the last field: this firing completes the token
+
+
+class Release(NamedTuple):
+    """All readers are done with a token: its data may be dropped."""
+
+    register: int
+    sequence: int
+
+
+class GiveCredit(NamedTuple):
+    """Tell the rank whose "send" actor fills the register that a slot of it is free."""
+
+    register: int
+
+
+class Offer(NamedTuple):
+    """The actor could fire, if it is ``Chosen``; only on queues without a frozen order."""
+
+    actor: int
+
+
+Instruction = Fire | Release | GiveCredit | Offer
+
+
+class Wait(NamedTuple):
+    """One reason why an actor cannot fire now."""
+
+    actor: int
+    reason: str  # "empty" | "full": a register; "turn": its queue; "call": an iteration; "meet": a collective
+    register: int  # -1 where no register is the reason
+    on: tuple[int, ...]  # the actors that could end the wait
+
+
+class IllegalEvent(AssertionError):
+    """The machine was told something that cannot have happened; the message holds the object's last events."""
+
+
+class _Queue:
+    """What runs one actor at a time; ``order`` is empty for a queue whose actors are chosen from outside."""
+
+    __slots__ = ("head", "name", "order", "position", "running")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.order: tuple[_Actor, ...] = ()
+        self.position = 0
+        self.head: _Actor | None = None
+        self.running: _Actor | None = None
+
+
+class _Actor:
+    __slots__ = ("fired", "id", "inputs", "limit", "missing", "outputs", "queue", "rate", "story")
+
+    def __init__(self, actor: Actor, queue: _Queue) -> None:
+        self.id = actor.id
+        self.rate = actor.rate
+        self.queue = queue
+        self.inputs: tuple[_Reader, ...] = ()
+        self.outputs: tuple[_Register, ...] = ()
+        self.fired = 0
+        self.limit = 0
+        self.missing = 0  # conditions of the next firing that do not hold: empty or full registers, no call
+        self.story: deque[object] = deque(maxlen=STORY)
+
+
+class _Register:
+    __slots__ = (
+        "begun",
+        "complete",
+        "fill",
+        "filled_remotely",
+        "id",
+        "producer",
+        "read_remotely",
+        "readers",
+        "released",
+        "slots",
+        "story",
+    )
+
+    def __init__(self, register: Register, filled_remotely: bool, read_remotely: bool) -> None:
+        self.id = register.id
+        self.slots = register.slots
+        self.fill = register.fill
+        self.begun = register.initial  # tokens that have or had a slot
+        self.complete = register.initial
+        self.released = 0
+        self.filled_remotely = filled_remotely
+        self.read_remotely = read_remotely
+        self.producer: _Actor | None = None
+        self.readers: tuple[_Reader, ...] = ()
+        self.story: deque[object] = deque(maxlen=STORY)
+
+
+class _Reader:
+    """One actor's reading of one register."""
+
+    __slots__ = ("actor", "done", "firings", "register")
+
+    def __init__(self, actor: _Actor, register: _Register, firings: int) -> None:
+        self.actor = actor
+        self.register = register
+        self.firings = firings
+        self.done = 0  # tokens it has let go of
+
+
+class Machine:
+    """One rank's actors, registers and queues.
+
+    ``plan`` is a whole plan or ``plan.for_rank(rank)``.  With ``free`` the frozen orders are
+    ignored: the machine offers actors and fires those that are chosen (this is how orders are
+    found).  Raises PlanError if a queue has no order and is not free.
+    """
+
+    def __init__(self, plan: Plan, rank: int, free: bool = False) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.free = free
+        self._left = 0  # firings called for and not finished
+        self._queues: dict[str, _Queue] = {}
+        self._actors: dict[int, _Actor] = {}
+        self._registers: dict[int, _Register] = {}
+        for actor in plan.actors:
+            if actor.rank == rank:
+                queue = self._queues.setdefault(actor.queue, _Queue(actor.queue))
+                self._actors[actor.id] = _Actor(actor, queue)
+        for register in plan.registers:
+            self._join(register)
+        for a in self._actors.values():
+            a.missing = 1 + sum(_is_empty(e) for e in a.inputs) + sum(_is_full(r, a) for r in a.outputs)
+        self._firings = sum(a.rate for a in self._actors.values())
+        if not free:
+            self._freeze()
+        self._handlers: dict[type, Callable[..., list[Instruction]]] = {
+            Finished: self._finished,
+            Arrived: self._arrived,
+            Credited: self._credited,
+            Chosen: self._chosen,
+            Issued: self._issued,
+        }
+
+    def _join(self, register: Register) -> None:
+        local = register.producer in self._actors
+        here = self.plan.home(register) == self.rank
+        if not local and not here:
+            return
+        r = self._registers[register.id] = _Register(register, filled_remotely=not local, read_remotely=not here)
+        if local:
+            r.producer = self._actors[register.producer]
+            r.producer.outputs += (r,)
+        if here:
+            r.readers = tuple(_Reader(self._actors[read.actor], r, read.firings) for read in register.readers)
+            for e in r.readers:
+                e.actor.inputs += (e,)
+
+    def _freeze(self) -> None:
+        for order in self.plan.orders:
+            if order.rank == self.rank and order.actors:
+                queue = self._queues[order.queue]
+                queue.order = tuple(self._actors[id] for id in order.actors)
+                queue.head = queue.order[0]
+        for queue in self._queues.values():
+            if not queue.order:
+                raise PlanError(
+                    f"plan {self.plan.name!r}: rank {self.rank}, queue {queue.name} has no frozen order; "
+                    "expected one for each queue: run the plan through schedule() first"
+                )
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event, return what to do now, in this order: drop and credit, then fire or offer.
+
+        Raises IllegalEvent if the event cannot have happened.
+        """
+        return self._handlers[type(event)](event)
+
+    def idle(self) -> bool:
+        """Is every iteration that was called done on this rank?"""
+        return self._left == 0
+
+    def _issued(self, event: Issued) -> list[Instruction]:
+        out: list[Instruction] = []
+        self._left += self._firings
+        for actor in self._actors.values():
+            if actor.fired == actor.limit:
+                actor.missing -= 1
+                if self.free and not actor.missing:
+                    out.append(Offer(actor.id))
+            actor.limit += actor.rate
+        for queue in self._queues.values():
+            if queue.running is None and queue.head is not None and not queue.head.missing:
+                self._fire(queue.head, out)
+        return out
+
+    def _finished(self, event: Finished) -> list[Instruction]:
+        actor = self._actors.get(event.actor)
+        if actor is None or actor.queue.running is not actor:
+            raise self._illegal(event, actor, "the actor is not running on this rank")
+        actor.story.append(event)
+        self._left -= 1
+        out: list[Instruction] = []
+        woken: list[_Actor] = []
+        fired = actor.fired
+        for e in actor.inputs:
+            if e.firings == 1 or not fired % e.firings:
+                r = e.register
+                e.done += 1
+                if len(r.readers) == 1 or (e.done == r.released + 1 and all(x.done > r.released for x in r.readers)):
+                    self._release(r, out, woken)
+        for r in actor.outputs:
+            if (r.fill == 1 or not fired % r.fill) and not r.read_remotely:
+                self._complete(r, out, woken)
+        queue = actor.queue
+        queue.running = None
+        head = queue.head
+        if head is not None and not head.missing:
+            self._fire(head, out)
+        if woken:
+            self._wake(woken, out)
+        return out
+
+    def _arrived(self, event: Arrived) -> list[Instruction]:
+        r = self._registers.get(event.register)
+        if r is None or not r.filled_remotely or r.complete - r.released >= r.slots:
+            raise self._illegal(event, r, "no slot of such a register was free on this rank")
+        r.story.append(event)
+        r.begun += 1
+        out: list[Instruction] = []
+        woken: list[_Actor] = []
+        self._complete(r, out, woken)
+        self._wake(woken, out)
+        return out
+
+    def _credited(self, event: Credited) -> list[Instruction]:
+        r = self._registers.get(event.register)
+        if r is None or not r.read_remotely or r.begun == r.released:
+            raise self._illegal(event, r, "no slot of such a register was taken by this rank")
+        r.story.append(event)
+        out: list[Instruction] = []
+        woken: list[_Actor] = []
+        self._free_slot(r, woken)
+        self._wake(woken, out)
+        return out
+
+    def _chosen(self, event: Chosen) -> list[Instruction]:
+        actor = self._actors.get(event.actor)
+        if actor is None or not self.free or actor.missing or actor.queue.running is not None:
+            raise self._illegal(event, actor, "the actor is not ready, or its queue is busy or has a frozen order")
+        out: list[Instruction] = []
+        self._fire(actor, out)
+        if not actor.missing:
+            out.append(Offer(actor.id))
+        return out
+
+    def _complete(self, r: _Register, out: list[Instruction], woken: list[_Actor]) -> None:
+        """A token got its last firing, or came in."""
+        sequence = r.complete
+        r.complete = sequence + 1
+        for e in r.readers:
+            actor = e.actor
+            if actor.fired == sequence if e.firings == 1 else actor.fired // e.firings == sequence:
+                actor.missing -= 1
+                if not actor.missing:
+                    woken.append(actor)
+        if not r.readers:
+            self._release(r, out, woken)
+
+    def _release(self, r: _Register, out: list[Instruction], woken: list[_Actor]) -> None:
+        """The last reader let the oldest token go."""
+        out.append(Release(r.id, r.released))
+        if r.filled_remotely:
+            r.released += 1
+            out.append(GiveCredit(r.id))
+        else:
+            self._free_slot(r, woken)
+
+    def _free_slot(self, r: _Register, woken: list[_Actor]) -> None:
+        producer = r.producer
+        assert producer is not None
+        if r.begun - r.released == r.slots and not producer.fired % r.fill:
+            producer.missing -= 1
+            if not producer.missing:
+                woken.append(producer)
+        r.released += 1
+
+    def _wake(self, woken: list[_Actor], out: list[Instruction]) -> None:
+        """Fire what became ready and is at the head of an idle queue; offer it if its queue is free."""
+        for actor in woken:
+            if self.free:
+                out.append(Offer(actor.id))
+            elif actor.queue.head is actor and actor.queue.running is None:
+                self._fire(actor, out)
+
+    def _fire(self, actor: _Actor, out: list[Instruction]) -> None:
+        """Start the next firing and count what the one after it misses."""
+        firing = actor.fired
+        after = firing + 1
+        reads: list[Held] = []
+        writes: list[Held] = []
+        missing = 0
+        for e in actor.inputs:
+            r = e.register
+            if e.firings == 1:
+                reads.append((r.id, firing, True))
+                if r.complete == after:
+                    missing += 1
+            else:
+                sequence = firing // e.firings
+                last = not after % e.firings
+                reads.append((r.id, sequence, last))
+                if last and r.complete == sequence + 1:
+                    missing += 1
+        for r in actor.outputs:
+            if r.fill == 1:
+                writes.append((r.id, r.begun, True))
+                r.begun += 1
+                if r.begun - r.released == r.slots:
+                    missing += 1
+            else:
+                if not firing % r.fill:
+                    r.begun += 1
+                last = not after % r.fill
+                writes.append((r.id, r.begun - 1, last))
+                if last and r.begun - r.released == r.slots:
+                    missing += 1
+        actor.fired = after
+        actor.missing = missing if after != actor.limit else missing + 1
+        queue = actor.queue
+        queue.running = actor
+        if queue.order:
+            queue.position = position = (queue.position + 1) % len(queue.order)
+            queue.head = queue.order[position]
+        fire = Fire(actor.id, firing, tuple(reads), tuple(writes))
+        actor.story.append(fire)
+        out.append(fire)
+
+    def _illegal(self, event: Event, about: _Actor | _Register | None, why: str) -> IllegalEvent:
+        story = "unknown here" if about is None else ", ".join(map(str, about.story)) or "nothing happened to it yet"
+        return IllegalEvent(f"plan {self.plan.name!r}, rank {self.rank}: {event}: {why}; its last events: {story}")
+
+    def tokens(self) -> dict[int, tuple[int, int]]:
+        """Register → (complete tokens, tokens under construction or on their way) that hold its slots."""
+        return {
+            r.id: (r.begun - r.released, 0) if r.read_remotely else (r.complete - r.released, r.begun - r.complete)
+            for r in self._registers.values()
+        }
+
+    def unfinished(self) -> list[int]:
+        """The actors that have not fired as often as they were called for, and those that run."""
+        return [a.id for a in self._actors.values() if a.fired < a.limit or a.queue.running is a]
+
+    def laggards(self, register: int) -> tuple[int, ...]:
+        """The readers that still hold, or have yet to read, a register's oldest token; all if they are remote."""
+        r = self._registers[register]
+        if r.read_remotely:
+            return tuple(read.actor for read in self.plan.register(register).readers)
+        return tuple(e.actor.id for e in r.readers if e.done == r.released)
+
+    def waits(self, actor: int) -> list[Wait]:
+        """Why an actor cannot fire now; empty if it runs or could."""
+        a = self._actors[actor]
+        queue = a.queue
+        if queue.running is a:
+            return []
+        ahead = queue.running or queue.head
+        if ahead is not None and ahead is not a:
+            return [Wait(actor, "turn", -1, (ahead.id,))]
+        found = [
+            Wait(actor, "empty", e.register.id, (self.plan.register(e.register.id).producer,))
+            for e in a.inputs
+            if _is_empty(e)
+        ]
+        found += [Wait(actor, "full", r.id, self.laggards(r.id)) for r in a.outputs if _is_full(r, a)]
+        if a.fired == a.limit:
+            found.append(Wait(actor, "call", -1, ()))
+        return found
+
+    def waiting(self) -> list[str]:
+        """One line for each queue with work left: what its head waits for, and who could end the wait."""
+        lines: list[str] = []
+        for queue in self._queues.values():
+            mine = (a for a in self._actors.values() if a.queue is queue and a.fired < a.limit)
+            heads = [queue.head] if queue.head is not None else list(mine)
+            if queue.running is not None:
+                lines.append(f"queue {queue.name}: {name(self.plan, queue.running.id)} is running")
+                continue
+            for head in heads:
+                if head.fired < head.limit:
+                    why = " and ".join(explain(self.plan, w) for w in self.waits(head.id)) or "could fire"
+                    lines.append(f"queue {queue.name}: {name(self.plan, head.id)} {why}")
+        return lines
+
+
+def _is_empty(reader: _Reader) -> bool:
+    return reader.register.complete <= reader.actor.fired // reader.firings
+
+
+def _is_full(register: _Register, producer: _Actor) -> bool:
+    return not producer.fired % register.fill and register.begun - register.released >= register.slots
+
+
+def name(plan: Plan, actor: int) -> str:
+    """An actor for people: F0@rank1; its number where the plan is a part that does not list it."""
+    found = next((a for a in plan.actors if a.id == actor), None)
+    return f"actor {actor}" if found is None else f"{found.name}@rank{found.rank}"
+
+
+def explain(plan: Plan, wait: Wait) -> str:
+    """A wait for people: waits for register 3 (empty) filled by B1@rank1."""
+    on = ", ".join(name(plan, a) for a in wait.on)
+    if wait.reason == "empty":
+        return f"waits for register {wait.register} (empty) filled by {on}"
+    if wait.reason == "full":
+        slots = plan.register(wait.register).slots
+        where = plan.home(plan.register(wait.register))
+        return f"waits for a slot of register {wait.register} (full, {slots} of {slots}) read on rank {where} by {on}"
+    if wait.reason == "turn":
+        return f"waits for its turn on queue {plan.actor(wait.actor).queue} behind {on}"
+    if wait.reason == "meet":
+        comm = plan.actor(wait.actor).comm
+        assert comm is not None
+        return f"waits in {comm.kind} {comm.id} for {on}"
+    return "waits for the next call"

@@ -1,0 +1,98 @@
+"""A plan with slot counts and orders enters; the same plan leaves if it is proven to run for ever, else an error.
+
+The plan is run untimed in effect: registers are private and orders frozen, so which of two firings
+ends first changes nothing about what can fire, and one run of the timeline stands for all.  If an
+iteration ends with the tokens it began with, the next one runs like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actorflow_compiler.errors import PlanError
+from actorflow_compiler.plan import Actor, Plan, verify
+from actorflow_scheduler.cluster import Cluster
+from actorflow_scheduler.cost import register_bytes
+from actorflow_scheduler.machine import Fire, Instruction
+
+ITERATIONS = 2  # the second one meets what the first one left behind
+
+
+def prove(plan: Plan, memory: Mapping[int, int] | None = None) -> Plan:
+    """Return the plan if it is consistent, live under rendezvous semantics and within memory.
+
+    ``memory`` caps, for some ranks, the bytes of all slots of all registers.  Raises DeadlockError,
+    whose message prints the cycle actor by actor, or PlanError.
+    """
+    verify(plan)
+    _prove_groups(plan)
+    _prove_live(plan)
+    _prove_memory(plan, memory or {})
+    return plan
+
+
+def _prove_groups(plan: Plan) -> None:
+    """Every collective has one actor on each rank of its group, alike; a group's collectives share a queue."""
+    members: dict[int, list[Actor]] = {}
+    queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
+    for actor in plan.actors:
+        if actor.comm is None or actor.comm.kind == "send":
+            continue
+        members.setdefault(actor.comm.id, []).append(actor)
+        other = queues.setdefault((actor.rank, actor.comm.group), actor)
+        if other.queue != actor.queue:
+            raise PlanError(
+                f"plan {plan.name!r}: rank {actor.rank}: collectives {other.name} and {actor.name} of ranks "
+                f"{actor.comm.group} are on queues {other.queue} and {actor.queue}; expected one queue, or their "
+                "order is not fixed"
+            )
+    for id, actors in members.items():
+        first = actors[0]
+        assert first.comm is not None
+        where = f"plan {plan.name!r}: {first.comm.kind} {id} ({first.name})"
+        if sorted(a.rank for a in actors) != sorted(first.comm.group):
+            raise PlanError(
+                f"{where}: actors on ranks {[a.rank for a in actors]} were found, expected one on each of {first.comm.group}"
+            )
+        for a in actors:
+            assert a.comm is not None
+            if (a.comm.kind, a.comm.group, a.rate) != (first.comm.kind, first.comm.group, first.rate):
+                raise PlanError(
+                    f"{where}: its members disagree: {first.comm.kind} over {first.comm.group} at rate {first.rate} on "
+                    f"rank {first.rank}, {a.comm.kind} over {a.comm.group} at rate {a.rate} on rank {a.rank}"
+                )
+
+
+def _prove_live(plan: Plan) -> None:
+    """Run it; orders that differ between the members of a collective end in a deadlock here."""
+    cluster = Cluster(plan)
+    before = cluster.tokens()
+    todo: list[Instruction] = []
+    for _ in range(ITERATIONS):
+        todo += cluster.issue()
+    while todo:
+        instruction = todo.pop()
+        if isinstance(instruction, Fire):
+            for fire in cluster.meet(instruction):
+                todo += cluster.finish(fire)
+    if not cluster.idle():
+        raise cluster.deadlock()
+    after = cluster.tokens()
+    for (rank, register), tokens in before.items():
+        if after[rank, register] != tokens:
+            raise PlanError(
+                f"plan {plan.name!r}: register {register} on rank {rank} held {tokens[0]} tokens before an iteration and "
+                f"{after[rank, register][0]} after {ITERATIONS}; expected the same: its rates do not balance"
+            )
+
+
+def _prove_memory(plan: Plan, memory: Mapping[int, int]) -> None:
+    needed = register_bytes(plan)
+    for rank, cap in memory.items():
+        if needed.get(rank, 0) > cap:
+            largest = max((r for r in plan.registers if plan.home(r) == rank), key=lambda r: r.nbytes * r.slots)
+            raise PlanError(
+                f"plan {plan.name!r}: rank {rank} needs {needed[rank]} bytes for its registers, {cap} are allowed; the "
+                f"largest is register {largest.id} of {plan.actor(largest.producer).name}, {largest.slots} slots of "
+                f"{largest.nbytes} bytes; use more ranks, or micro-batches of fewer samples"
+            )
