@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from actorflow.runtime.settings import TOKEN, Settings
-from actorflow_compiler.errors import ActorflowError
 
 
 class _Command(click.Command):
@@ -21,7 +20,7 @@ class _Command(click.Command):
         except click.NoSuchOption as e:
             if "--" in args:
                 raise
-            hint = f"If it is an argument of your script, put it after --: actorflow {ctx.info_name} SCRIPT -- {e.option_name} …"
+            hint = f"An argument of the script goes after --: actorflow {ctx.info_name} SCRIPT -- {e.option_name} …"
             raise click.UsageError(f"{e.format_message()} {hint}", ctx) from e
 
 
@@ -65,7 +64,7 @@ def main() -> None:
     help=f"File with the secret that all nodes share.  [default: {TOKEN}]",
 )
 @click.option("--insecure", is_flag=True, help="Several nodes without a token: anyone who reaches the port can join.")
-@click.option("--log-dir", type=click.Path(file_okay=False), help="Where other ranks' output goes.  [default: a new one]")
+@click.option("--log-dir", type=click.Path(file_okay=False), help="For other ranks' output.  [default: a new one]")
 def run(
     script: str,
     arguments: tuple[str, ...],
@@ -97,11 +96,11 @@ def run(
     port = ctrl_port or master_port or 0
     token = _token(token_file)
     if node_rank >= nnodes:
-        raise click.BadParameter(f"{node_rank} is not below --nnodes {nnodes}; nodes count from 0.", param_hint="--node-rank")
+        raise click.BadParameter(f"{node_rank} is not below --nnodes {nnodes}.", param_hint="--node-rank")
     if nnodes > 1:
         if master_addr is None or not port:
             raise click.UsageError(
-                f"{nnodes} nodes need --master-addr (node 0, as the others reach it) and --master-port (a free port there)."
+                f"{nnodes} nodes need --master-addr (of node 0, as the others reach it) and --master-port (free there)."
             )
         if not token and not insecure:
             raise click.UsageError(
@@ -109,7 +108,7 @@ def run(
                 "every node, or give --token-file. On a network that you trust wholly, --insecure does without."
             )
     if insecure and token:
-        raise click.UsageError(f"--insecure contradicts the token that --token-file or {TOKEN} gives; drop one of them.")
+        raise click.UsageError(f"--insecure contradicts the token that --token-file or {TOKEN} gives; drop one.")
 
     from actorflow.runtime.launch import Launch, launch
 
@@ -186,7 +185,7 @@ def _token(file: str | None) -> str:
         return os.environ.get(TOKEN, "").strip()
     token = Path(file).read_text().strip()
     if not token:
-        raise click.BadParameter(f"{file!r} is empty; put one line with a long random text into it.", param_hint="--token-file")
+        raise click.BadParameter(f"{file!r} is empty; put a long random text into it.", param_hint="--token-file")
     return token
 
 

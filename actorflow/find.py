@@ -13,6 +13,7 @@ import site
 import sys
 import sysconfig
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -117,6 +118,12 @@ class Names:
     def __init__(self) -> None:
         self._given: dict[int, tuple[Any, str]] = {}
         self._taken: set[str] = set()
+        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # what took a thing's place, while somebody holds the thing
+
+    def current(self, thing: Any) -> Any:
+        """The thing, or what took its place."""
+        old = self._instead.get(id(thing))
+        return old[1] if old is not None and old[0]() is thing else thing
 
     def known(self, thing: Any) -> str | None:
         """The name of a thing that has one."""
@@ -136,15 +143,10 @@ class Names:
         return name
 
     def replace(self, old: Any, new: Any) -> None:
-        """``new`` takes the name of ``old``, which nobody needs any more."""
+        """``new`` takes the place and the name of ``old``."""
         name = self._given.pop(id(old))[1]
         self._given[id(new)] = (new, name)
-
-    def copy(self) -> Names:
-        """The same names; giving some there gives none here."""
-        other = Names()
-        other._given, other._taken = dict(self._given), set(self._taken)
-        return other
+        self._instead[id(old)] = (weakref.ref(old), new)
 
 
 def find(function: Callable[..., Any], model: Any = None, optimizer: Any = None, names: Names | None = None) -> State:
@@ -335,6 +337,10 @@ class _Search:
         held: dict[int, Held] = {}
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
+            now = self.names.current(tensor)
+            if now is not tensor:
+                place(now)
+                tensor = now
             if id(tensor) not in held:
                 name = self.names.give(tensor, wanted)
                 held[id(tensor)] = state.held[name] = Held(name, kind, tensor)

@@ -34,50 +34,21 @@ METADATA: frozenset[Any] = _getters(
 
 
 class Promise:
-    """The value of one result: set once, or failed once; read by any thread.
+    """The value of one result, fetched once, on the thread that reads it first; then it is kept.
 
-    ``fetch`` makes a value that stayed with its owners until somebody reads it; it runs on the
-    reader's thread, once.
+    ``fetch`` waits for the value and raises what ended the run.  It is let go of once it has
+    returned, and so is all that it holds.
     """
 
-    __slots__ = ("__weakref__", "_done", "_error", "_fetch", "_lock", "_value")
+    __slots__ = ("__weakref__", "_fetch", "_lock", "_value")
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
+    def __init__(self, fetch: Callable[[], Tensor]) -> None:
+        self._fetch: Callable[[], Tensor] | None = fetch
         self._lock = threading.Lock()
         self._value: Tensor | None = None
-        self._fetch: Callable[[], Tensor] | None = None
-        self._error: BaseException | None = None
 
-    def keep(self, value: Tensor) -> None:
-        """The value is here."""
-        self._value = value
-        self._done.set()
-
-    def keep_afar(self, fetch: Callable[[], Tensor]) -> None:
-        """The value is complete and lies elsewhere."""
-        self._fetch = fetch
-        self._done.set()
-
-    def fail(self, error: BaseException) -> None:
-        """There will be no value; every reader gets the error."""
-        if not self._done.is_set():
-            self._error = error
-            self._done.set()
-
-    def ready(self) -> bool:
-        """Whether reading would not wait for computing."""
-        return self._done.is_set()
-
-    def value(self, timeout: float | None = None) -> Tensor:
-        """Wait for the value (seconds; None: as long as the run lives).
-
-        Raises what ended the run, or TimeoutError.
-        """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the result was not there within {timeout:g} s")
-        if self._error is not None:
-            raise self._error
+    def value(self) -> Tensor:
+        """Wait for the value."""
         with self._lock:
             if self._value is None:
                 assert self._fetch is not None

@@ -45,10 +45,10 @@ class Owned(Tensor):
     _owner: Owner
 
     @staticmethod
-    def of(tensor: Tensor, name: str, owner: Owner) -> Owned:
-        """A stand-in for ``tensor``, of the same shape, strides, dtype, device and kind."""
+    def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
+        """A stand-in for ``tensor``, of the same shape, strides, dtype, device (or as given) and kind."""
         owned: Owned = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            Owned, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad
+            Owned, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device, requires_grad=tensor.requires_grad
         )
         owned.name_in_plan = name
         owned._owner = owner

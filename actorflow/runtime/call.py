@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -79,7 +80,7 @@ def fresh(failure: BaseException) -> BaseException:
     """A failure to raise once more, on whatever thread waits: its own message and cause, no traceback of others."""
     if not isinstance(failure, ActorflowError):
         return failure
-    again = type(failure)(*failure.args)
+    again = copy.copy(failure)
     again.__cause__ = failure.__cause__
     return again
 

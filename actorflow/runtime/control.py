@@ -7,19 +7,21 @@ face that the main thread sees.
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from actorflow.runtime import control_grpc as door
 from actorflow.runtime import control_wire as wire
 from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_PeerServicer_to_server, grpc
+from actorflow.runtime.control_join import Reception
 from actorflow.runtime.control_ledger import CommonStep, Ledger
 from actorflow.runtime.control_link import Link
-from actorflow.runtime.control_roster import Roster, Ticket
+from actorflow.runtime.control_parts import Payloads
+from actorflow.runtime.control_pull import Pulls
+from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import LOST, Failure
 from actorflow.runtime.messages import Credit, Message
 from actorflow.runtime.settings import Settings
@@ -27,9 +29,7 @@ from actorflow_compiler.errors import CallError, ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 T = TypeVar("T")
-Handler = Callable[[str], Iterable[bytes]]
 
-MISMATCH_GRACE = 3.0  # seconds that others get to come and hear of a mismatch too
 CLOSING = 3.0  # seconds for links to close after all have said goodbye
 NOTICING = 6.0  # seconds in which the loss of a peer becomes known
 
@@ -52,31 +52,28 @@ class Control:
         self.store = store
         self.failure: Failure | None = None
         self.told = threading.Event()  # every peer has heard of the failure
-        self.handler: Handler | None = None
+        self.pulls = Pulls()
         self.links: dict[int, Link] = {}
         self._make_ticket = ticket
         self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
         self._ledger = Ledger(settings.world)
-        self._roster: Roster | None = None
-        self._pool = ThreadPoolExecutor(2, "actorflow-serve")
-        self._payloads: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by (peer, step)
-        self._partial: dict[int, list[bytes]] = {}  # by peer
+        self._reception: Reception | None = None  # the master's
+        self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
         self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers made to us
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: set[Link] = set()  # from ranks that have no place in this run
         self._unheard: set[Link] = set()
-        self._turned_away: list[str] = []
         self._done = False  # all have said goodbye
         self._items: dict[str, Callable[[Link, Any], None]] = {
             "issue": lambda link, item: self._issued(link.peer, wire.step_from(item)),
-            "part": self._part,
-            "go": lambda link, item: self._on_go(item.call),
+            "part": lambda link, item: self._payloads.add(link.peer, item),
+            "go": lambda _, item: self._on_go(item.call),
             "hello": self._hello,
-            "welcome": self._welcome,
+            "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
-            "heard": lambda link, item: self._heard(link),
-            "farewell": lambda link, item: self._farewell(),
+            "heard": lambda link, _: self._heard(link),
+            "farewell": lambda _, __: self._farewell(),
             "bye": self._bye,
         }
 
@@ -86,7 +83,6 @@ class Control:
         self._failing: asyncio.Future[None] = self._loop.create_future()
         self._welcomed: asyncio.Future[None] = self._loop.create_future()
         self._departed: asyncio.Future[None] = self._loop.create_future()
-        self._arrived = asyncio.Event()
         self._over = asyncio.Event()
         server = None
         try:
@@ -99,7 +95,7 @@ class Control:
             self.fail(self._own_failure("join", str(e)))
             joined.set_exception(e)
         await self._over.wait()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.pulls.close()
         for channel in self._dialled.values():
             await channel.close()
         if server is not None:
@@ -115,56 +111,21 @@ class Control:
         )
         self.own = self._make_ticket(port)
         self.tickets[self.rank] = self.own
-        self._roster = Roster(self.own) if self.rank == 0 else None
+        self._reception = Reception(self.own, s.join_timeout) if self.rank == 0 else None
         add_PeerServicer_to_server(_Servicer(self), server)
         await server.start()
         return server
 
     def _turn_away(self, address: str) -> None:
-        self._turned_away.append(address)
+        if self._reception is not None:
+            self._reception.turn_away(address)
 
     async def _welcome_all(self) -> None:
-        """The master's part of joining: wait for all, compare them, give everybody the address book."""
-        assert self._roster is not None
-        roster, limit = self._roster, self.settings.join_timeout
-        start = now = self._loop.time()
-        deadline, notice = start + limit, start + 5.0
-        doubt: str | None = None
-        while not roster.complete and now < deadline:
-            if now >= notice:
-                notice += 10.0
-                print(
-                    f"actorflow: waiting for {roster.missing_text()} to join: {now - start:.0f} s of {limit:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            if doubt is None and (doubt := roster.mismatch()) is not None:
-                deadline = min(deadline, now + MISMATCH_GRACE)
-            try:
-                await self._unless_failed(self._arrived.wait(), min(deadline, notice) - now)
-            except TimeoutError:
-                pass
-            self._arrived.clear()
-            now = self._loop.time()
-        if (doubt := roster.mismatch()) is not None:
-            raise ClusterError(doubt)
-        if not roster.complete:
-            raise ClusterError(self._missing_text(limit))
-        self.tickets = dict(roster.tickets)
-        tickets = [wire.ticket_to(self.tickets[rank]) for rank in range(self.settings.world)]
-        welcome = pb.Welcome(tickets=tickets, store_host=self.store[0], store_port=self.store[1])
-        self._tell_all(pb.Item(welcome=welcome))
-
-    def _missing_text(self, limit: float) -> str:
-        assert self._roster is not None
-        away = sorted({address.rpartition(":")[0] for address in self._turned_away})
-        tokens = f" Callers with a wrong token were turned away (from {', '.join(away)})." if away else ""
-        return (
-            f"{self._roster.missing_text()} did not join within {limit:g} s (--join-timeout).{tokens} "
-            f"{len(self._roster.tickets)} of {self._roster.world} ranks came. Start `actorflow run` on every node with "
-            "the same --nnodes, --devices, --master-addr and --master-port, and look at the output of the node that "
-            "is missing."
-        )
+        """The master's part of joining: wait for all, then give everybody the address book."""
+        assert self._reception is not None
+        tickets = await self._reception.wait(self._unless_failed)
+        book = [wire.ticket_to(ticket) for ticket in tickets]
+        self._tell_all(pb.Item(welcome=pb.Welcome(tickets=book, store_host=self.store[0], store_port=self.store[1])))
 
     async def _join(self) -> None:
         """Another rank's part of joining."""
@@ -185,25 +146,18 @@ class Control:
             raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
 
     def _hello(self, link: Link, item: pb.Hello) -> None:
-        if self._done or item.rank != link.peer or (self._roster is not None and not item.HasField("ticket")):
+        if self._done or item.rank != link.peer:
             return
-        if self._roster is not None:
+        link.known = True
+        if self._reception is not None:
             ticket = wire.ticket_from(item.ticket)
-            late = self._roster.complete
+            late = self._reception.roster.complete
             try:
-                self._roster.add(ticket)
+                self._reception.admit(ticket)
             except ClusterError as e:
-                if late:  # a stray process must not harm a run that goes well
-                    link.put(wire.failure_to(self._own_failure("join", str(e))))
-                    link.close()
-                else:
-                    self._rejected.add(link)
-                    link.known = True  # it may answer
-                    self.fail(self._own_failure("join", str(e)))
+                self._reject(link, str(e), late)
                 return
             self.tickets[ticket.rank] = ticket
-            self._arrived.set()
-        link.known = True
         self.links[link.peer] = link
         if self.failure is not None:
             link.put(wire.failure_to(self.failure))
@@ -211,7 +165,16 @@ class Control:
         if not arrival.done():
             arrival.set_result(None)
 
-    def _welcome(self, link: Link, item: pb.Welcome) -> None:
+    def _reject(self, link: Link, text: str, late: bool) -> None:
+        failure = self._own_failure("join", text)
+        if late:  # a stray process must not harm a run that goes well
+            link.put(wire.failure_to(failure))
+            link.close()
+        else:
+            self._rejected.add(link)
+            self.fail(failure)
+
+    def _welcome(self, item: pb.Welcome) -> None:
         self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
         self.store = (item.store_host, item.store_port)
         if not self._welcomed.done():
@@ -240,7 +203,7 @@ class Control:
     async def _dial(self, peer: int, address: str, timeout: float) -> Link:
         channel = self._channel(peer, address)
         await self._unless_failed(channel.channel_ready(), timeout)
-        call = PeerStub(channel).Link(metadata=door.metadata(self.settings.token, self.rank))
+        call = PeerStub(channel).Link(metadata=self._metadata())
         link = Link(peer, self._loop)
         link.known = True
         self.links[peer] = link
@@ -251,6 +214,9 @@ class Control:
         if peer not in self._dialled:
             self._dialled[peer] = door.make_channel(address)
         return self._dialled[peer]
+
+    def _metadata(self) -> Sequence[tuple[str, str]]:
+        return door.metadata(self.settings.token, self.rank)
 
     async def _talk(self, link: Link, call: Any) -> None:
         """The dialling side of a link."""
@@ -269,9 +235,7 @@ class Control:
         link = Link(peer, self._loop)
         await self._converse(link, link.pump(context.write), context.read)
 
-    async def _converse(
-        self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]
-    ) -> None:
+    async def _converse(self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]) -> None:
         pumping = asyncio.ensure_future(pump)
         pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
         denied = ""
@@ -375,22 +339,8 @@ class Control:
         for item in wire.parts(number, payload):
             self.links[peer].put(item)
 
-    def _part(self, link: Link, item: pb.Part) -> None:
-        pieces = self._partial.setdefault(link.peer, [])
-        pieces.append(item.data)
-        if item.last:
-            del self._partial[link.peer]
-            self._slot(link.peer, item.step).set_result(b"".join(pieces))
-
     async def _payload(self, peer: int, number: int) -> bytes:
-        data = await self._unless_failed(self._slot(peer, number))
-        del self._payloads[peer, number]
-        return data
-
-    def _slot(self, peer: int, number: int) -> asyncio.Future[bytes]:
-        if (peer, number) not in self._payloads:
-            self._payloads[peer, number] = self._loop.create_future()
-        return self._payloads[peer, number]
+        return await self._unless_failed(self._payloads.take(peer, number))
 
     # -- goodbye ---------------------------------------------------------------------------------
 
@@ -413,36 +363,18 @@ class Control:
     async def pull(self, rank: int, key: str) -> bytes:
         """What another rank serves under a key."""
         channel = self._channel(rank, self.tickets[rank].address)
-        call = PeerStub(channel).Pull(
-            pb.PullRequest(key=key), metadata=door.metadata(self.settings.token, self.rank), wait_for_ready=True
-        )
-
-        async def collect() -> bytes:
-            return b"".join([chunk.data async for chunk in call])
-
         try:
-            return await self._unless_failed(collect())
+            return await self._unless_failed(self.pulls.pull(channel, self._metadata(), key))
         except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.ABORTED:
-                raise ClusterError(f"rank {rank} could not serve {key!r}: {e.details()}") from None
             try:  # the link to it, or the master, is about to say what happened
                 await self._unless_failed(asyncio.sleep(NOTICING))
             except ClusterError as known:
                 raise known from None
             raise ClusterError(f"rank {rank} broke off while it served {key!r}: {e.details()}") from e
-
-    async def serve(self, key: str, context: Any) -> None:
-        """Answer a pull; the handler runs on the serving pool."""
-        if self.handler is None:
-            await context.abort(grpc.StatusCode.ABORTED, "nothing is served here yet")
-        assert self.handler is not None
-        try:
-            chunks: Iterator[bytes] = iter(await self._loop.run_in_executor(self._pool, self.handler, key))
-            while (chunk := await self._loop.run_in_executor(self._pool, next, chunks, None)) is not None:
-                for piece in wire.pieces(chunk):
-                    await context.write(pb.Chunk(data=bytes(piece)))
-        except Exception as e:
-            await context.abort(grpc.StatusCode.ABORTED, f"{type(e).__name__}: {e}"[:4000])
+        except ClusterError as e:
+            if self.failure is not None:
+                raise
+            raise ClusterError(f"rank {rank} could not serve {key!r}: {e}") from None
 
     # -- failure ---------------------------------------------------------------------------------
 
@@ -478,7 +410,8 @@ class Control:
     async def _unless_failed(self, awaitable: Awaitable[T], timeout: float | None = None) -> T:
         """Await something; raises the failure's error as soon as the run has failed, or TimeoutError."""
         task = asyncio.ensure_future(awaitable)
-        await asyncio.wait({task, self._failing}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, self._failing}
+        await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         if task is not awaitable:  # a future may be set later by whoever owns it
@@ -507,4 +440,4 @@ class _Servicer(PeerServicer):  # type: ignore[misc]
         await self._control.answer(context)
 
     async def Pull(self, request: pb.PullRequest, context: Any) -> None:
-        await self._control.serve(request.key, context)
+        await self._control.pulls.serve(request.key, context)

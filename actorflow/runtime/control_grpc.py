@@ -20,6 +20,18 @@ import grpc.aio  # type: ignore[import-untyped]
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2_grpc
 
+__all__ = [
+    "PeerServicer",
+    "PeerStub",
+    "add_PeerServicer_to_server",
+    "caller",
+    "grpc",
+    "make_channel",
+    "make_server",
+    "metadata",
+    "probe",
+]
+
 _generated: Any = runtime_pb2_grpc  # carries no types
 PeerServicer = _generated.PeerServicer
 PeerStub = _generated.PeerStub
@@ -58,9 +70,7 @@ class DoorKeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._token = token.encode()
         self._turned_away = turned_away
 
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
-    ) -> Any:
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Let the call through, or answer it with UNAUTHENTICATED."""
         if not self._token:
             return await continuation(details)

@@ -76,9 +76,7 @@ class Link:
             batch.items.append(item)
         return batch, False
 
-    async def read(
-        self, read: Callable[[], Awaitable[Any]], handle: Callable[[Link, pb.Item], None]
-    ) -> None:
+    async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[Link, pb.Item], None]) -> None:
         """Hand every item of the peer to ``handle`` until the stream ends; raises what gRPC raises when it breaks."""
         while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
             for item in batch.items:

@@ -93,11 +93,11 @@ class Roster:
         return [rank for rank in range(self.world) if rank not in self.tickets]
 
     def missing_text(self) -> str:
-        """Those ranks by node: "rank 2, 3 (node 1)"."""
+        """Those ranks by node: "ranks 2-3 (node 1), rank 6 (node 3)"."""
         nodes: dict[int, list[int]] = defaultdict(list)
         for rank in self.missing():
             nodes[rank // self.own.devices].append(rank)
-        return ", ".join(f"rank {_spans(ranks)} (node {node})" for node, ranks in nodes.items())
+        return ", ".join(f"rank{'s' * (len(ranks) > 1)} {_spans(ranks)} (node {node})" for node, ranks in nodes.items())
 
 
 def _spans(ranks: Iterable[int]) -> str:
@@ -120,7 +120,7 @@ def _spans(ranks: Iterable[int]) -> str:
 def _mismatch(name: str, a: Ticket, b: Ticket) -> str:
     label, advice = next((label, advice) for field, label, advice in _EQUAL if field == name)
     return (
-        f"the {label} differs between ranks:\n  {a.place}: {_shown(name, a)}\n  {b.place}: {_shown(name, b)}\n{advice}"
+        f"ranks do not agree on the {label}:\n  {a.place}: {_shown(name, a)}\n  {b.place}: {_shown(name, b)}\n{advice}"
     )
 
 

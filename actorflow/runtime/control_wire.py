@@ -17,9 +17,7 @@ def message_to_item(message: Message) -> pb.Item:
     """A register message as an item of a link."""
     if isinstance(message, Credit):
         return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
-    ready = pb.Ready(
-        plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes
-    )
+    ready = pb.Ready(plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes)
     if message.payload is not None:
         ready.inline = True
         ready.payload.extend(message.payload)

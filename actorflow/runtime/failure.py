@@ -1,4 +1,4 @@
-"""A failure of the run goes in; a sentence for people, the exception for the script and the end of the process come out."""
+"""A failure of the run goes in; a sentence for people, an exception and the end of the process come out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from actorflow_compiler.errors import ActorflowError, CallError, ClusterError
@@ -100,8 +101,6 @@ class Ending:
         self._released.wait(self._grace)
         told.wait(0.5)
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):  # a closed pipe must not keep the process alive
                 stream.flush()
-            except (OSError, ValueError):  # a closed pipe must not keep the process alive
-                pass
         self._exit(self._code)

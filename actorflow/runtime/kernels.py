@@ -58,7 +58,7 @@ class _Writer:
     def __init__(self, device: torch.device, library: Mapping[str, Callable[..., Any]]) -> None:
         self._device = device
         self._library = library
-        self._globals: dict[str, Any] = {"__builtins__": {}}
+        self._globals: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
     def write(self, body: Body) -> Kernel:

@@ -1,4 +1,4 @@
-"""A script and the shape of the cluster go in; this node's ranks run under torch's elastic agent; an exit status comes out."""
+"""A script and the shape of the cluster go in; this node's ranks run under torch's agent; a status comes out."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def launch(run: Launch) -> int:
 
 
 def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
-    """Run the ranks under torch's agent: the exit statuses of those that failed, by rank, or the signal that ended us."""
+    """Run the ranks under torch's agent: the exit statuses of those that failed, or the signal that ended us."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
@@ -112,7 +112,7 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
 
 def _report(console: Console, run: Launch, log_dir: str, findings: Findings, codes: dict[int, int]) -> int:
     """Print what happened; returns the exit status."""
-    failure = _culprit(run, findings, codes)
+    failure = _culprit(findings, codes)
     code = codes.get(failure.rank, 1) if failure.kind in ("ended", "raised") else 1
     console.print(f"actorflow: {failure.text}", style="bold red")
     if failure.rank in run.ranks and failure.rank != 0 and failure.kind not in ("call", "join"):
@@ -126,7 +126,7 @@ def _report(console: Console, run: Launch, log_dir: str, findings: Findings, cod
     return code if code > 0 else 1
 
 
-def _culprit(run: Launch, findings: Findings, codes: dict[int, int]) -> Failure:
+def _culprit(findings: Findings, codes: dict[int, int]) -> Failure:
     """The failure that came first, told as exactly as this node can."""
     died = dict(findings.deaths)
     for failure in findings.failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from actorflow.runtime.failure import Failure
@@ -42,11 +43,8 @@ def tell(launcher: str, report: Report) -> None:
     body = asdict(report)
     if "cause" in body:
         body["cause"] = body["cause"][:_MOST]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-        try:
-            s.sendto(json.dumps([name, body]).encode(), launcher)
-        except OSError:  # the launcher is gone, and this process ends with it
-            pass
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):  # gone: we end with it
+        s.sendto(json.dumps([name, body]).encode(), launcher)
 
 
 def parse(datagram: bytes) -> Report:

@@ -72,7 +72,7 @@ class Worker:
         self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
         self._active = 0  # calls that are begun and unfinished
         self._current: Job | None = None  # theirs
-        self._doing: tuple[Job, Unit, Fire] | None = None
+        self._doing: tuple[Unit, Fire] | None = None
         self._stopped = False
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()  # (method, *arguments)
         self._thread = threading.Thread(target=self._compute, name=f"actorflow rank {rank} compute", daemon=True)
@@ -194,7 +194,7 @@ class Worker:
         for waiting, call in tuple(self._waiting)[:1]:
             why = "the permit of all ranks" if self._gated and call.number not in self._permits else "the calls before it"
             lines.append(f"call {call.number} of plan {waiting.number} {waiting.plan.name!r} waits for {why}")
-        lines.append(f"thread compute: {'waits for an event' if doing is None else _show(doing[1], doing[2])}")
+        lines.append(f"thread compute: {'waits for an event' if doing is None else _show(*doing)}")
         for lane in tuple(self._lanes.values()):
             task = lane.doing
             lines.append(f"thread {lane.name}: {'idle' if task is None else _describe(task)}")
@@ -237,7 +237,8 @@ class Worker:
                     method(*arguments)
                     del method, arguments
         except BaseException as error:
-            self.fail(_wrapped(error, f"rank {self.rank}: the compute thread failed"))
+            doing = self._doing
+            self.fail(_wrapped(error, f"rank {self.rank}: the compute thread failed") if doing is None else self._actor_error(*doing, error))
         pending.clear()
 
     def _stop(self) -> None:
@@ -321,39 +322,33 @@ class Worker:
         return [boxes[box][key] for box, key in unit.operands]
 
     def _fire(self, job: Job, unit: Unit, fire: Fire) -> None:
-        self._doing = (job, unit, fire)
-        try:
-            values = self._gather(job, unit, fire)
-            if unit.kernel is not None:
-                outputs: Sequence[Any] = unit.kernel(values)
-            elif unit.comm is None:
-                outputs = values
-            else:
-                outputs = self._send(job, unit, fire, values)
-        except BaseException as error:
-            raise self._actor_error(unit, fire, error) from error
-        self._finish(job, unit, fire, outputs)
-        self._doing = None
+        self._doing = (unit, fire)
+        values = self._gather(job, unit, fire)
+        if unit.kernel is not None:
+            self._finish(job, unit, fire, unit.kernel(values))
+        elif unit.comm is None:
+            self._finish(job, unit, fire, values)
+        else:
+            self._finish(job, unit, fire, self._send(job, unit, fire, values))
 
     def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Put the outputs where they belong and tell the machine."""
+        self._doing = (unit, fire)
         call = job.calls[fire.firing // unit.rate]
-        try:
-            for store in unit.stores:
-                _, sequence, complete = fire.writes[store.at]
-                token = outputs if store.all else [outputs[i] for i in store.outputs]
-                if store.slots.fill == 1:
-                    store.slots.put(sequence, token)
-                else:
-                    store.slots.add(sequence, token, complete)
-            for output, name in unit.variables:
-                variable = self.variables[name]
-                if outputs[output] is not variable:
-                    variable.copy_(outputs[output])
-            if unit.results:
-                self._give(call, unit, outputs)
-        except BaseException as error:
-            raise self._actor_error(unit, fire, error) from error
+        for store in unit.stores:
+            _, sequence, complete = fire.writes[store.at]
+            token = outputs if store.all else [outputs[i] for i in store.outputs]
+            if store.slots.fill == 1:
+                store.slots.put(sequence, token)
+            else:
+                store.slots.add(sequence, token, complete)
+        for output, name in unit.variables:
+            variable = self.variables[name]
+            if outputs[output] is not variable:
+                variable.copy_(outputs[output])
+        if unit.results:
+            self._give(call, unit, outputs)
+        self._doing = None
         self._apply(job, job.machine.handle(unit.finished))
         call.left -= 1
         if not call.left:

@@ -59,7 +59,9 @@ def from_bytes(data: bytes) -> Plan:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise PlanError(f"{len(data)} bytes were found where a plan was expected, and cannot be read: {error}") from error
+        raise PlanError(
+            f"{len(data)} bytes were found where a plan was expected, and cannot be read: {error}"
+        ) from error
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
@@ -71,7 +73,7 @@ def from_bytes(data: bytes) -> Plan:
 
 
 def to_proto(plan: Plan) -> pb.Plan:
-    """The plan as a message.  Raises PlanError where a value does not fit (an argument of another type, a 65-bit int)."""
+    """The plan as a message.  Raises PlanError for a value that does not fit, such as a 65-bit integer."""
     try:
         return pb.Plan(
             name=plan.name,
@@ -95,7 +97,9 @@ def to_proto(plan: Plan) -> pb.Plan:
 def from_proto(message: pb.Plan) -> Plan:
     """The plan that a message holds; whether it is legal is for ``verify``.  Raises PlanError for missing parts."""
     if message.world < 1:
-        raise PlanError(f"a plan for {message.world} ranks was found, one for at least 1 was expected: this message is no plan")
+        raise PlanError(
+            f"a plan for {message.world} ranks was found, one for at least 1 was expected: this message is no plan"
+        )
     try:
         return Plan(
             name=message.name,
@@ -113,7 +117,7 @@ def from_proto(message: pb.Plan) -> Plan:
             ranks=tuple(message.ranks),
         )
     except LayoutError as error:
-        raise PlanError(f"plan {message.name!r} has a layout that cannot be read: {error}") from error
+        raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error
 
 
 # ---- bodies and their arguments
@@ -307,9 +311,7 @@ def _to_register(message: pb.Register) -> Register:
         id=message.id,
         producer=message.producer,
         readers=tuple(Read(r.actor, r.firings) for r in message.readers),
-        tensors=tuple(
-            TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, t.combine, t.name) for t in message.tensors
-        ),
+        tensors=tuple(TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, t.combine, t.name) for t in message.tensors),
         slots=message.slots,
         initial=message.initial,
         fill=message.fill,

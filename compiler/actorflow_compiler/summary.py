@@ -23,7 +23,9 @@ def summarise(plan: Plan) -> Plan:
     Raises PlanError for a part of a plan (``for_rank``), or a communication of what is no tensor.
     """
     if plan.ranks:
-        raise PlanError(f"plan {plan.name!r} lists the actors of ranks {list(plan.ranks)} only; a summary needs them all")
+        raise PlanError(
+            f"plan {plan.name!r} lists the actors of ranks {list(plan.ranks)} only; a summary needs them all"
+        )
     summary = replace(
         plan.summary, stages=stages(plan), actors=len(plan.actors), memory=memory(plan), moved=moved(plan)
     )
@@ -41,12 +43,14 @@ def stages(plan: Plan) -> tuple[str, ...]:
     for actor in plan.actors:
         if actor.kind in COMPUTING:
             found.setdefault(actor.stage, set()).add(actor.rank)
-    places = [x.placement for x in (*plan.results, *plan.variables)]
+    places = [*(r.placement for r in plan.results), *(v.placement for v in plan.variables)]
     known = {frozenset(p.ranks): p for p in places}
     type_of = {rank: p.type for p in places for rank in p.ranks}
 
     def place(ranks: set[int]) -> Placement:
-        return known.get(frozenset(ranks)) or Placement(type_of.get(min(ranks), "cpu"), tuple(sorted(ranks)), (len(ranks),))
+        return known.get(frozenset(ranks)) or Placement(
+            type_of.get(min(ranks), "cpu"), tuple(sorted(ranks)), (len(ranks),)
+        )
 
     return tuple(str(place(ranks)) for _, ranks in sorted(found.items()))
 

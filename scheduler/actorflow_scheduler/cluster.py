@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.plan import Plan
-from actorflow_scheduler.machine import (
+from actorflow_scheduler.events import (
     Arrived,
     Chosen,
     Credited,
@@ -19,11 +19,11 @@ from actorflow_scheduler.machine import (
     GiveCredit,
     Instruction,
     Issued,
-    Machine,
     Wait,
     explain,
     name,
 )
+from actorflow_scheduler.machine import Machine
 
 
 class Cluster:

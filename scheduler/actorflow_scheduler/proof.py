@@ -13,7 +13,7 @@ from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Actor, Plan, verify
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import register_bytes
-from actorflow_scheduler.machine import Fire, Instruction
+from actorflow_scheduler.events import Fire, Instruction
 
 ITERATIONS = 2  # the second one meets what the first one left behind
 

@@ -13,12 +13,12 @@ from heapq import heappop, heappush
 from actorflow_compiler.plan import Plan, Register, tokens_per_iteration, verify
 from actorflow_scheduler.cluster import Cluster, Occupancy
 from actorflow_scheduler.cost import Hardware, register_bytes
-from actorflow_scheduler.machine import Fire, Instruction, Offer, Release
+from actorflow_scheduler.events import Fire, Instruction, Offer, Release
 from actorflow_scheduler.order import backward_first, freeze
 from actorflow_scheduler.timeline import simulate
 
 TOLERANCE = 0.01  # of the period
-SEARCHED = 20_000  # firings of an iteration; a plan with more takes the rule's counts unsearched
+SEARCHED = 5_000  # firings of an iteration; a plan with more takes the rule's counts unsearched
 # One piece after the other, each as far as it gets, holds the fewest tokens.
 DEEPEST_FIRST = {
     "optimizer": 0,
@@ -119,8 +119,9 @@ class Rule:
 
     With k the producer's stage, q the readers', tokens in an iteration as a cap:
 
-    - what forward saves for backward: S-k, and up to 2S-k-q-1 (for k = q the 2(S-k)-1 of 1F1B with
-      communication; facts from simulation) as ``Choice.extra`` says;
+    - what forward saves for backward: S-k, and up to 2S-k-q-1 as ``Choice.extra`` says (for k = q
+      the 2(S-k)-1 of 1F1B with communication, found by simulation); one more where pieces have
+      collectives in their midst, so that one piece computes while another communicates;
     - what is saved for weight gradients: as for backward, or S … 2S-1 if they may lag behind;
     - what a send fills: 2 for each stage that it crosses, one to fill while one is read;
     - what a source fills: one more than the above, at least 2: the next batch is fetched early;
@@ -131,6 +132,9 @@ class Rule:
         self.plan = plan
         self.floor = floor
         self.stages = 1 + max((a.stage for a in plan.actors), default=0)
+        self.hides = int(
+            any(a.rate > 1 and a.comm is not None and a.comm.kind != "send" for a in plan.actors)
+        )  # pieces that computing can hide collectives behind
         self._after_backward: dict[int, bool] = {}
 
     def slots(self, choice: Choice) -> Slots:
@@ -152,7 +156,7 @@ class Rule:
         elif kinds & {"backward", "weight"} and not self._is_after_backward(producer.id):
             q = min(r.stage for r in readers if r.kind in ("backward", "weight"))
             few = self.stages - min(producer.stage, q)
-            many = 2 * self.stages - producer.stage - q - 1
+            many = 2 * self.stages - producer.stage - q - 1 + self.hides
             count = max(count if sent else 1, min(few + choice.extra, max(few, many)))
         if producer.kind == "source":
             return max(2, count + 1 if tokens > 1 and kinds & {"backward", "weight"} else 2)
@@ -161,8 +165,9 @@ class Rule:
     def _is_after_backward(self, actor: int) -> bool:
         """Does the actor compute, or carry, what backward made in this iteration?"""
         if actor not in self._after_backward:
-            self._after_backward[actor] = self.plan.actor(actor).kind in ("backward", "weight")
-            if self.plan.actor(actor).comm is not None:
+            kind = self.plan.actor(actor).kind
+            self._after_backward[actor] = kind in ("backward", "weight")
+            if kind in ("boxing", "send"):
                 self._after_backward[actor] = any(
                     self._is_after_backward(r.producer) for r in self.plan.inputs_of[actor] if not r.initial
                 )
@@ -172,7 +177,7 @@ class Rule:
 def _search(plan: Plan, rule: Rule, hardware: Hardware) -> Choice:
     """The least choice whose period is within the tolerance of the greatest one's."""
     stages, pieces = rule.stages, max((a.rate for a in plan.actors), default=1)
-    lavish = Choice(extra=stages - 1, ahead=pieces, weights=True)
+    lavish = Choice(extra=stages - 1 + rule.hides, ahead=pieces, weights=True)
     frugal = replace(lavish, ahead=min(2, pieces))
     if pieces == 1 or sum(a.rate for a in plan.actors) > SEARCHED:
         return frugal
@@ -203,7 +208,7 @@ def _search(plan: Plan, rule: Rule, hardware: Hardware) -> Choice:
     doubling = [replace(lavish, ahead=n) for n in (1, *(2**i for i in range(1, pieces.bit_length())), pieces)]
     best = fewest(doubling)
     best = fewest([replace(best, weights=False), best])
-    return fewest([replace(best, extra=n) for n in range(stages - 1)] + [best])
+    return fewest([replace(best, extra=n) for n in range(best.extra)] + [best])
 
 
 def fits(plan: Plan, memory: Mapping[int, int]) -> bool:

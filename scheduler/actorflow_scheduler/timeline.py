@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from actorflow_compiler.plan import Actor, Plan
 from actorflow_scheduler.cluster import Cluster, Occupancy
 from actorflow_scheduler.cost import Hardware, seconds
-from actorflow_scheduler.machine import Fire, Instruction, Offer, Release
+from actorflow_scheduler.events import Fire, Instruction, Offer, Release
 
 LETTERS = {
     "source": "L",

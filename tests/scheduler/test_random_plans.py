@@ -12,7 +12,7 @@ from plans import Sketch, pipeline
 from actorflow_compiler.plan import Plan, verify
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.machine import Fire, Instruction, Release
+from actorflow_scheduler.events import Fire, Instruction, Release
 from actorflow_scheduler.timeline import simulate
 
 ITERATIONS = 3

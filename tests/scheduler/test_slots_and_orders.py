@@ -9,6 +9,7 @@ import pytest
 from plans import Sketch, pipeline
 
 from actorflow_compiler.errors import DeadlockError, PlanError
+from actorflow_compiler.plan import Read
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.cost import register_bytes
 from actorflow_scheduler.order import forward_first, order, text
@@ -135,7 +136,7 @@ def test_what_a_stage_receives_and_keeps_for_backward_is_not_throttled_by_the_do
     plan = pipeline(2, 8)
     readers = {a.name: a.id for a in plan.actors}
     into = next(r for r in plan.registers if plan.home(r) == 1 and plan.actor(r.producer).name == "send F0")
-    keeps = replace(into, readers=(*into.readers, type(into.readers[0])(readers["B1"])))
+    keeps = replace(into, readers=(*into.readers, Read(readers["B1"])))
     kept = replace(plan, registers=tuple(keeps if r.id == into.id else r for r in plan.registers))
     alone, held = (simulate(schedule(p, FAST_NETWORK), 4, FAST_NETWORK).period for p in (plan, kept))
     assert held <= 1.01 * alone
@@ -150,3 +151,26 @@ def test_eight_ranks_and_sixteen_pieces_are_scheduled_in_two_seconds() -> None:
     start = time.process_time()
     schedule(pipeline(8, 16, weights=True), FAST_NETWORK)
     assert time.process_time() - start < 2.0
+
+
+def test_one_piece_computes_while_another_is_in_a_collective() -> None:
+    plan = pipeline(1, 8, replicas=2, statistics=(0,), nbytes=1000)
+    free = schedule(plan, SLOW_NETWORK)
+    assert text(free).startswith("rank 0: 0F0 0F1 0F0 0B0 0F1 0B1")  # F0 F1, then the second half of F0
+    assert simulate(free, 4, SLOW_NETWORK).busy[0, "compute"] > 0.95
+    tight = schedule(plan, SLOW_NETWORK, {rank: most - 1 for rank, most in register_bytes(free).items()})
+    assert simulate(tight, 4, SLOW_NETWORK).busy[0, "compute"] < 0.9
+
+
+def test_a_half_that_saves_for_backward_may_also_be_ahead_of_a_collective() -> None:
+    plan = pipeline(1, 8, replicas=2, statistics=(0,), nbytes=1000)
+    ends = {a.id: a for a in plan.actors}
+    back = {a.rank: a.id for a in plan.actors if a.kind == "backward"}
+    joined = tuple(
+        replace(r, readers=(*r.readers, Read(back[plan.home(r)])))
+        if ends[r.producer].name == "F0" and ends[r.readers[0].actor].name == "F0'"
+        else r
+        for r in plan.registers
+    )
+    scheduled = schedule(replace(plan, registers=joined), SLOW_NETWORK)
+    assert simulate(scheduled, 4, SLOW_NETWORK).busy[0, "compute"] > 0.95

@@ -1,0 +1,105 @@
+"""A function of the user's goes in; a job, which compiles it when it is called and runs it on all devices, comes out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, overload
+
+from actorflow.runtime.session import Compiled, current
+from actorflow_compiler.errors import CallError
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.variables import State
+
+__all__ = ["Job", "global_function"]
+
+
+class Job:
+    """A compiled function.
+
+    Calling it returns at once, with the function's results as tensors that wait when they are used.
+    Every rank makes the same calls in the same order.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, type: str, micro_batches: int, model: Any, optimizer: Any, name: str | None) -> None:
+        if type not in ("train", "predict"):
+            raise CallError(f'a job of type {type!r} was found; "train" or "predict" was expected')
+        if micro_batches < 1:
+            raise CallError(f"micro_batches={micro_batches} was found; 1 or more was expected")
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.type = type
+        self.micro_batches = micro_batches
+        self.model, self.optimizer = model, optimizer
+        self.name: str = name or getattr(function, "__name__", None) or "job"
+        self.signature = inspect.signature(function)
+        self.plans: dict[Any, Compiled] = {}  # by key
+        self.state: State | None = None  # what the last search found
+        self.last: Compiled | None = None
+        self._bound: dict[int, tuple[Any, Job]] = {}  # by id of the object that a method belongs to
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the job with logical (whole) arguments; returns what the function returns."""
+        return current().call(self, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Job:
+        """The job of a method, for one object; each object has plans of its own."""
+        if instance is None:
+            return self
+        if id(instance) not in self._bound:
+            method = types.MethodType(self.function, instance)
+            job = Job(method, type=self.type, micro_batches=self.micro_batches, model=self.model, optimizer=self.optimizer, name=self.name)
+            self._bound[id(instance)] = (instance, job)
+        return self._bound[id(instance)][1]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last call (on the master that of all ranks); None before the first."""
+        return None if self.last is None else self.last.plan
+
+    def __repr__(self) -> str:
+        return f"<{self.type} job {self.name}, {len(self.plans)} plan{'s' * (len(self.plans) != 1)}>"
+
+
+@overload
+def global_function(function: Callable[..., Any], /) -> Job: ...
+
+
+@overload
+def global_function(
+    *, type: str = "train", micro_batches: int = 1, model: Any = None, optimizer: Any = None, name: str | None = None
+) -> Callable[[Callable[..., Any]], Job]: ...
+
+
+def global_function(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    type: str = "train",
+    micro_batches: int = 1,
+    model: Any = None,
+    optimizer: Any = None,
+    name: str | None = None,
+) -> Job | Callable[[Callable[..., Any]], Job]:
+    """Make a job of a function: one training step (``type="train"``) or one prediction (``"predict"``).
+
+    The function is ordinary PyTorch over whole (logical) batches.  Modules, optimizers and tensors
+    that it uses are found by themselves; ``model`` and ``optimizer`` (one, a list or a dictionary of them) name
+    those that are not.  ``micro_batches`` is how many pieces of the batch may be under way at a time:
+    the largest divisor of the batch up to it is used.  A predict job runs without gradients.
+
+    >>> @global_function(type="train", micro_batches=8)
+    ... def train_step(x, y):
+    ...     loss = F.mse_loss(model(x), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     return loss
+    """
+
+    def make(function: Callable[..., Any]) -> Job:
+        return Job(function, type=type, micro_batches=micro_batches, model=model, optimizer=optimizer, name=name)
+
+    return make if function is None else make(function)

@@ -1,0 +1,104 @@
+"""The face of a cluster for a process without peers: everything goes in, and what this process gave comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actorflow.runtime.control_pull import Handler, Pulls
+from actorflow.runtime.failure import Failure
+from actorflow.runtime.feed import Feed
+from actorflow.runtime.messages import Message
+from actorflow.runtime.reports import Finished, tell
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import ClusterError
+
+
+class Alone:
+    """The same face where there are no peers: plain ``python script.py``, or a pretended cluster.
+
+    In a pretended cluster of n ranks every other rank is taken to do what this one does.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.rank = 0
+        self.world = self.settings.world
+        self.failed = threading.Event()
+        self.failure: Failure | None = None
+        self.calls = 0
+        self._go: Feed[[int]] = Feed()
+        self._pulls = Pulls()
+
+    def join(self) -> None:
+        """Nobody to wait for."""
+
+    def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
+        """The payload, once for each rank."""
+        return [payload] * self.world
+
+    def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """The first payload."""
+        assert payloads is not None
+        return payloads[0]
+
+    def gate(self, call: int, digest: str, text: str) -> None:
+        """Let the call go at once."""
+        self.calls += 1
+        self._go(call)
+
+    def goodbye(self) -> None:
+        """Nobody to wait for."""
+        tell(self.settings.launcher, Finished(self.rank))
+
+    def on_go(self, callback: Callable[[int], object]) -> None:
+        """Call back with the number of each call."""
+        self._go.attach(callback)
+
+    def connect(self, peers: Sequence[int]) -> None:
+        """There are no peers."""
+
+    def send(self, peer: int, message: Message) -> None:
+        """There is no peer to send to."""
+        raise ClusterError(f"there is no rank {peer} to send to; this process runs alone")
+
+    def on_message(self, callback: Callable[[int, Message], object]) -> None:
+        """No message ever comes."""
+
+    def serve(self, handler: Handler) -> None:
+        """Answer this process's own pulls."""
+        self._pulls.handler = handler
+
+    def pull(self, rank: int, key: str) -> bytes:
+        """What this process serves under a key."""
+        return b"".join(self._pulls.answer(key))
+
+    def store(self) -> Any:
+        """A ``torch.distributed.Store`` of this process."""
+        from torch import distributed
+
+        make: Any = distributed
+        return make.HashStore()
+
+    def connect_data(self) -> None:
+        """Make torch.distributed's default group of one, once."""
+        from torch import distributed
+
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=self.store(), rank=0, world_size=1)
+
+    def on_failure(self, callback: Callable[[Failure], object]) -> None:
+        """No other rank can fail."""
+
+    def abort(self, kind: str, cause: str) -> None:
+        """Tell the launcher, if there is one."""
+        self.failure = Failure(0, socket.gethostname(), os.getpid(), kind, cause, 0)
+        self.failed.set()
+        tell(self.settings.launcher, self.failure)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error itself: no other rank can be behind it."""
+        return error

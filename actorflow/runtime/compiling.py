@@ -1,0 +1,166 @@
+"""A job and what the search found for it go in; the plan, made by the master and sent to every rank, comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from actorflow import tree
+from actorflow.arguments import Arguments, shapes_text
+from actorflow.runtime.agreement import Report, compare, differing
+from actorflow.runtime.progress import working
+from actorflow_compiler import errors
+from actorflow_compiler.compile import compile_step
+from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError
+from actorflow_compiler.hints import Hints
+from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
+from actorflow_compiler.plan_proto import from_bytes, to_bytes
+from actorflow_compiler.torch_internals import DATA_DEPENDENT
+from actorflow_compiler.variables import State
+from actorflow_scheduler.schedule import schedule
+
+__all__ = ["Common", "Made", "Order", "device_type", "make_everywhere", "make_plan"]
+
+
+class Common(Protocol):
+    """What of a cluster is used here."""
+
+    rank: int
+    world: int
+
+    def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
+        """Every rank's payload, on the master."""
+
+    def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """Each rank its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be compiled."""
+
+    name: str
+    function: Callable[..., object]
+    arguments: Arguments
+    state: State
+    hints: Hints
+    train: bool
+    micro_batches: int
+    fixed: Mapping[str, Variable]  # layouts that earlier plans decided
+    fresh: bool  # an optimizer's first step differs, and comes now
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan on one rank and what goes with it."""
+
+    plan: Plan  # whole on the master, else this rank's part
+    shape: tree.Shape  # of what the step returns
+    lent: frozenset[str]  # variables that stay with the script
+    differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
+
+
+def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
+    """Compile on the master and send every rank its part; collective.
+
+    Raises what compiling raised, on every rank, and CallError where the ranks' scripts hold different things.
+    """
+    reports = cluster.gather(f"state {tag}", report.to_bytes())
+    if reports is None:
+        return _unpack(cluster.scatter(f"plan {tag}", None), order.name)
+    try:
+        found = [Report.from_bytes(data) for data in reports]
+        compare(order.name, found)
+        plan, shape = make_plan(order, cluster.world)
+        lent = _only_read(plan)
+        new = {v.name for v in plan.variables} - order.fixed.keys()
+        differ = {name: ranks for name, ranks in differing(found).items() if name in new}
+        head = {"shape": shape, "lent": sorted(lent), "differing": differ}
+        packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
+    except BaseException as error:
+        kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
+        failed = _pack({"error": kind, "text": str(error) or type(error).__name__}, b"")
+        cluster.scatter(f"plan {tag}", [failed] * cluster.world)
+        raise
+    cluster.scatter(f"plan {tag}", packages)
+    return Made(plan, shape, frozenset(lent), differ)
+
+
+def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
+    """The scheduled plan of all ranks, and the shape of what the step returns."""
+    shapes: list[tree.Shape] = []
+
+    def step(tensors: list[Tensor]) -> list[Tensor]:
+        args, kwargs = order.arguments.restore(tensors)
+        found: list[Tensor] = []
+        shapes.append(tree.describe(order.function(*args, **kwargs), found))
+        return found
+
+    with working(f"compiling {order.name} for {world} device{'s' * (world != 1)}", f"compiled {order.name}"):
+        try:
+            plan = compile_step(
+                order.name,
+                step,
+                order.arguments.specs,
+                order.state,
+                train=order.train,
+                world=world,
+                device_type=device_type(order.state, order.hints, world),
+                micro_batches=order.micro_batches,
+                hints=order.hints,
+                fixed=order.fixed,
+                fresh=order.fresh,
+            )
+        except CaptureError as error:
+            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, DATA_DEPENDENT) and order.arguments.specs:
+                raise CallError(f"{error}\n  while {order.name} was captured with these arguments:\n{shapes_text(order.arguments.specs)}") from error.__cause__
+            raise
+        used = {x.name for a in plan.actors for x in (*a.operands, *a.targets) if isinstance(x, OfVariable)}
+        plan = replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
+        return schedule(plan), shapes[0]
+
+
+def device_type(state: State, hints: Hints, world: int) -> str:
+    """The kind of devices that the plan is for: what hints name, else where the script's state lies.
+
+    Raises LayoutError for hints that fit no device of the run.
+    """
+    kinds = {placement.type for placement in hints.places.values()}
+    for placement in hints.places.values():
+        if max(placement.ranks) >= world:
+            raise LayoutError(
+                f"a placement {placement} was found, for {placement.size} devices up to rank {max(placement.ranks)}; the run has {world} "
+                f"(ranks 0 to {world - 1}): start it with more devices or place on fewer"
+            )
+    kinds = kinds or {h.tensor.device.type for h in state.held.values()} - {"meta"} or {"cpu"}
+    if len(kinds) > 1:
+        raise LayoutError(f"one job works on {' and '.join(sorted(kinds))}; one kind of device was expected: place and move all of it to one")
+    kind = kinds.pop()
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise LayoutError('a placement "cuda" was found, and this machine has no CUDA device; use "cpu"')
+    return kind
+
+
+def _only_read(plan: Plan) -> set[str]:
+    """Plain tensors of the script that the plan never changes."""
+    written = {t.name for a in plan.actors for t in a.targets if isinstance(t, OfVariable)}
+    return {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
+
+
+def _pack(head: Mapping[str, object], plan: bytes) -> bytes:
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "big") + text + plan
+
+
+def _unpack(data: bytes, name: str) -> Made:
+    size = int.from_bytes(data[:8], "big")
+    head = json.loads(data[8 : 8 + size])
+    if "error" in head:
+        kind = getattr(errors, head["error"], errors.ClusterError)
+        raise kind(f"rank 0 could not compile {name}: {head['text']}")
+    return Made(verify(from_bytes(data[8 + size :])), head["shape"], frozenset(head["lent"]), head["differing"])

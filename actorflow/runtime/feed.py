@@ -1,0 +1,37 @@
+"""Values go in on one thread; a callback that may come later gets every one of them, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Feed(Generic[P]):
+    """Hands values to a callback; keeps those that come before there is one."""
+
+    def __init__(self) -> None:
+        self._callback: Callable[P, object] | None = None
+        self._kept: list[Callable[[Callable[P, object]], object]] = []
+        self._lock = threading.Lock()
+
+    def attach(self, callback: Callable[P, object]) -> None:
+        """Set the callback and give it what was kept."""
+        with self._lock:
+            for give in self._kept:
+                give(callback)
+            self._kept.clear()
+            self._callback = callback
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Pass a value on."""
+        callback = self._callback
+        if callback is None:
+            with self._lock:
+                callback = self._callback
+                if callback is None:
+                    self._kept.append(lambda give: give(*args, **kwargs))
+                    return
+        callback(*args, **kwargs)

@@ -1,0 +1,128 @@
+"""A whole plan of many ranks enters; its results leave, computed by threads of this one process.
+
+Tests and the plan checker use it: workers and machine are those of a real run, only the transport
+and the data plane stay in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.runtime.call import Call
+from actorflow.runtime.data_plane.memory import Switchboard
+from actorflow.runtime.messages import DataPlane, Message
+from actorflow.runtime.parts import assemble, part, sources
+from actorflow.runtime.worker import Worker
+from actorflow_compiler.plan import Plan
+
+
+class MemoryTransport:
+    """Hands messages to the workers of this process, on the thread that sends them."""
+
+    def __init__(self, rank: int, workers: Sequence[Worker]) -> None:
+        self._rank = rank
+        self._workers = workers
+
+    def send(self, peer: int, message: Message) -> None:
+        """See ``Transport``."""
+        self._workers[peer].deliver(self._rank, message)
+
+
+class LocalCluster:
+    """A worker for each rank of some plans, in this process.
+
+    ``variables`` are logical tensors: each rank gets its part of those that a plan lists, and a copy
+    of the others.  Every plan is installed on every rank; its number is its position.
+
+    >>> with LocalCluster(plan, variables={"w": w}) as cluster:
+    ...     (loss,) = cluster.run({"x": x})
+    """
+
+    def __init__(
+        self,
+        *plans: Plan,
+        variables: Mapping[str, Tensor] | None = None,
+        in_flight: int = 4,
+        timeout: float = 60.0,  # seconds for a whole run
+        library: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
+        self.plans = plans
+        self.workers: list[Worker] = []
+        self._timeout = timeout
+        board = Switchboard()
+        for rank in range(max(p.world for p in plans)):
+            plane = board.plane(rank)
+            planes: dict[str, DataPlane] = dict.fromkeys(("gloo", "memory"), plane)
+            transport = MemoryTransport(rank, self.workers)
+            self.workers.append(Worker(rank, transport, planes, in_flight=in_flight, gated=False, library=library))
+        for worker in self.workers:
+            worker.on_failure(self._fail)
+        try:
+            for number, plan in enumerate(plans):
+                for worker in self.workers:
+                    worker.install(number, plan.for_rank(worker.rank), _parts(plan, worker.rank, variables or {}))
+        except BaseException:
+            self.close()
+            raise
+
+    def issue(self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0) -> list[Call]:
+        """Call a plan on every rank; the handles, rank by rank."""
+        return [worker.issue(plan, inputs, scalars) for worker in self.workers]
+
+    def run(self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0) -> list[Tensor]:
+        """Call a plan and wait; its logical results.  Raises what a worker raises, or TimeoutError."""
+        calls = self.issue(inputs, scalars, plan)
+        for call in calls:
+            call.wait(self._timeout)
+        return self.results(calls, plan)
+
+    def results(self, calls: Sequence[Call], plan: int = 0) -> list[Tensor]:
+        """The logical results of a call, made of the parts that its ranks got."""
+        found = []
+        for result in self.plans[plan].results:
+            place = result.placement
+            parts = {i: calls[place.ranks[i]].result(result.index, self._timeout) for i in sources(place, result.sbp, place.ranks[0])}
+            found.append(assemble(parts, result.shape, place, result.sbp))
+        return found
+
+    def variable(self, name: str) -> Tensor:
+        """The logical value of a variable that a plan lists, when nothing is running."""
+        variable = next(v for plan in self.plans for v in plan.variables if v.name == name)
+        place = variable.placement
+        parts = {i: self.workers[place.ranks[i]].variables[name] for i in sources(place, variable.sbp, place.ranks[0])}
+        return assemble(parts, variable.shape, place, variable.sbp).clone()
+
+    def explain(self) -> str:
+        """What every rank waits for."""
+        return "\n".join(worker.explain() for worker in self.workers)
+
+    def close(self) -> None:
+        """End all threads."""
+        for worker in self.workers:
+            worker.close()
+
+    def _fail(self, failure: BaseException) -> None:
+        for worker in self.workers:
+            worker.fail(failure)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _parts(plan: Plan, rank: int, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    listed = {v.name: v for v in plan.variables}
+    found = {}
+    for name, tensor in variables.items():
+        variable = listed.get(name)
+        if variable is None:
+            found[name] = tensor.detach().clone()
+        elif rank in variable.placement:
+            found[name] = part(tensor.detach(), variable.placement, variable.sbp, variable.placement.index(rank))
+    return found

@@ -1,0 +1,62 @@
+"""An optimizer and one of its parameter groups go in; the state that it would create for a parameter comes out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["count_as_stepped", "initial_state"]
+
+OFF = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}  # the plainest way to step
+
+
+class _Recorder(dict[str, Any]):
+    """A parameter's state that remembers each value as it was created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.created: dict[str, Any] = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.created.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As a dictionary's, recorded."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As a dictionary's, recorded."""
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+
+def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """What the optimizer's first step starts from, for a parameter of ``dims`` dimensions.
+
+    Tensors are small: all elements of a created tensor are taken to be equal.  Found by letting an
+    optimizer of the same class and settings step once on a tiny parameter without gradient.
+    """
+    parameter = torch.zeros((2,) * dims, requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    state: defaultdict[Tensor, Any] = defaultdict(_Recorder)
+    twin.state = state
+    twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are not for this step
+    twin._optimizer_step_post_hooks = OrderedDict()
+    twin.param_groups = [{**group, "params": [parameter], **{k: v for k, v in OFF.items() if k in group}}]
+    type(optimizer).step(twin)  # type: ignore[call-arg]
+    recorder = state[parameter]
+    return dict(recorder.created)
+
+
+def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Let learning-rate schedulers know that the optimizer stepped, so that they do not warn of a wrong order."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -1,0 +1,139 @@
+"""Finished calls go in; handles on their results, and what other ranks ask of large ones, come out.
+
+A result that this rank holds whole is read here.  Any other stays with its owners: a handle pulls it
+when it is read, and each owner keeps its part until the handles of all ranks are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from actorflow.lazy import Promise, Result
+from actorflow.runtime.call import Call
+from actorflow.runtime.data_plane.boxes import dtype_of
+from actorflow.runtime.parts import assemble, sources
+from actorflow.runtime.wire import decode, encode
+from actorflow_compiler import plan as plans
+from actorflow_compiler.boxing import device_shape
+from actorflow_compiler.plan import TensorSpec
+from actorflow_compiler.sbp import Broadcast
+
+__all__ = ["Peers", "Results", "fetch_part"]
+
+
+class Peers(Protocol):
+    """What of a cluster is used here."""
+
+    rank: int
+    world: int
+
+    def pull(self, rank: int, key: str) -> bytes:
+        """What a rank serves under a key."""
+
+
+class Results:
+    """The results of one rank."""
+
+    def __init__(self, peers: Peers, device: torch.device) -> None:
+        self._peers = peers
+        self._device = device
+        self._kept: dict[tuple[int, int], Call] = {}  # by (call, result): large ones of which this rank has a part
+        self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
+        self._lock = threading.Lock()
+        self._drops: SimpleQueue[tuple[tuple[int, ...], int, int] | None] | None = None
+
+    def handle(self, number: int, call: Call, result: plans.Result) -> Result:
+        """A handle on a result of call ``number`` (counted alike on all ranks)."""
+        peers, index = self._peers, result.index
+        shape, dtype = result.shape, dtype_of(result.dtype)
+        here = peers.rank in result.placement
+        if here and (result.placement.size == 1 or all(isinstance(entry, Broadcast) for entry in result.sbp)):
+            if set(range(peers.world)) <= set(result.placement.ranks):
+                return Result.of(Promise(lambda: call.result(index)), shape, dtype, self._device)
+        if here:
+            with self._lock:
+                self._kept[number, index] = call
+        fetch = _Fetch(peers, number, call if here else None, result, self._device)
+        return Result.of(Promise(fetch), shape, dtype, self._device, _Drop(self, result.placement.ranks, number, index))
+
+    def serve(self, number: int, index: int) -> bytes:
+        """This rank's part of a large result, for a rank that reads it."""
+        with self._lock:
+            call = self._kept[number, index]
+        return encode([call.result(index)])[0]
+
+    def forget(self, number: int, index: int) -> None:
+        """One rank's handle is gone; with the last one the part goes as well."""
+        with self._lock:
+            self._dropped[number, index] += 1
+            if self._dropped[number, index] == self._peers.world:
+                del self._dropped[number, index]
+                self._kept.pop((number, index), None)
+
+    def drop(self, owners: Sequence[int], number: int, index: int) -> None:
+        """This rank's handle is gone: tell the owners, in the background."""
+        if self._drops is None:
+            self._drops = SimpleQueue()
+            threading.Thread(target=self._tell, args=(self._drops,), name="actorflow-drops", daemon=True).start()
+        self._drops.put((tuple(owners), number, index))
+
+    def close(self) -> None:
+        """Tell nobody any more."""
+        if self._drops is not None:
+            self._drops.put(None)
+
+    def _tell(self, drops: SimpleQueue[tuple[tuple[int, ...], int, int] | None]) -> None:
+        while (drop := drops.get()) is not None:
+            owners, number, index = drop
+            for owner in owners:
+                if owner == self._peers.rank:
+                    self.forget(number, index)
+                else:
+                    try:
+                        self._peers.pull(owner, f"drop {number} {index}")
+                    except Exception:  # the run is over, and its memory with it
+                        return
+
+
+class _Fetch:
+    """Makes a result from its owners' parts."""
+
+    def __init__(self, peers: Peers, number: int, call: Call | None, result: plans.Result, device: torch.device) -> None:
+        self._peers, self._number, self._call, self._result, self._device = peers, number, call, result, device
+
+    def __call__(self) -> Tensor:
+        result, peers = self._result, self._peers
+
+        def one(index: int) -> Tensor:
+            owner = result.placement.ranks[index]
+            if owner == peers.rank and self._call is not None:
+                return self._call.result(result.index)
+            shape = device_shape(result.shape, result.sbp, result.placement, index)
+            return fetch_part(peers, owner, f"result {self._number} {result.index}", shape, result.dtype, self._device)
+
+        parts = {index: one(index) for index in sources(result.placement, result.sbp, peers.rank)}
+        return assemble(parts, result.shape, result.placement, result.sbp)
+
+
+class _Drop:
+    """Called when nobody holds a handle any more."""
+
+    def __init__(self, results: Results, owners: tuple[int, ...], number: int, index: int) -> None:
+        self._results, self._owners, self._number, self._index = results, owners, number, index
+
+    def __call__(self) -> None:
+        self._results.drop(self._owners, self._number, self._index)
+
+
+def fetch_part(peers: Peers, owner: int, key: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
+    """One rank's part of a tensor, pulled."""
+    return decode([peers.pull(owner, key)], [TensorSpec(shape, dtype, "")], device)[0]
+
+

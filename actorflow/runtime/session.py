@@ -1,0 +1,435 @@
+"""Calls of jobs go in, in the order of the script; plans, issued calls and handles on their results come out.
+
+There is one session in a process: one cluster, one worker, one set of variables, shared by all jobs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actorflow import tree
+from actorflow.arguments import Arguments, checksum, flatten
+from actorflow.find import Names, find
+from actorflow.lazy import known_now
+from actorflow.owned import Owned
+from actorflow.runtime import cluster as clusters
+from actorflow.runtime.agreement import report
+from actorflow.runtime.call import Call
+from actorflow.runtime.cluster import Alone, Cluster
+from actorflow.runtime.compiling import Made, Order, make_everywhere, make_plan
+from actorflow.runtime.data_plane.gloo import GlooPlane
+from actorflow.runtime.failure import Failure
+from actorflow.runtime.messages import DataPlane
+from actorflow.runtime.optimizer_state import count_as_stepped
+from actorflow.runtime.results import Results
+from actorflow.runtime.state import Variables
+from actorflow.runtime.worker import Worker
+from actorflow_compiler.capture import FUSABLE
+from actorflow_compiler.errors import CallError
+from actorflow_compiler.hints import Hints, resolve
+from actorflow_compiler.plan import OfInput, OfScalar, Plan, ToResult
+from actorflow_compiler.variables import State, real_optimizer_state
+
+__all__ = ["Compiled", "PlanReady", "Session", "current", "finish"]
+
+CHECK_CONTENTS = 100  # calls of one plan between two looks at the contents of the arguments
+SCALARS = ("lr", "weight_decay")  # settings that are read at each call
+
+
+class PlanReady(BaseException):
+    """Ends a script whose plan was all that was wanted."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(f"the plan of job {plan.name!r} is ready")
+        self.plan = plan
+
+
+class JobLike(Protocol):
+    """What a session needs to know of a job."""
+
+    name: str
+    type: str
+    micro_batches: int
+    function: Any
+    signature: Any
+    model: Any
+    optimizer: Any
+    plans: dict[Any, Compiled]
+    state: State | None
+    last: Compiled | None
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A plan that is installed, and how a call feeds it."""
+
+    number: int
+    plan: Plan
+    shape: tree.Shape
+    inputs: frozenset[str]  # arguments that this rank's sources read
+    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    here: frozenset[int] = field(default_factory=frozenset)  # results of which this rank's sinks give a part
+    calls: int = 0
+
+
+class Session:
+    """One process's part of a run."""
+
+    def __init__(self, cluster: Cluster | Alone) -> None:
+        self.cluster = cluster
+        self.rank, self.world = cluster.rank, cluster.world
+        self.names = Names()
+        self.calls = 0  # gated so far
+        self.worker: Worker | None = None
+        self.variables: Variables
+        self.results: Results
+        self._plans = 0
+        self._stepped: set[str] = set()  # optimizers that a plan has run
+        self._capturing = False
+        self._issued: deque[tuple[int, Call]] = deque(maxlen=16)  # the last calls, by their number
+        self._begun = 0  # calls that are past the point where they can still fail before they are issued
+        self._changed = threading.Condition()  # guards the next two, _issued and _begun
+        self._gone: set[int] = set()  # calls that every rank has made and this one has not issued yet
+        self._numbers: dict[int, int] = {}  # call → its number in the worker, until it may go
+        cluster.on_go(self._go)
+        cluster.serve(self._serve)
+        cluster.on_failure(self._failed)
+
+    # -- a call ------------------------------------------------------------------------------------
+
+    def call(self, job: JobLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a job on this rank; returns at once with what the job's function returns, in handles."""
+        if self._capturing:  # a job inside a job is a plain function
+            return job.function(*args, **kwargs)
+        arguments = flatten(job.name, job.signature, args, kwargs)
+        if job.state is None:
+            job.state = find(job.function, job.model, job.optimizer, self.names)
+        if self.cluster.settings.pretend:
+            return self._pretend(job, arguments, args, kwargs)
+        if self.worker is not None:
+            self.variables.refresh()
+        key = (arguments.key, *self._settings(job, job.state))
+        compiled = job.plans.get(key)
+        look = compiled is None or compiled.calls % CHECK_CONTENTS == 0
+        number = self.calls
+        self.calls += 1
+        self.cluster.gate(number, *self._spoken(job, arguments, key, look and self.world > 1))
+        if compiled is None:
+            compiled = self._compile(job, arguments, number)
+            job.plans[key] = compiled
+        return self._issue(job, compiled, arguments, number)
+
+    def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
+        worker = self.worker
+        assert worker is not None
+        inputs = {
+            spec.name: tensor.to(worker.device)
+            for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
+            if spec.name in compiled.inputs
+        }
+        scalars = {name: float(optimizer.param_groups[group][key]) for name, optimizer, group, key in compiled.scalars}
+        call = worker.issue(compiled.number, inputs, scalars)
+        with self._changed:
+            self._issued.append((number, call))
+            self._begun = number + 1
+            go = number in self._gone
+            if go:
+                self._gone.discard(number)
+            else:
+                self._numbers[number] = call.number
+            self._changed.notify_all()
+        if go:
+            worker.permit(call.number)
+        compiled.calls += 1
+        job.last = compiled
+        for optimizer in compiled.optimizers:
+            count_as_stepped(optimizer)
+        handles = [self.results.handle(number, call, result) for result in compiled.plan.results]
+        return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
+
+    def _settings(self, job: JobLike, state: State) -> tuple[Any, ...]:
+        """What else decides which plan runs: flags of modules and parameters, autocast, settings of optimizers."""
+        training = tuple(m.training for root in state.modules.values() for m in root.modules())
+        gradients = tuple(_requires_grad(h.tensor for h in state.held.values()))
+        autocast = tuple(
+            (torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))) for kind in ("cpu", "cuda")
+        )
+        optimizers = tuple(
+            (
+                len(group["params"]),
+                *((k, repr(v)) for k, v in group.items() if k in optimizer.defaults and (k not in SCALARS or type(optimizer) not in FUSABLE)),
+            )
+            for optimizer in state.optimizers.values()
+            for group in optimizer.param_groups
+        )
+        return training, gradients, autocast, str(torch.get_default_dtype()), optimizers, self._fresh(state)
+
+    def _fresh(self, state: State) -> bool:
+        """Whether the coming step is an optimizer's first one and differs from those after it."""
+        return any(
+            name not in self._stepped and not optimizer.state and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups)
+            for name, optimizer in state.optimizers.items()
+        )
+
+    def _spoken(self, job: JobLike, arguments: Arguments, key: tuple[Any, ...], look: bool) -> tuple[str, str]:
+        """A digest of what must be equal on all ranks, and the call as people write it."""
+        writes = self.variables.writes if self.worker is not None else 0
+        structure, specs, plain = arguments.key
+        portable = [structure, specs, [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain], key[1:]]
+        settings = hashlib.sha256(repr(portable).encode()).hexdigest()[:8]
+        text = f"{arguments.spoken} [settings {settings}, {writes} writes of state"
+        if look:
+            text += f", contents {checksum(arguments.tensors):08x}"
+        text += "]"
+        return hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16], text
+
+    # -- compiling ---------------------------------------------------------------------------------
+
+    def _order(self, job: JobLike, arguments: Arguments, fixed: dict[str, Any]) -> Order:
+        state = job.state = find(job.function, job.model, job.optimizer, self.names)
+        return Order(
+            job.name, job.function, arguments, state, hints_of(state), job.type == "train", job.micro_batches, fixed, self._fresh(state)
+        )
+
+    def _compile(self, job: JobLike, arguments: Arguments, number: int) -> Compiled:
+        fixed = dict(self.variables.layouts) if self.worker is not None else {}
+        order = self._order(job, arguments, fixed)
+        state = order.state
+        self._capturing = True
+        try:
+            made = make_everywhere(self.cluster, str(number), order, report(state, order.hints, contents=self.world > 1))
+        finally:
+            self._capturing = False
+        if self.worker is None:
+            self._start(made)
+        worker = self.worker
+        assert worker is not None
+        self._adopt(made, state)
+        mine = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
+        self.cluster.connect(mine.peers(self.rank))
+        plan_number = self._plans
+        self._plans += 1
+        worker.install(plan_number, mine)
+        actors = [a for a in mine.actors if a.rank == self.rank]
+        steps = job.type == "train"
+        if steps:
+            self._stepped.update(state.optimizers)
+        return Compiled(
+            plan_number,
+            made.plan,
+            made.shape,
+            frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
+            tuple(_scalars(actors, state)),
+            tuple(state.optimizers.values()) if steps else (),
+            frozenset(t.index for a in actors for t in a.targets if isinstance(t, ToResult)),
+        )
+
+    def _start(self, made: Made) -> None:
+        """Make the worker: with the first plan it is known on which devices it runs."""
+        kinds = {p.type for p in [v.placement for v in made.plan.variables] + [r.placement for r in made.plan.results]}
+        device = torch.device("cuda", self.cluster.settings.local_rank) if kinds == {"cuda"} else torch.device("cpu")
+        planes: dict[str, DataPlane] = {}
+        if isinstance(self.cluster, Cluster):
+            planes["gloo"] = GlooPlane(self.rank, self.cluster.store(), device)
+        worker = Worker(self.rank, self.cluster, planes, device)
+        self.results = Results(self.cluster, device)
+        self.variables = Variables(self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun)
+        self.worker = worker
+        self.cluster.on_message(worker.deliver)
+        worker.on_failure(self._worker_failed)
+        if self.cluster.failure is not None:
+            self._failed(self.cluster.failure)
+
+    def _adopt(self, made: Made, state: State) -> None:
+        """Cut this rank's parts of the new variables, the master's where values differ, and leave stand-ins in the script."""
+        assert self.worker is not None
+        variables = self.variables
+        new = [v for v in made.plan.variables if v.name not in variables.layouts]
+        if made.differing:
+            variables.offer({v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
+        self.worker.wait_all()
+        for variable in new:
+            name = variable.name
+            if self.rank in made.differing.get(name, ()):
+                value = variables.take(variable)
+            else:
+                value = variables.start_of(variable, state)
+            mine = variables.part_of(variable, value)
+            if mine is not None:
+                self.worker.variables[name] = mine
+            if name in made.lent:
+                variables.lend(variable, state.held[name])
+            elif name not in made.differing:
+                variables.own(variable, state)
+        if made.differing:
+            self._warn(made)
+            self.cluster.gather(f"values {self.calls}", b"")  # every rank has taken what it needs
+            for variable in new:
+                if variable.name in made.differing and variable.name not in made.lent:
+                    variables.own(variable, state)
+            variables.offer({})
+        for root in state.modules.values():
+            variables.watch(root.modules())
+
+    def _warn(self, made: Made) -> None:
+        ranks = sorted({r for rs in made.differing.values() for r in rs})
+        names = ", ".join(list(made.differing)[:3]) + (", …" if len(made.differing) > 3 else "")
+        if self.rank in (0, *ranks):
+            print(
+                f"actorflow: {names} of job {made.plan.name!r} differed on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}, which took "
+                f"the master's values; seed every rank alike, or load the same checkpoint on all of them",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    # -- actorflow plan ----------------------------------------------------------------------------
+
+    def _pretend(self, job: JobLike, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
+        wanted = self.cluster.settings.plan_job
+        order = self._order(job, arguments, dict(self._pretended))
+        self._capturing = True
+        try:
+            plan, _ = make_plan(order, self.world)
+        finally:
+            self._capturing = False
+        if job.name == wanted or (not wanted and job.type == "train"):
+            raise PlanReady(plan)
+        self._pretended.update({v.name: v for v in plan.variables})
+        with torch.set_grad_enabled(job.type == "train"):
+            return job.function(*known_now(args), **known_now(kwargs))
+
+    # -- other threads -----------------------------------------------------------------------------
+
+    def _go(self, number: int) -> None:
+        """Every rank has made this call."""
+        with self._changed:
+            mine = self._numbers.pop(number, None)
+            if mine is None:
+                self._gone.add(number)
+        if mine is not None and self.worker is not None:
+            self.worker.permit(mine)
+
+    def _serve(self, key: str) -> Iterable[bytes]:
+        """Answer another rank's pull."""
+        what, *rest = key.split(" ", 3)
+        if what == "state":
+            calls, writes, name = int(rest[0]), int(rest[1]), rest[2]
+            self._await(calls, writes)
+            yield self.variables.serve(name)
+        elif what == "offer":
+            yield self.variables.serve_offer(key.split(" ", 1)[1])
+        elif what == "result":
+            number, index = int(rest[0]), int(rest[1])
+            self._await(number + 1, 0)
+            yield self.results.serve(number, index)
+        elif what == "drop":
+            self._await(int(rest[0]) + 1, 0)
+            self.results.forget(int(rest[0]), int(rest[1]))
+            yield b""
+        else:
+            raise CallError(f"{what!r} was asked for, which this rank does not serve")
+
+    def _await(self, calls: int, writes: int) -> None:
+        """Block until this rank is where the asking rank is: so many calls done and so many writes of state."""
+
+        def there() -> bool:
+            return self.cluster.failed.is_set() or (self._begun >= calls and (not writes or self.variables.writes >= writes))
+
+        with self._changed:
+            self._changed.wait_for(there)
+            last = [call for number, call in self._issued if number < calls][-1:]
+        if self.cluster.failure is not None:
+            raise self.cluster.failure.error()
+        for call in last:
+            call.wait()
+
+    def _failed(self, failure: Failure) -> None:
+        """The run is over, here or elsewhere."""
+        with self._changed:
+            self._changed.notify_all()
+        if self.worker is not None:
+            self.worker.fail(failure.error())
+
+    def _worker_failed(self, error: BaseException) -> None:
+        """An actor of this rank failed."""
+        if self.cluster.failure is None:
+            self.cluster.abort("raised", f"failed: {error}")
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Wait for every call that was issued; raises what failed."""
+        if self.worker is not None:
+            self.worker.wait_all()
+            self.results.close()
+
+    def explain(self) -> str:
+        """What this rank's queues are at and what they wait for."""
+        return "no job has been called yet" if self.worker is None else self.worker.explain()
+
+
+def hints_of(state: State) -> Hints:
+    """The hints for what the search found, under the names of its variables (tied ones have several)."""
+    hints = resolve(state.modules)
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    alias: dict[str, str] = {}
+    for root_name, root in state.modules.items():
+        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        alias.update({f"{root_name}.{name}": by_id[id(tensor)] for name, tensor in named})
+    layouts = {alias.get(name, name): layout for name, layout in hints.layouts.items()}
+    return Hints(layouts, hints.places)
+
+
+def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
+    for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)}):
+        optimizer, group, key = name.rsplit(".", 2)
+        yield name, state.optimizers[optimizer], int(group), key
+
+
+def _requires_grad(tensors: Iterable[Tensor]) -> Iterator[bool]:
+    with torch._C.DisableTorchFunctionSubclass():
+        yield from (t.requires_grad for t in tensors)
+
+
+_session: Session | None = None
+
+
+def current() -> Session:
+    """This process's session; made with the first call of a job."""
+    global _session
+    if _session is None:
+        _session = Session(clusters.current())
+        if isinstance(_session.cluster, Alone) and not _session.cluster.settings.launcher:
+            atexit.register(_finish_at_exit)
+    return _session
+
+
+def finish() -> None:
+    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the script's end."""
+    if _session is not None:
+        _session.finish()
+
+
+def _finish_at_exit() -> None:
+    """Under plain ``python script.py``: a call that fails after the last line of the script must not go unnoticed."""
+    try:
+        finish()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(1)

@@ -1,0 +1,276 @@
+"""The variables that plans own: the script's tensors come in and become stand-ins; reads and writes of them are served.
+
+Every rank holds its parts in the worker.  The whole of a variable is put together from the parts of
+their owners when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actorflow.find import Names
+from actorflow.owned import Owned
+from actorflow.runtime.data_plane.boxes import dtype_of
+from actorflow.runtime.optimizer_state import initial_state
+from actorflow.runtime.parts import assemble, part, sources
+from actorflow.runtime.results import Peers, fetch_part
+from actorflow.runtime.wire import encode
+from actorflow_compiler.boxing import device_shape
+from actorflow_compiler.errors import StateError
+from actorflow_compiler.plan import Variable
+from actorflow_compiler.variables import Held, State
+
+__all__ = ["Variables"]
+
+
+@dataclass(slots=True)
+class _Borrowed:
+    """A plain tensor that plans only read: the script keeps it, and the plans have copies."""
+
+    tensor: Tensor
+    get: Callable[[], Any]
+    version: int  # of the tensor when it was copied
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A tensor of an optimizer's state: ``optimizer.state[parameter][key]``."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: Tensor
+    key: str
+
+
+class Variables:
+    """The state of all plans on one rank.
+
+    ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
+    call that this rank issued is done; ``progress`` is the number of those calls.
+    """
+
+    def __init__(
+        self, peers: Peers, names: Names, parts: dict[str, Tensor], device: torch.device, settled: Callable[[], None], progress: Callable[[], int]
+    ) -> None:
+        self.layouts: dict[str, Variable] = {}
+        self.writes = 0  # so far; equal on all ranks
+        self.flags = 0  # changes of requires_grad so far
+        self._peers, self._names, self._parts, self._device = peers, names, parts, device
+        self._settled, self._progress = settled, progress
+        self._owned: dict[str, Owned] = {}
+        self._borrowed: dict[str, _Borrowed] = {}
+        self._slots: dict[str, _Slot] = {}
+        self._hooked: set[int] = set()  # optimizers, by id; they live as long as the process
+        self._modules: dict[tuple[int, str], tuple[dict[str, Any], str, Owned]] = {}  # where modules hold what is owned
+        self._offers: dict[str, Tensor] = {}  # values that other ranks may take
+        self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Tensor]]] | None = None  # of the last search
+        self._creates: dict[tuple[int, int, int], dict[str, Any]] = {}  # (optimizer, group, dims) → what it creates
+
+    # -- taking in ---------------------------------------------------------------------------------
+
+    def part_of(self, variable: Variable, value: Tensor) -> Tensor | None:
+        """This rank's part of a variable's value; None if it has none."""
+        if self._peers.rank not in variable.placement:
+            return None
+        return part(value.detach(), variable.placement, variable.sbp, variable.placement.index(self._peers.rank)).to(self._device)
+
+    def start_of(self, variable: Variable, state: State) -> Tensor:
+        """The value that a new variable starts from: the script's, or what its optimizer creates."""
+        held = state.held.get(variable.name)
+        if held is not None:
+            return held.tensor
+        slot = self.slot(variable.name, state)
+        now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
+        if isinstance(now, Tensor) and not isinstance(now, Owned):
+            return now.to(dtype_of(variable.dtype)).expand(variable.shape)
+        created = self._created(slot).get(slot.key)
+        fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
+        return torch.full(variable.shape, fill, dtype=dtype_of(variable.dtype))
+
+    def slot(self, name: str, state: State) -> _Slot:
+        """Where an optimizer's state of this name is kept."""
+        if self._found is None or self._found[0] is not state:
+            by_id = {id(h.tensor): h.name for h in state.held.values()}
+            places = {
+                f"{title}.{by_id[id(p)]}": (optimizer, p) for title, optimizer in state.optimizers.items() for g in optimizer.param_groups for p in g["params"]
+            }
+            self._found = state, places
+            self._creates.clear()
+        prefix, _, key = name.rpartition(".")
+        if prefix not in self._found[1]:
+            raise StateError(f"the plan has a variable {name!r}, which is nothing that this rank's script holds")
+        optimizer, parameter = self._found[1][prefix]
+        return _Slot(optimizer, parameter, key)
+
+    def offer(self, values: Mapping[str, Tensor]) -> None:
+        """Let other ranks take these values (``take``) until the next offer."""
+        self._offers = dict(values)
+
+    def take(self, variable: Variable) -> Tensor:
+        """The master's value of a variable that it offers."""
+        return fetch_part(self._peers, 0, f"offer {variable.name}", variable.shape, variable.dtype, torch.device("cpu"))
+
+    def own(self, variable: Variable, state: State) -> None:
+        """Put a stand-in wherever the script holds the variable's tensor."""
+        name = variable.name
+        self.layouts[name] = variable
+        held = state.held.get(name)
+        if held is not None:
+            self._owned[name] = self._replace(held, state.optimizers.values())
+            return
+        slot = self.slot(name, state)
+        parameter, values = slot.parameter, slot.optimizer.state[slot.parameter]
+        like = torch.empty(variable.shape, dtype=dtype_of(variable.dtype), device="meta")
+        owned = Owned.of(like, name, self, device=parameter.device)
+        for key, value in self._created(slot).items():
+            if not isinstance(value, Tensor):
+                values.setdefault(key, value)
+        values[slot.key] = owned
+        self._owned[name] = owned
+        self._slots[name] = slot
+        if id(slot.optimizer) not in self._hooked:
+            self._hooked.add(id(slot.optimizer))
+            slot.optimizer.register_state_dict_post_hook(_with_values)
+            slot.optimizer.register_load_state_dict_post_hook(self._loaded)
+
+    def lend(self, variable: Variable, held: Held) -> None:
+        """The script keeps a tensor that plans only read."""
+        place: Any = held.places[0]
+        self.layouts[variable.name] = variable
+        self._borrowed[variable.name] = _Borrowed(held.tensor, place.get, held.tensor._version)
+
+    def watch(self, modules: Iterable[nn.Module]) -> None:
+        """Notice when one of these modules gets another tensor in place of one that is owned."""
+        for module in modules:
+            for tensors in (module._parameters, module._buffers):
+                for key, tensor in tensors.items():
+                    if isinstance(tensor, Owned):
+                        self._modules[id(tensors), key] = (tensors, key, tensor)
+
+    def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer]) -> Owned:
+        """Make the tensor object itself a stand-in, so that every reference to it becomes one."""
+        tensor = held.tensor
+        owned = Owned.of(tensor, held.name, self)
+        tensor.grad = None
+        try:
+            torch.utils.swap_tensors(tensor, owned)
+        except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
+            held.put(owned)
+            self._names.replace(tensor, owned)
+            held.tensor = owned
+            for optimizer in optimizers:
+                if tensor in optimizer.state:
+                    optimizer.state[owned] = optimizer.state.pop(tensor)
+            return owned
+        assert isinstance(tensor, Owned)
+        return tensor
+
+    def _created(self, slot: _Slot) -> dict[str, Any]:
+        optimizer, parameter = slot.optimizer, slot.parameter
+        g, group = next((g, group) for g, group in enumerate(optimizer.param_groups) if any(p is parameter for p in group["params"]))
+        key = id(optimizer), g, parameter.dim()
+        if key not in self._creates:
+            self._creates[key] = initial_state(optimizer, group, parameter.dim())
+        return self._creates[key]
+
+    # -- between calls -----------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Before a call: take over what the script changed in ways that only show now."""
+        for tensors, key, owned in list(self._modules.values()):
+            now = tensors.get(key)
+            if now is owned:
+                continue
+            if now is None:  # the module has it no more
+                del self._modules[id(tensors), key]
+                continue
+            if now.shape != owned.shape or now.dtype != owned.dtype:
+                raise StateError(
+                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}{list(owned.shape)} was expected: "
+                    f"after its first call a job works with the same parameters; make a new model and a new job"
+                )
+            self.write(owned.name_in_plan, now.detach())
+            if now.requires_grad != owned.requires_grad:
+                owned.requires_grad_(now.requires_grad)
+            tensors[key] = owned
+        for name, borrowed in self._borrowed.items():
+            now = borrowed.get()
+            if not isinstance(now, Tensor):
+                now = borrowed.tensor  # the variable holds something else by now, but the plan knows only this
+            if now is not borrowed.tensor or now._version != borrowed.version:
+                layout = self.layouts[name]
+                if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
+                    raise StateError(
+                        f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: a tensor that a job reads "
+                        f"without getting it as an argument keeps its shape; make it an argument"
+                    )
+                self.write(name, now)
+                borrowed.tensor, borrowed.version = now, now._version
+
+    def flags_changed(self) -> None:
+        """See ``Owner``."""
+        self.flags += 1
+
+    # -- reading and writing -----------------------------------------------------------------------
+
+    def read(self, name: str) -> Tensor:
+        """See ``Owner``: no other rank needs to do the same."""
+        layout = self.layouts[name]
+        self._settled()
+        calls, writes = self._progress(), self.writes
+
+        def one(index: int) -> Tensor:
+            owner = layout.placement.ranks[index]
+            if owner == self._peers.rank:
+                return self._parts[name].clone()
+            shape = device_shape(layout.shape, layout.sbp, layout.placement, index)
+            return fetch_part(self._peers, owner, f"state {calls} {writes} {name}", shape, layout.dtype, self._device)
+
+        parts = {index: one(index) for index in sources(layout.placement, layout.sbp, self._peers.rank)}
+        whole = assemble(parts, layout.shape, layout.placement, layout.sbp)
+        return whole.to(self._owned[name].device) if name in self._owned else whole
+
+    def write(self, name: str, value: Tensor) -> None:
+        """See ``Owner``: every rank does the same."""
+        layout = self.layouts[name]
+        self._settled()
+        value = value.detach().to(dtype_of(layout.dtype)).expand(layout.shape)
+        mine = self.part_of(layout, value)
+        if mine is not None:
+            self._parts[name].copy_(mine)
+        self.writes += 1
+
+    def serve(self, name: str) -> bytes:
+        """This rank's part, for a rank that reads the variable."""
+        return encode([self._parts[name]])[0]
+
+    def serve_offer(self, name: str) -> bytes:
+        """A value that was offered."""
+        return encode([self._offers[name].detach()])[0]
+
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
+        self._creates.clear()
+        for name, slot in self._slots.items():
+            if slot.optimizer is not optimizer:
+                continue
+            values = optimizer.state[slot.parameter]
+            value = values.get(slot.key)
+            if value is None or isinstance(value, Owned):
+                value = self._created(slot).get(slot.key)
+                value = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
+            self.write(name, value)
+            values[slot.key] = self._owned[name]
+
+
+def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dictionary with values in place of stand-ins."""
+    state = {
+        key: {k: v.detach() if isinstance(v, Owned) else v for k, v in values.items()} if isinstance(values, dict) else values
+        for key, values in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}

@@ -1,0 +1,64 @@
+"""Nothing enters; prints what one actor fire costs in a worker, in µs: a chain of actors that only pass a tensor on, or compute."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import click
+import torch
+
+from actorflow.runtime.local import LocalCluster
+from actorflow_compiler.ops import Ref
+from actorflow_compiler.plan import Actor, Body, FromRegister, OfInput, Order, Plan, Read, Register, Step, TensorSpec, ToResult
+
+ADD = Body(1, (Step("aten.add.Tensor", (Ref(0), 1), (), (1,)),), (1,))
+
+
+def chain(length: int, slots: int, body: bool) -> Plan:
+    """A source, ``length`` actors in a row and a sink, on one rank."""
+    spec = TensorSpec((1,), "float32", "B")
+    last = length + 1
+    actors = [Actor(0, "source", 0, "source", "source", operands=(OfInput("x"),), targets=(FromRegister(0, 0),))]
+    for i in range(1, last):
+        part = {"operands": (FromRegister(i - 1, 0),), "targets": (FromRegister(i, 0),)}
+        actors.append(Actor(i, f"f{i}", 0, "compute", "forward", body=0 if body else None, **part))  # type: ignore[arg-type]
+    actors.append(Actor(last, "sink", 0, "sink", "sink", operands=(FromRegister(length, 0),), targets=(ToResult(0),)))
+    registers = tuple(Register(i, i, (Read(i + 1),), (spec,), slots=slots) for i in range(last))
+    orders = (Order(0, "source", (0,)), Order(0, "compute", tuple(range(1, last))), Order(0, "sink", (last,)))
+    return Plan("chain", 1, 1, (ADD,), tuple(actors), registers, orders=orders)
+
+
+def measure(plan: Plan, calls: int, in_flight: int) -> float:
+    """µs per fire over some calls, best of five."""
+    x = torch.zeros(1)
+    with LocalCluster(plan, in_flight=in_flight, library={}) as cluster:
+        worker = cluster.workers[0]
+        taken = []
+        for _ in range(6):
+            start = time.perf_counter()
+            for _ in range(calls):
+                worker.issue(0, {"x": x})
+            worker.wait_all(60)
+            taken.append((time.perf_counter() - start) / (calls * len(plan.actors)) * 1e6)
+    return statistics.median(taken[1:])
+
+
+@click.command()
+@click.option("--length", default=50, help="Actors in the chain.")
+@click.option("--calls", default=40, help="Calls in a measurement.")
+@click.option("--slots", default=2, help="Slots of each register.")
+def main(length: int, calls: int, slots: int) -> None:
+    """Print µs per fire."""
+    torch.set_num_threads(1)
+    x = torch.zeros(1)
+    start = time.perf_counter()
+    for _ in range(20000):
+        torch.ops.aten.add.Tensor(x, 1)
+    add = (time.perf_counter() - start) / 20000 * 1e6
+    print(f"actors that pass a tensor on  {measure(chain(length, slots, False), calls, 4):6.2f} µs per fire")
+    print(f"actors that add               {measure(chain(length, slots, True), calls, 4):6.2f} µs per fire (the add alone: {add:.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Plans of all shapes, legal or not, go through protobuf and JSON and come back as they were."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from actorflow_compiler.errors import PlanError
+from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, Symbol
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import (
+    Actor,
+    Body,
+    Box,
+    Comm,
+    Constant,
+    Exchange,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Order,
+    Plan,
+    RankBytes,
+    Read,
+    Register,
+    Result,
+    Step,
+    Summary,
+    TensorSpec,
+    ToResult,
+    Variable,
+)
+from actorflow_compiler.plan_proto import from_bytes, to_bytes, to_proto
+from actorflow_compiler.plan_text import from_json, to_json
+from actorflow_compiler.sbp import B, P, Split
+from actorflow_compiler.summary import plan_digest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FORMS = [
+    pytest.param(lambda plan: from_bytes(to_bytes(plan)), id="protobuf"),
+    pytest.param(lambda plan: from_json(to_json(plan)), id="json"),
+]
+
+word = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
+small = st.integers(0, 9)
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+shape = st.lists(u64, max_size=3).map(tuple)
+dtype = st.sampled_from(sorted(ITEM_BYTES))
+
+
+def tuples(of: st.SearchStrategy[object], most: int = 3) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(of, max_size=most).map(tuple)
+
+
+arg = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | word | word.map(Symbol) | u32.map(Ref),
+    tuples,
+    max_leaves=6,
+)
+step = st.builds(Step, word, tuples(arg), tuples(st.tuples(word, arg)), tuples(st.integers(-1, 2**31 - 1)))
+body = st.builds(Body, u32, tuples(step), tuples(u32))
+box = st.builds(Box, shape, shape)
+exchange = st.builds(Exchange, tuples(tuples(box)), tuples(tuples(box)), st.booleans())
+comm = st.builds(Comm, word, u32, tuples(u32), tuples(exchange), word)
+in_register = st.builds(FromRegister, u32, u32)
+variable_name = word.map(OfVariable)
+operand = in_register | variable_name | word.map(OfScalar) | st.just(OfPiece()) | word.map(OfInput)
+target = in_register | variable_name | u32.map(ToResult)
+actor = st.builds(
+    Actor, u32, word, u32, word, word, u32, st.none() | small, tuples(operand), tuples(target), st.none() | comm,
+    st.floats(), u32,
+)  # fmt: skip
+spec = st.builds(TensorSpec, shape, dtype, word, word, word)
+register = st.builds(Register, u32, u32, tuples(st.builds(Read, u32, u32)), tuples(spec), u32, u32, u32)
+sbp = st.just(B) | st.just(P) | st.builds(Split, st.integers(-3, 3), st.integers(1, 4), st.integers(1, 16))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Placement, tuple[object, ...]]:
+    hierarchy = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
+    ranks = draw(st.permutations(range(math.prod(hierarchy))))
+    kind = draw(st.sampled_from(["cpu", "cuda"]))
+    return Placement(kind, tuple(ranks), hierarchy), tuple(draw(sbp) for _ in hierarchy)
+
+
+@st.composite
+def variables(draw: st.DrawFn) -> Variable:
+    return Variable(draw(word), draw(shape), draw(dtype), *draw(layouts()), draw(word))  # type: ignore[arg-type]
+
+
+@st.composite
+def results(draw: st.DrawFn) -> Result:
+    return Result(draw(u64), draw(shape), draw(dtype), *draw(layouts()))  # type: ignore[arg-type]
+
+
+summary = st.builds(
+    Summary, tuples(word), u32, st.floats(), st.floats(0, 1), tuples(st.builds(RankBytes, u32, u64, u64, u64)),
+    tuples(st.tuples(word, u64)),
+)  # fmt: skip
+plans = st.builds(
+    Plan, word, st.integers(1, 2**32 - 1), u32, tuples(body), tuples(actor), tuples(register), tuples(variables()),
+    tuples(results()), tuples(st.builds(Order, u32, word, tuples(u32))),
+    tuples(st.builds(Constant, word, shape, dtype, st.binary(max_size=9))), tuples(word), summary,
+    tuples(st.integers(0, 2**31 - 1)),
+)  # fmt: skip
+
+
+def with_args(*args: Arg) -> Plan:
+    """The smallest plan whose only step has these arguments."""
+    return Plan("p", 1, 1, (Body(0, (Step("aten.add.Tensor", args, (), (0,)),), (0,)),), (), ())
+
+
+@pytest.mark.parametrize("through", FORMS)
+@settings(max_examples=80, deadline=None)
+@given(plan=plans)
+def test_any_plan_comes_back_as_it_was(through: object, plan: Plan) -> None:
+    assert callable(through)
+    back = through(plan)
+    assert repr(back) == repr(plan)  # tells 1 from 1.0 and True, -0.0 from 0.0, and accepts NaN
+    if "nan" not in repr(plan):
+        assert back == plan
+
+
+@pytest.mark.parametrize("through", FORMS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        0, 1, True, False, None, 0.0, -0.0, 1.0, 5e-324, 0.1, math.inf, -math.inf, math.nan, 2**53 + 1, 2**63 - 1,
+        -(2**63), "", "None", "é\0\n", Symbol("torch.float32"), "torch.float32", Ref(0), (), ((),), (None, (Ref(1), (True,))),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_an_argument_keeps_its_type_and_value(through: object, value: Arg) -> None:
+    assert callable(through)
+    back = through(with_args(value)).bodies[0].steps[0].args
+    assert repr(back) == repr((value,))
+
+
+@pytest.mark.parametrize("through", FORMS)
+def test_an_actor_without_body_or_communication_stays_without(through: object) -> None:
+    assert callable(through)
+    bare = Actor(0, "a", 0, "compute", "forward")
+    first = replace(bare, id=1, body=0, comm=Comm("send", 0, (0, 1)))
+    back = through(Plan("p", 2, 1, (Body(0, (), ()),), (bare, first), ()))
+    assert back.actors == (bare, first)
+    assert back.actors[0].body is None
+    assert back.actors[0].comm is None
+
+
+@pytest.mark.parametrize("value", [2**63, [1], {"a": 1}, 1j, b"x", Ref(-1), "\ud800"], ids=repr)
+def test_what_a_message_cannot_carry_is_refused_by_name(value: Arg) -> None:
+    with pytest.raises(PlanError, match=r"plan 'p' holds a value that a message cannot carry: ."):
+        to_bytes(with_args(value))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=60))
+def test_bytes_that_are_no_plan_never_raise_anything_but_a_plan_error(data: bytes) -> None:
+    try:
+        from_bytes(data)
+    except PlanError:
+        pass
+
+
+@settings(max_examples=100, deadline=None)
+@given(plan=plans, at=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_a_damaged_byte_gives_a_plan_or_a_plan_error(plan: Plan, at: int, byte: int) -> None:
+    data = bytearray(to_bytes(plan))
+    data[at % len(data)] = byte
+    try:
+        from_bytes(bytes(data))
+    except PlanError:
+        pass
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"not a plan", to_bytes(with_args(1))[:-1]], ids=repr)
+def test_bytes_that_are_no_plan_raise_a_plan_error(data: bytes) -> None:
+    with pytest.raises(PlanError):
+        from_bytes(data)
+
+
+def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
+    message = to_proto(with_args(1))
+    message.bodies[0].MergeFromString(b"\xf8\x3f\x01")  # field 1023
+    with pytest.raises(PlanError, match="same version"):
+        from_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("operand", lambda m: m.actors[0].operands.add()),
+        ("target", lambda m: m.actors[0].targets.add()),
+        ("argument", lambda m: m.bodies[0].steps[0].args.add()),
+        ("dtype", lambda m: m.constants.add(name="c", dtype="float31")),
+        ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]")),
+        ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,x]")),
+        ("mesh", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[2], sbp="B")),
+    ],
+)
+def test_a_message_with_a_missing_or_odd_part_raises_a_plan_error_that_names_it(path: str, change: object) -> None:
+    assert callable(change)
+    message = to_proto(replace(with_args(1), actors=(Actor(0, "a", 0, "compute", "forward"),)))
+    change(message)
+    with pytest.raises(PlanError, match=path):
+        from_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "5", "[]", "[" * 100_000, '{"world": 1, "bodies": 5}', '{"world": 1, "layers": []}', '{"world": NaN}'],
+    ids=lambda text: text[:12],
+)
+def test_json_that_is_no_plan_raises_a_plan_error(text: str) -> None:
+    with pytest.raises(PlanError):
+        from_json(text)
+
+
+@settings(max_examples=30, deadline=None)
+@given(plan=plans)
+def test_json_opens_with_a_complete_summary(plan: Plan) -> None:
+    found = json.loads(to_json(plan))
+    assert next(iter(found)) == "summary"
+    assert list(found["summary"]) == ["stages", "actors", "flops", "redundant_flops", "memory", "moved"]
+    assert found["summary"]["redundant_flops"] == plan.summary.redundant_flops
+    assert found["summary"]["moved"] == [{"kind": kind, "bytes": count} for kind, count in plan.summary.moved]
+
+
+@settings(max_examples=30, deadline=None)
+@given(plan=plans)
+def test_a_digest_follows_the_plan_alone(plan: Plan) -> None:
+    assert plan_digest(from_json(to_json(plan))) == plan_digest(plan)
+    assert plan_digest(replace(plan, pieces=plan.pieces ^ 1)) != plan_digest(plan)
+    assert len(plan_digest(plan)) == 64

@@ -1,0 +1,162 @@
+"""Cases of sends and collectives: a data plane of one rank of three enters, its outputs leave, equal on every data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from actorflow.runtime.messages import DataPlane
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
+from actorflow_compiler.sbp import share
+
+WORLD = 3
+GROUP = (2, 0, 1)  # mesh order is not the order of numbers
+PAIRS = ((0, 1), (1, 0), (1, 2))
+GROUPS = ((0, 1), GROUP)
+PLACE = Placement("cpu", GROUP, (3,))
+
+Case = Callable[[int, DataPlane], list[Tensor]]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    """Register a case by its name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def part(rows: int, member: int) -> Box:
+    """The rows of a matrix of two columns that a member owns."""
+    lo, hi = share(rows, WORLD, member)
+    return Box((lo, 0), (hi - lo, 2))
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    """All of a tensor."""
+    return Box((0,) * len(shape), shape)
+
+
+def term(member: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """What a member puts in; small whole numbers, so that sums are exact in every dtype."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) + 3 * member) % 7).to(dtype).view(shape)
+
+
+def spec(tensor: Tensor) -> TensorSpec:
+    """The spec of an output like this tensor."""
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
+
+
+@case
+def all_reduce(rank: int, plane: DataPlane) -> list[Tensor]:
+    """Tensors of many dtypes and shapes, one without elements, summed over a group."""
+    me = GROUP.index(rank)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+    tensors = [term(me, (2, 3), d) for d in dtypes] + [term(me, (), torch.float32), torch.empty(0, 4), term(me, (4, 2), torch.float32).t()]
+    before = [t.clone() for t in tensors]
+    found = plane.collective(Comm("all_reduce", 0, GROUP), tensors, [spec(t) for t in tensors])
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True)), "an input was changed"
+    return found
+
+
+@case
+def all_gather(rank: int, plane: DataPlane) -> list[Tensor]:
+    """S(0) → B of five and seven rows over three members, in two dtypes."""
+    me = GROUP.index(rank)
+    found = []
+    exchanges = []
+    tensors = []
+    for rows, dtype in ((5, torch.float32), (7, torch.bool), (2, torch.bfloat16)):
+        mine = part(rows, me)
+        send = (whole(mine.size),) if mine.size[0] else ()
+        full = term(0, (rows, 2), dtype)
+        tensors.append(full[mine.start[0] : mine.start[0] + mine.size[0]].contiguous())
+        receive = tuple((part(rows, m),) if part(rows, m).size[0] else () for m in range(WORLD))
+        exchanges.append(Exchange((send,) * WORLD, receive))
+        found.append(spec(full))
+    return plane.collective(Comm("all_gather", 1, GROUP, tuple(exchanges)), tensors, found)
+
+
+@case
+def reduce_scatter(rank: int, plane: DataPlane) -> list[Tensor]:
+    """P → S(0) of five rows."""
+    me = GROUP.index(rank)
+    mine = part(5, me)
+    exchange = Exchange(tuple((part(5, m),) for m in range(WORLD)), ((whole(mine.size),),) * WORLD, add=True)
+    comm = Comm("reduce_scatter", 2, GROUP, (exchange,))
+    return plane.collective(comm, [term(me, (5, 2), torch.float32)], [TensorSpec(mine.size, "float32", "")])
+
+
+@case
+def all_to_all(rank: int, plane: DataPlane) -> list[Tensor]:
+    """S(0) → S(1) of a 4 × 5 matrix: every box is a strip of columns."""
+    me = GROUP.index(rank)
+    full = term(0, (4, 5), torch.int64)
+    (r0, r1), (c0, c1) = share(4, WORLD, me), share(5, WORLD, me)
+    send = tuple((Box((0, share(5, WORLD, m)[0]), (r1 - r0, share(5, WORLD, m)[1] - share(5, WORLD, m)[0])),) for m in range(WORLD))
+    receive = tuple((Box((share(4, WORLD, m)[0], 0), (share(4, WORLD, m)[1] - share(4, WORLD, m)[0], c1 - c0)),) for m in range(WORLD))
+    return plane.collective(Comm("all_to_all", 3, GROUP, (Exchange(send, receive),)), [full[r0:r1]], [TensorSpec((4, c1 - c0), "int64", "")])
+
+
+@case
+def partly(rank: int, plane: DataPlane) -> list[Tensor]:
+    """Member 0 gives member 1 a corner; the rest of the output, and the outputs of others, are zeros."""
+    me = GROUP.index(rank)
+    corner = Box((0, 0), (1, 2))
+    send = ((), (corner,), ()) if me == 0 else ((), (), ())
+    receive = ((Box((1, 1), (1, 2)),), (), ()) if me == 1 else ((), (), ())
+    return plane.collective(Comm("all_to_all", 4, GROUP, (Exchange(send, receive),)), [torch.ones(2, 3)], [TensorSpec((2, 3), "float32", "")])
+
+
+@case
+def send(rank: int, plane: DataPlane) -> list[Tensor]:
+    """Rank 0 sends many dtypes, views and an empty tensor to rank 1, twice."""
+    big = torch.arange(100_000, dtype=torch.float64)
+    tensors = [term(0, (2, 3), torch.float32).t(), term(1, (), torch.int64), torch.empty(0, 3), term(2, (4,), torch.bool), big]
+    tensors.append(torch.tensor([1.5, -2.5], dtype=torch.bfloat16))
+    for _ in range(2):
+        if rank == 0:
+            plane.send(1, tensors)
+        elif rank == 1:
+            found = plane.receive(0, [spec(t) for t in tensors])
+    return found if rank == 1 else []
+
+
+def expected(name: str, rank: int) -> list[Tensor]:
+    """What a case gives on a rank, by plain torch."""
+    me = GROUP.index(rank)
+    mine = part(5, me)
+    rows = slice(mine.start[0], mine.start[0] + mine.size[0])
+    if name == "all_reduce":
+        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+        made = [[term(m, (2, 3), d) for d in dtypes] for m in range(WORLD)]
+        for m in range(WORLD):
+            made[m] += [term(m, (), torch.float32), torch.empty(0, 4), term(m, (4, 2), torch.float32).t()]
+        return [a + b + c for a, b, c in zip(*made, strict=True)]
+    if name == "all_gather":
+        return [term(0, (5, 2), torch.float32), term(0, (7, 2), torch.bool), term(0, (2, 2), torch.bfloat16)]
+    if name == "reduce_scatter":
+        return [sum((term(m, (5, 2), torch.float32) for m in range(WORLD)), torch.zeros(5, 2))[rows]]
+    if name == "all_to_all":
+        lo, hi = share(5, WORLD, me)
+        return [term(0, (4, 5), torch.int64)[:, lo:hi]]
+    if name == "partly":
+        out = torch.zeros(2, 3)
+        if me == 1:
+            out[1, 1:] = 1
+        return [out]
+    if rank != 1:
+        return []
+    big = torch.arange(100_000, dtype=torch.float64)
+    tensors = [term(0, (2, 3), torch.float32).t(), term(1, (), torch.int64), torch.empty(0, 3), term(2, (4,), torch.bool), big]
+    return [*tensors, torch.tensor([1.5, -2.5], dtype=torch.bfloat16)]
+
+
+def run_all(rank: int, plane: DataPlane) -> dict[str, list[Tensor]]:
+    """Every case in order, as one rank."""
+    plane.open([p for p in PAIRS if rank in p], [g for g in GROUPS if rank in g])
+    plane.open([p for p in PAIRS if rank in p], [g for g in GROUPS if rank in g])  # what exists is kept
+    return {name: function(rank, plane) for name, function in CASES.items()}

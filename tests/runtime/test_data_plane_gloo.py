@@ -1,0 +1,75 @@
+"""The data plane between processes: three of them, started once, run every case."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # the spawned processes import this file
+
+from exchanges import CASES, WORLD, expected, run_all  # noqa: E402
+
+SECONDS = 60.0
+
+
+def serve(rank: int, port: int, pipe: Connection) -> None:
+    """One rank: run every case, give the outputs back."""
+    import torch.distributed as dist
+
+    from actorflow.runtime.data_plane.gloo import GlooPlane
+
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=SECONDS)
+    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
+    plane = GlooPlane(rank, store, timeout=limit)
+    outputs = run_all(rank, plane)
+    pipe.send({name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found] for name, found in outputs.items()})
+    pipe.send({name: [(str(t.dtype), tuple(t.shape)) for t in found] for name, found in outputs.items()})
+    pipe.recv()  # the test has everybody's
+    plane.close()
+
+
+@pytest.fixture(scope="module")
+def outputs(request: pytest.FixtureRequest) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(WORLD)]
+    ranks = [context.Process(target=serve, args=(rank, port, pipes[rank][1]), daemon=True) for rank in range(WORLD)]
+    for process in ranks:
+        process.start()
+    for _, theirs in pipes:
+        theirs.close()
+    try:
+        found = []
+        for rank, (mine, _) in enumerate(pipes):
+            assert mine.poll(SECONDS), f"rank {rank} gave nothing in {SECONDS} s"
+            data, kinds = mine.recv(), mine.recv()
+            found.append({name: list(zip(data[name], kinds[name], strict=True)) for name in data})
+        yield found
+        for mine, _ in pipes:
+            mine.send("done")
+        for process in ranks:
+            process.join(10)
+            assert process.exitcode == 0
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize("name", CASES)
+def test_a_transfer_gives_what_its_boxes_say(
+    outputs: list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]], name: str, rank: int
+) -> None:
+    wanted = [(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), (str(t.dtype), tuple(t.shape))) for t in expected(name, rank)]
+    assert outputs[rank][name] == wanted
