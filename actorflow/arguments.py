@@ -42,6 +42,19 @@ class Arguments:
         return tuple(args), dict(kwargs)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """Equal only where it holds the same object."""
+
+    thing: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
 class _Here:
     """Marks where a tensor was."""
 
@@ -109,10 +122,14 @@ def _shape_text(spec: Argument) -> str:
 
 
 def _key_of(leaf: Any) -> Any:
-    """Equal for leaves that may share a plan: by value where the value says all, else by identity."""
+    """Equal for leaves that may share a plan."""
     if isinstance(leaf, _SAYS_ITSELF):
-        return repr(leaf)
-    return id(leaf)
+        return repr(leaf)  # keeps 0.0 and -0.0 apart
+    try:
+        hash(leaf)
+    except TypeError:
+        return _Same(leaf)
+    return leaf
 
 
 def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -55,6 +56,11 @@ class Promise:
                 self._value = self._fetch()
                 self._fetch = None
             return self._value
+
+    def settle(self) -> None:
+        """Fetch what is there already, so that its source can be let go of; what cannot be fetched fails its reader, later."""
+        with contextlib.suppress(Exception):
+            self.value()
 
 
 class Result(Tensor):

@@ -14,9 +14,8 @@ from actorflow_compiler.errors import StateError
 __all__ = ["Owned", "Owner", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
-_KNOWN = METADATA | {Tensor.grad.__get__}  # type: ignore[attr-defined]
+_KNOWN = METADATA | {Tensor.grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _SET_GRAD = Tensor.grad.__set__  # type: ignore[attr-defined]
-_REQUIRE = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -28,9 +27,6 @@ class Owner(Protocol):
 
     def write(self, name: str, value: Tensor) -> None:
         """Replace the value, after all calls that were issued and before any that follows."""
-
-    def flags_changed(self) -> None:
-        """A tensor's requires_grad was set."""
 
 
 class Owned(Tensor):
@@ -83,11 +79,6 @@ class Owned(Tensor):
                 return owned._as_real().__reduce_ex__(*args[1:]) if args[1:] else owned._as_real().__reduce_ex__(2)
             if func == Tensor.__repr__ or func == Tensor.__format__:
                 return f"<{'parameter' if owned.is_parameter else 'tensor'} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
-            if func in _REQUIRE:
-                with _no_override():
-                    result = func(*args, **kwargs)
-                owner.flags_changed()
-                return result
             if func == _SET_GRAD and args[1] is None:
                 return None
         raise StateError(

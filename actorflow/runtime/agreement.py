@@ -11,9 +11,9 @@ from actorflow.owned import Owned
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.sbp import show
-from actorflow_compiler.variables import State
+from actorflow_compiler.variables import State, real_optimizer_state
 
-__all__ = ["Report", "compare", "report"]
+__all__ = ["Report", "compare", "differing", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,12 @@ def report(state: State, hints: Hints, contents: bool) -> Report:
     lines += [f"hint {name}: {show(s for s in layout if s is not None) if any(layout) else 'free'}" for name, layout in hints.layouts.items()]
     names = {id(m): f"{root}.{n}" if n else root for root, module in state.modules.items() for n, m in module.named_modules()}
     lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
-    values = {h.name: checksum([h.tensor]) for h in state.held.values() if not isinstance(h.tensor, Owned)} if contents else {}
-    return Report(tuple(lines), values)
+    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
+    lines += [f"state {name}: {str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for name, value in created.items()]
+    if not contents:
+        return Report(tuple(lines), {})
+    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
+    return Report(tuple(lines), {name: checksum([tensor]) for name, tensor in tensors.items()})
 
 
 def compare(job: str, reports: Sequence[Report]) -> None:

@@ -16,7 +16,7 @@ from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.progress import working
 from actorflow_compiler import errors
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError
+from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
@@ -122,6 +122,8 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
             raise
         used = {x.name for a in plan.actors for x in (*a.operands, *a.targets) if isinstance(x, OfVariable)}
         plan = replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
+        if not order.train:
+            _only_predicts(plan)
         return schedule(plan), shapes[0]
 
 
@@ -144,6 +146,17 @@ def device_type(state: State, hints: Hints, world: int) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise LayoutError('a placement "cuda" was found, and this machine has no CUDA device; use "cpu"')
     return kind
+
+
+def _only_predicts(plan: Plan) -> None:
+    """Raise StateError if a plan that predicts would change state."""
+    for actor in plan.actors:
+        for target in actor.targets:
+            if isinstance(target, OfVariable):
+                raise StateError(
+                    f"job {plan.name!r} is of type \"predict\" and changes {target.name}; expected: a prediction changes nothing. Call model.eval() "
+                    f'before it (batch norm in training mode counts), or make it a job of type="train"'
+                )
 
 
 def _only_read(plan: Plan) -> set[str]:

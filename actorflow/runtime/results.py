@@ -7,8 +7,9 @@ when it is read, and each owner keeps its part until the handles of all ranks ar
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -44,30 +45,43 @@ class Results:
     def __init__(self, peers: Peers, device: torch.device) -> None:
         self._peers = peers
         self._device = device
-        self._kept: dict[tuple[int, int], Call] = {}  # by (call, result): large ones of which this rank has a part
+        self._kept: dict[tuple[int, int], Promise] = {}  # by (call, result): this rank's parts of large ones
+        self._open: deque[tuple[Call, list[weakref.ref[Promise]]]] = deque()  # what handles still take from calls
         self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
         self._lock = threading.Lock()
         self._drops: SimpleQueue[tuple[tuple[int, ...], int, int] | None] | None = None
 
-    def handle(self, number: int, call: Call, result: plans.Result) -> Result:
-        """A handle on a result of call ``number`` (counted alike on all ranks)."""
-        peers, index = self._peers, result.index
+    def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[Result]:
+        """Handles on the results of call ``number`` (counted alike on all ranks)."""
+        while self._open and self._open[0][0].done:  # a handle that is kept must not keep the other results of its call
+            for ref in self._open.popleft()[1]:
+                promise = ref()
+                if promise is not None:
+                    promise.settle()
+        refs: list[weakref.ref[Promise]] = []
+        found = [self._handle(number, call, result, refs) for result in results]
+        self._open.append((call, refs))
+        return found
+
+    def _handle(self, number: int, call: Call, result: plans.Result, refs: list[weakref.ref[Promise]]) -> Result:
+        peers, index, placement = self._peers, result.index, result.placement
         shape, dtype = result.shape, dtype_of(result.dtype)
-        here = peers.rank in result.placement
-        if here and (result.placement.size == 1 or all(isinstance(entry, Broadcast) for entry in result.sbp)):
-            if set(range(peers.world)) <= set(result.placement.ranks):
-                return Result.of(Promise(lambda: call.result(index)), shape, dtype, self._device)
-        if here:
+        part = None
+        if peers.rank in placement:
+            part = Promise(lambda: call.result(index))
+            refs.append(weakref.ref(part))
+            if set(range(peers.world)) == set(placement.ranks) and (placement.size == 1 or all(isinstance(s, Broadcast) for s in result.sbp)):
+                return Result.of(part, shape, dtype, self._device)
             with self._lock:
-                self._kept[number, index] = call
-        fetch = _Fetch(peers, number, call if here else None, result, self._device)
-        return Result.of(Promise(fetch), shape, dtype, self._device, _Drop(self, result.placement.ranks, number, index))
+                self._kept[number, index] = part
+        whole = Promise(_Fetch(peers, number, part, result, self._device))
+        return Result.of(whole, shape, dtype, self._device, _Drop(self, placement.ranks, number, index))
 
     def serve(self, number: int, index: int) -> bytes:
         """This rank's part of a large result, for a rank that reads it."""
         with self._lock:
-            call = self._kept[number, index]
-        return encode([call.result(index)])[0]
+            part = self._kept[number, index]
+        return encode([part.value()])[0]
 
     def forget(self, number: int, index: int) -> None:
         """One rank's handle is gone; with the last one the part goes as well."""
@@ -105,16 +119,16 @@ class Results:
 class _Fetch:
     """Makes a result from its owners' parts."""
 
-    def __init__(self, peers: Peers, number: int, call: Call | None, result: plans.Result, device: torch.device) -> None:
-        self._peers, self._number, self._call, self._result, self._device = peers, number, call, result, device
+    def __init__(self, peers: Peers, number: int, part: Promise | None, result: plans.Result, device: torch.device) -> None:
+        self._peers, self._number, self._part, self._result, self._device = peers, number, part, result, device
 
     def __call__(self) -> Tensor:
         result, peers = self._result, self._peers
 
         def one(index: int) -> Tensor:
             owner = result.placement.ranks[index]
-            if owner == peers.rank and self._call is not None:
-                return self._call.result(result.index)
+            if owner == peers.rank and self._part is not None:
+                return self._part.value()
             shape = device_shape(result.shape, result.sbp, result.placement, index)
             return fetch_part(peers, owner, f"result {self._number} {result.index}", shape, result.dtype, self._device)
 

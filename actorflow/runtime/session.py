@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,6 @@ from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten
 from actorflow.find import Names, find
 from actorflow.lazy import known_now
-from actorflow.owned import Owned
 from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import report
 from actorflow.runtime.call import Call
@@ -39,10 +38,10 @@ from actorflow.runtime.worker import Worker
 from actorflow_compiler.capture import FUSABLE
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints, resolve
-from actorflow_compiler.plan import OfInput, OfScalar, Plan, ToResult
-from actorflow_compiler.variables import State, real_optimizer_state
+from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
+from actorflow_compiler.variables import State
 
-__all__ = ["Compiled", "PlanReady", "Session", "current", "finish"]
+__all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "finish"]
 
 CHECK_CONTENTS = 100  # calls of one plan between two looks at the contents of the arguments
 SCALARS = ("lr", "weight_decay")  # settings that are read at each call
@@ -81,7 +80,6 @@ class Compiled:
     inputs: frozenset[str]  # arguments that this rank's sources read
     scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
     optimizers: tuple[torch.optim.Optimizer, ...]
-    here: frozenset[int] = field(default_factory=frozenset)  # results of which this rank's sinks give a part
     calls: int = 0
 
 
@@ -99,9 +97,10 @@ class Session:
         self._plans = 0
         self._stepped: set[str] = set()  # optimizers that a plan has run
         self._capturing = False
-        self._issued: deque[tuple[int, Call]] = deque(maxlen=16)  # the last calls, by their number
-        self._begun = 0  # calls that are past the point where they can still fail before they are issued
-        self._changed = threading.Condition()  # guards the next two, _issued and _begun
+        self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
+        self._changed = threading.Condition()  # guards the next four
+        self._issued: deque[tuple[int, Call]] = deque()  # calls that may be under way, by their number
+        self._begun = 0  # calls issued so far, counted as calls are
         self._gone: set[int] = set()  # calls that every rank has made and this one has not issued yet
         self._numbers: dict[int, int] = {}  # call → its number in the worker, until it may go
         cluster.on_go(self._go)
@@ -143,6 +142,8 @@ class Session:
         scalars = {name: float(optimizer.param_groups[group][key]) for name, optimizer, group, key in compiled.scalars}
         call = worker.issue(compiled.number, inputs, scalars)
         with self._changed:
+            while self._issued and self._issued[0][1].done:
+                self._issued.popleft()
             self._issued.append((number, call))
             self._begun = number + 1
             go = number in self._gone
@@ -157,13 +158,13 @@ class Session:
         job.last = compiled
         for optimizer in compiled.optimizers:
             count_as_stepped(optimizer)
-        handles = [self.results.handle(number, call, result) for result in compiled.plan.results]
+        handles = self.results.handles(number, call, compiled.plan.results)
         return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
 
     def _settings(self, job: JobLike, state: State) -> tuple[Any, ...]:
         """What else decides which plan runs: flags of modules and parameters, autocast, settings of optimizers."""
         training = tuple(m.training for root in state.modules.values() for m in root.modules())
-        gradients = tuple(_requires_grad(h.tensor for h in state.held.values()))
+        gradients = _requires_grad(h.tensor for h in state.held.values())
         autocast = tuple(
             (torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))) for kind in ("cpu", "cuda")
         )
@@ -234,7 +235,6 @@ class Session:
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
             tuple(_scalars(actors, state)),
             tuple(state.optimizers.values()) if steps else (),
-            frozenset(t.index for a in actors for t in a.targets if isinstance(t, ToResult)),
         )
 
     def _start(self, made: Made) -> None:
@@ -246,7 +246,7 @@ class Session:
             planes["gloo"] = GlooPlane(self.rank, self.cluster.store(), device)
         worker = Worker(self.rank, self.cluster, planes, device)
         self.results = Results(self.cluster, device)
-        self.variables = Variables(self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun)
+        self.variables = Variables(self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._wrote)
         self.worker = worker
         self.cluster.on_message(worker.deliver)
         worker.on_failure(self._worker_failed)
@@ -261,7 +261,7 @@ class Session:
         if made.differing:
             variables.offer({v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
         self.worker.wait_all()
-        for variable in new:
+        for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
             name = variable.name
             if self.rank in made.differing.get(name, ()):
                 value = variables.take(variable)
@@ -277,7 +277,7 @@ class Session:
         if made.differing:
             self._warn(made)
             self.cluster.gather(f"values {self.calls}", b"")  # every rank has taken what it needs
-            for variable in new:
+            for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
                 if variable.name in made.differing and variable.name not in made.lent:
                     variables.own(variable, state)
             variables.offer({})
@@ -337,7 +337,6 @@ class Session:
             self._await(number + 1, 0)
             yield self.results.serve(number, index)
         elif what == "drop":
-            self._await(int(rest[0]) + 1, 0)
             self.results.forget(int(rest[0]), int(rest[1]))
             yield b""
         else:
@@ -356,6 +355,11 @@ class Session:
             raise self.cluster.failure.error()
         for call in last:
             call.wait()
+
+    def _wrote(self) -> None:
+        """State was written between calls."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _failed(self, failure: Failure) -> None:
         """The run is over, here or elsewhere."""
@@ -400,9 +404,9 @@ def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.o
         yield name, state.optimizers[optimizer], int(group), key
 
 
-def _requires_grad(tensors: Iterable[Tensor]) -> Iterator[bool]:
-    with torch._C.DisableTorchFunctionSubclass():
-        yield from (t.requires_grad for t in tensors)
+def _requires_grad(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
+    with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
+        return tuple(t.requires_grad for t in tensors)
 
 
 _session: Session | None = None
@@ -433,3 +437,8 @@ def _finish_at_exit() -> None:
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1)
+
+
+def explain() -> str:
+    """What every queue of this rank is at, and what it waits for: the first thing to look at when a run stands still."""
+    return current().explain()

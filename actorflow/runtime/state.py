@@ -50,24 +50,25 @@ class Variables:
     """The state of all plans on one rank.
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
-    call that this rank issued is done; ``progress`` is the number of those calls.
+    call that this rank issued is done; ``progress`` is the number of those calls; ``wrote`` is called after
+    each write.
     """
 
     def __init__(
-        self, peers: Peers, names: Names, parts: dict[str, Tensor], device: torch.device, settled: Callable[[], None], progress: Callable[[], int]
-    ) -> None:
+        self, peers: Peers, names: Names, parts: dict[str, Tensor], device: torch.device, settled: Callable[[], None], progress: Callable[[], int],
+        wrote: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
-        self.flags = 0  # changes of requires_grad so far
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
-        self._settled, self._progress = settled, progress
+        self._settled, self._progress, self._wrote = settled, progress, wrote
         self._owned: dict[str, Owned] = {}
         self._borrowed: dict[str, _Borrowed] = {}
         self._slots: dict[str, _Slot] = {}
         self._hooked: set[int] = set()  # optimizers, by id; they live as long as the process
         self._modules: dict[tuple[int, str], tuple[dict[str, Any], str, Owned]] = {}  # where modules hold what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
-        self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Tensor]]] | None = None  # of the last search
+        self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
         self._creates: dict[tuple[int, int, int], dict[str, Any]] = {}  # (optimizer, group, dims) → what it creates
 
     # -- taking in ---------------------------------------------------------------------------------
@@ -94,17 +95,20 @@ class Variables:
     def slot(self, name: str, state: State) -> _Slot:
         """Where an optimizer's state of this name is kept."""
         if self._found is None or self._found[0] is not state:
-            by_id = {id(h.tensor): h.name for h in state.held.values()}
+            by_id = {id(h.tensor): h for h in state.held.values()}
             places = {
-                f"{title}.{by_id[id(p)]}": (optimizer, p) for title, optimizer in state.optimizers.items() for g in optimizer.param_groups for p in g["params"]
+                f"{title}.{by_id[id(p)].name}": (optimizer, by_id[id(p)])
+                for title, optimizer in state.optimizers.items()
+                for group in optimizer.param_groups
+                for p in group["params"]
             }
             self._found = state, places
             self._creates.clear()
         prefix, _, key = name.rpartition(".")
         if prefix not in self._found[1]:
             raise StateError(f"the plan has a variable {name!r}, which is nothing that this rank's script holds")
-        optimizer, parameter = self._found[1][prefix]
-        return _Slot(optimizer, parameter, key)
+        optimizer, held = self._found[1][prefix]
+        return _Slot(optimizer, held.tensor, key)
 
     def offer(self, values: Mapping[str, Tensor]) -> None:
         """Let other ranks take these values (``take``) until the next offer."""
@@ -155,7 +159,8 @@ class Variables:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one."""
         tensor = held.tensor
         owned = Owned.of(tensor, held.name, self)
-        tensor.grad = None
+        if tensor.is_leaf:
+            tensor.grad = None
         try:
             torch.utils.swap_tensors(tensor, owned)
         except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
@@ -211,10 +216,6 @@ class Variables:
                 self.write(name, now)
                 borrowed.tensor, borrowed.version = now, now._version
 
-    def flags_changed(self) -> None:
-        """See ``Owner``."""
-        self.flags += 1
-
     # -- reading and writing -----------------------------------------------------------------------
 
     def read(self, name: str) -> Tensor:
@@ -243,6 +244,7 @@ class Variables:
         if mine is not None:
             self._parts[name].copy_(mine)
         self.writes += 1
+        self._wrote()
 
     def serve(self, name: str) -> bytes:
         """This rank's part, for a rank that reads the variable."""

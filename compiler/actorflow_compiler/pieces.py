@@ -130,17 +130,18 @@ class _Walk:
 
     def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
         """The signature that takes the operands as they are (batches unpacked, broadcasts as one piece's part of a sum)."""
-        call, _ = call_of(n, self.graph.metas)
+        call, operands = call_of(n, self.graph.metas)
         wanted = [s for s in layouts if isinstance(s, Split)]
         best: tuple[int, Signature] | None = None
         for signature in signatures(call, self.count, wanted=wanted):
             cost = 0
-            for need, have, meta in zip(signature.ins, layouts, call.ins, strict=True):
+            for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
                 if have is None:  # a batch
-                    if need != S0:
-                        cost += 1 if need == B and not any(isinstance(s, Split) for s in signature.ins) else 1000
+                    cost += 0 if need == S0 else 3 if need == B else 1000
                 elif need == P and have == B:
                     cost += 2
+                elif need == B and have != B and value in self.stateless:
+                    cost += 3  # computed once more, for the whole batch
                 elif need != have:
                     cost += 1000
                 if isinstance(need, Split) and not _even(need, meta.shape, self.count):
@@ -205,7 +206,7 @@ class _Walk:
             number, have = self.piece[value]
             if need == P and have == B:
                 return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
-            return number
+            return number if need == have else self.joined(value, n.placement)
         number = self.whole[value]
         meta = self.metas[number]
         if isinstance(need, Split):

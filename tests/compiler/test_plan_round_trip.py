@@ -199,7 +199,7 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
         ("target", lambda m: m.actors[0].targets.add()),
         ("argument", lambda m: m.bodies[0].steps[0].args.add()),
         ("dtype", lambda m: m.constants.add(name="c", dtype="float31")),
-        ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]")),
+        ("one entry", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]")),
         ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,x]")),
         ("mesh", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[2], sbp="B")),
     ],
@@ -215,7 +215,7 @@ def test_a_message_with_a_missing_or_odd_part_raises_a_plan_error_that_names_it(
 @pytest.mark.parametrize(
     "text",
     ["", "{", "5", "[]", "[" * 100_000, '{"world": 1, "bodies": 5}', '{"world": 1, "layers": []}', '{"world": NaN}'],
-    ids=lambda text: text[:12],
+    ids=lambda text: text[:22],
 )
 def test_json_that_is_no_plan_raises_a_plan_error(text: str) -> None:
     with pytest.raises(PlanError):

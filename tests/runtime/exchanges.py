@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.messages import DataPlane
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
 from actorflow_compiler.sbp import share
 
 WORLD = 3
+SECONDS = 60.0  # for all cases
 GROUP = (2, 0, 1)  # mesh order is not the order of numbers
 PAIRS = ((0, 1), (1, 0), (1, 2))
 GROUPS = ((0, 1), GROUP)
@@ -160,3 +165,16 @@ def run_all(rank: int, plane: DataPlane) -> dict[str, list[Tensor]]:
     plane.open([p for p in PAIRS if rank in p], [g for g in GROUPS if rank in g])
     plane.open([p for p in PAIRS if rank in p], [g for g in GROUPS if rank in g])  # what exists is kept
     return {name: function(rank, plane) for name, function in CASES.items()}
+
+
+def serve(rank: int, port: int, pipe: Connection) -> None:
+    """One rank: run every case, give the outputs back."""
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=SECONDS)
+    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
+    plane = GlooPlane(rank, store, timeout=limit)
+    outputs = run_all(rank, plane)
+    pipe.send({name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found] for name, found in outputs.items()})
+    pipe.send({name: [(str(t.dtype), tuple(t.shape)) for t in found] for name, found in outputs.items()})
+    pipe.recv()  # the test has everybody's
+    plane.close()

@@ -4,38 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
-import sys
 from collections.abc import Iterator
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # the spawned processes import this file
-
-from exchanges import CASES, WORLD, expected, run_all  # noqa: E402
-
-SECONDS = 60.0
-
-
-def serve(rank: int, port: int, pipe: Connection) -> None:
-    """One rank: run every case, give the outputs back."""
-    import torch.distributed as dist
-
-    from actorflow.runtime.data_plane.gloo import GlooPlane
-
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=SECONDS)
-    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
-    plane = GlooPlane(rank, store, timeout=limit)
-    outputs = run_all(rank, plane)
-    pipe.send({name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found] for name, found in outputs.items()})
-    pipe.send({name: [(str(t.dtype), tuple(t.shape)) for t in found] for name, found in outputs.items()})
-    pipe.recv()  # the test has everybody's
-    plane.close()
-
+from runtime.exchanges import CASES, SECONDS, WORLD, expected, serve
 
 @pytest.fixture(scope="module")
 def outputs(request: pytest.FixtureRequest) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from exchanges import CASES, WORLD, expected, run_all
+from runtime.exchanges import CASES, WORLD, expected, run_all
 
 from actorflow.runtime.data_plane.memory import Switchboard
 from actorflow_compiler.errors import ClusterError, PlanError

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from programs import V0, V1, V2, V3, V4, body, step
+from runtime.programs import V0, V1, V2, V3, V4, body, step
 
 from actorflow.runtime.kernels import Kernels, culprit, resolve
 from actorflow_compiler.errors import PlanError

@@ -1,0 +1,102 @@
+"""Ranks come together, or learn why not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+import grpc
+import pytest
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import ClusterError
+from actorflow_protos import runtime_pb2 as pb
+from actorflow_protos.runtime_pb2_grpc import PeerStub
+from conftest import Ranks
+
+Make = Callable[..., Settings]
+
+
+def test_all_ranks_join_whichever_comes_first(joined: Callable[[int], Ranks]) -> None:
+    ranks = joined(3)
+    assert [cluster.rank for cluster in ranks.clusters] == [0, 1, 2]
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None] * 3
+
+
+def test_different_arguments_end_every_rank_with_both_values(ranks: Ranks, settings: Make) -> None:
+    for rank in range(3):
+        ranks.make(settings(rank, 3, argv=("--lr", "0.1" if rank < 2 else "0.2")))
+    results = ranks.each(lambda cluster: cluster.join())
+    assert [type(e) for e in results] == [ClusterError] * 3
+    assert len({str(e) for e in results}) == 1
+    for part in ("arguments of the script", "--lr 0.1", "--lr 0.2", "rank 0", "rank 2"):
+        assert part in str(results[0])
+
+
+def test_a_missing_rank_is_named_to_everybody_who_came(ranks: Ranks, settings: Make) -> None:
+    for rank in (0, 1):
+        ranks.make(settings(rank, 4, devices=2, nnodes=2, join_timeout=0.5))
+    results = ranks.each(lambda cluster: cluster.join())
+    for e in results:
+        assert isinstance(e, ClusterError)
+        assert "ranks 2-3 (node 1) did not join within 0.5 s" in str(e)
+
+
+def test_a_master_that_never_comes_is_an_error(ranks: Ranks, settings: Make) -> None:
+    ranks.make(settings(1, 2, join_timeout=0.5))
+    (e,) = ranks.each(lambda cluster: cluster.join())
+    assert isinstance(e, ClusterError)
+    assert "no master (rank 0, node 0) answered rank 1" in str(e)
+
+
+def test_a_wrong_token_is_turned_away_and_both_sides_say_so(ranks: Ranks, settings: Make) -> None:
+    ranks.make(settings(0, 2, join_timeout=1.5))
+    ranks.make(settings(1, 2, join_timeout=1.5, token="guess"))
+    master, other = ranks.each(lambda cluster: cluster.join())
+    assert isinstance(other, ClusterError)
+    assert "tokens differ" in str(other)
+    assert "ACTORFLOW_TOKEN" in str(other)
+    assert isinstance(master, ClusterError)
+    assert "rank 1 (node 0) did not join" in str(master)
+    assert "wrong token were turned away (from ipv4:127.0.0.1)" in str(master)
+
+
+@pytest.mark.parametrize("metadata", [(), (("actorflow-token", "guess"),), (("actorflow-token", ""),)])
+def test_without_the_token_nothing_can_be_pulled(joined: Callable[[int], Ranks], metadata: tuple[tuple[str, str]]) -> None:
+    ranks = joined(2)
+    ranks.clusters[0].serve(lambda key: [b"state"])
+    with grpc.insecure_channel(f"127.0.0.1:{ranks.clusters[0].settings.master_port}") as channel:
+        with pytest.raises(grpc.RpcError) as e:
+            list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=5))
+    assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
+
+
+def test_a_port_in_use_is_named(ranks: Ranks, settings: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ranks.make(settings(0, 2, master_port=port))
+        (e,) = ranks.each(lambda cluster: cluster.join())
+    assert isinstance(e, ClusterError)
+    assert f"port {port} " in str(e)
+    assert "--ctrl-port" in str(e)
+
+
+def test_a_stray_process_is_refused_and_the_run_goes_on(joined: Callable[[int], Ranks], settings: Make) -> None:
+    ranks = joined(2)
+    stray = Ranks()
+    stray.make(replace(ranks.clusters[1].settings, script=__file__))
+    (e,) = stray.each(lambda cluster: cluster.join())
+    stray.close()
+    assert isinstance(e, ClusterError)
+    assert "two processes say that they are rank 1" in str(e)
+    assert ranks.each(lambda cluster: cluster.gather("still here", b"")) == [[b"", b""], None]
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
+
+
+def test_ranks_of_one_node_listen_on_the_loopback_alone(joined: Callable[[int], Ranks]) -> None:
+    ranks = joined(2)
+    assert {cluster.settings.bind_host() for cluster in ranks.clusters} == {"127.0.0.1"}
+    hosts = {ticket.address.rpartition(":")[0] for ticket in ranks.clusters[1]._control.tickets.values()}
+    assert hosts == {"127.0.0.1"}
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]

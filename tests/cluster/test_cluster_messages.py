@@ -1,0 +1,159 @@
+"""Register messages and pulls between ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from actorflow.runtime.alone import Alone
+from actorflow.runtime.cluster import Cluster
+from actorflow.runtime.messages import Credit, Message, Ready
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import ClusterError
+from conftest import LIMIT, Ranks
+
+Joined = Callable[[int], Ranks]
+
+
+def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined) -> None:
+    ranks = joined(3)
+    count = 3000
+    heard: dict[int, list[tuple[int, Message]]] = {1: [], 2: []}
+    done = {1: threading.Event(), 2: threading.Event()}
+
+    def sent(sequence: int) -> Message:
+        if sequence % 3 == 0:
+            return Credit(plan=1, register=sequence)
+        payload = (b"p" * (sequence % 50), b"") if sequence % 3 == 1 else None
+        return Ready(plan=1, register=7, sequence=sequence, nbytes=sequence, payload=payload)
+
+    def talk(cluster: Cluster) -> None:
+        if cluster.rank == 0:
+            return
+
+        def on_message(peer: int, message: Message) -> None:
+            heard[cluster.rank].append((peer, message))
+            if len(heard[cluster.rank]) == count:
+                done[cluster.rank].set()
+
+        cluster.on_message(on_message)
+        cluster.connect([3 - cluster.rank])
+        for sequence in range(count):
+            cluster.send(3 - cluster.rank, sent(sequence))
+        assert done[cluster.rank].wait(LIMIT)
+
+    assert ranks.each(talk) == [None] * 3
+    for rank in (1, 2):
+        assert heard[rank] == [(3 - rank, sent(sequence)) for sequence in range(count)]
+
+
+def test_messages_that_come_before_the_callback_are_kept(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    one.send(1, Credit(1, 1))
+    two.serve(lambda key: [b""])
+    one.pull(1, "")
+    heard: list[Message] = []
+    both = threading.Event()
+    two.on_message(lambda peer, message: (heard.append(message), len(heard) == 2 and both.set()))
+    one.send(1, Credit(1, 2))
+    assert both.wait(LIMIT)
+    assert heard == [Credit(1, 1), Credit(1, 2)]
+
+
+def test_many_threads_may_send_at_once(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    heard: list[Credit] = []
+    done = threading.Event()
+    two.on_message(lambda peer, message: (heard.append(message), len(heard) == 4000 and done.set()))
+    senders = [lambda plan=plan: [one.send(1, Credit(plan, n)) for n in range(1000)] for plan in range(4)]
+    ranks.apart(*senders)
+    assert done.wait(LIMIT)
+    for plan in range(4):
+        assert [message.register for message in heard if message.plan == plan] == list(range(1000))
+
+
+def test_a_message_to_a_rank_without_a_link_is_an_error(joined: Joined) -> None:
+    ranks = joined(3)
+    (e,) = ranks.apart(lambda: ranks.clusters[1].send(2, Credit(1, 1)))
+    assert isinstance(e, ClusterError)
+    assert "connect first" in str(e)
+
+
+def test_links_between_all_ranks_close_without_a_failure(joined: Joined) -> None:
+    ranks = joined(4)
+    failures: list[object] = []
+    for cluster in ranks.clusters:
+        cluster.on_failure(failures.append)
+    ranks.each(lambda cluster: cluster.connect(range(4)))
+    assert ranks.each(lambda cluster: cluster.goodbye()) == [None] * 4
+    assert not any(cluster._thread.is_alive() for cluster in ranks.clusters)
+    assert failures == []
+
+
+def test_twenty_megabytes_are_pulled_from_any_rank_by_any_other(joined: Joined) -> None:
+    ranks = joined(3)
+
+    def handler(key: str) -> Iterator[bytes]:
+        for n in range(4):
+            yield bytes([n]) * 5_000_000
+        yield key.encode()
+
+    for cluster in ranks.clusters:
+        cluster.serve(handler)
+    whole = b"".join(bytes([n]) * 5_000_000 for n in range(4)) + b"weights"
+    pulls = ranks.each(lambda cluster: cluster.pull((cluster.rank + 1) % 3, "weights") == whole)
+    assert pulls == [True] * 3
+
+
+def test_an_error_of_the_serving_rank_travels_as_text(joined: Joined) -> None:
+    ranks = joined(2)
+
+    def handler(key: str) -> Iterator[bytes]:
+        yield b"something"
+        raise KeyError(f"no variable {key}")
+
+    ranks.clusters[1].serve(handler)
+    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, "w"))
+    assert isinstance(e, ClusterError)
+    assert "rank 1 could not serve 'w'" in str(e)
+    assert "no variable w" in str(e)
+    (e,) = ranks.apart(lambda: ranks.clusters[1].pull(0, "w"))
+    assert "nothing is served here yet" in str(e)
+
+
+def test_a_pull_that_blocks_is_woken_by_a_failure(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    asked, never = threading.Event(), threading.Event()
+
+    def handler(key: str) -> list[bytes]:
+        asked.set()
+        never.wait(LIMIT)
+        return []
+
+    two.serve(handler)
+
+    def abort() -> None:
+        asked.wait(LIMIT)
+        two.abort("raised", "raised ValueError: boom")
+
+    e, _ = ranks.apart(lambda: one.pull(1, "w"), abort)
+    never.set()
+    assert isinstance(e, ClusterError)
+    assert "raised ValueError: boom" in str(e)
+
+
+def test_alone_everything_answers_at_once() -> None:
+    alone = Alone()
+    gone: list[int] = []
+    alone.on_go(gone.append)
+    alone.gate(0, "d", "step()")
+    alone.serve(lambda key: [key.encode()])
+    assert (gone, alone.gather("x", b"a"), alone.scatter("x", [b"b"]), alone.pull(0, "k")) == ([0], [b"a"], b"b", b"k")
+    alone.goodbye()
+
+
+def test_a_pretended_cluster_takes_all_ranks_to_do_the_same() -> None:
+    assert Alone(Settings(world=4, pretend=True)).gather("x", b"a") == [b"a"] * 4

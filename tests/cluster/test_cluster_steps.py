@@ -1,0 +1,145 @@
+"""Gathers, scatters, calls and the end of scripts, over real links."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from actorflow.runtime.cluster import Cluster
+from actorflow.runtime.failure import Failure
+from actorflow_compiler.errors import CallError, ClusterError
+from conftest import LIMIT, Ranks
+
+Joined = Callable[[int], Ranks]
+
+
+def test_a_gather_brings_every_payload_to_the_master(joined: Joined) -> None:
+    ranks = joined(3)
+    results = ranks.each(lambda cluster: cluster.gather("names", b"rank %d" % cluster.rank))
+    assert results == [[b"rank 0", b"rank 1", b"rank 2"], None, None]
+
+
+def test_a_scatter_gives_each_rank_its_payload_however_large(joined: Joined) -> None:
+    ranks = joined(3)
+    payloads = [b"", b"x" * 5_000_001, b"y" * (1 << 20)]
+    assert ranks.each(lambda c: c.scatter("plans", payloads if c.rank == 0 else None)) == payloads
+
+
+def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) -> None:
+    ranks = joined(2)
+    gone: list[list[int]] = [[], []]
+    all_gone = [threading.Event(), threading.Event()]
+
+    def hear(cluster: Cluster) -> None:
+        def on_go(call: int) -> None:
+            gone[cluster.rank].append(call)
+            if call == 2:
+                all_gone[cluster.rank].set()
+
+        cluster.on_go(on_go)
+
+    ranks.each(hear)
+    first, second = ranks.clusters
+    for call in range(3):
+        first.gate(call, "d", "step()")
+    for cluster in ranks.clusters:
+        cluster.serve(lambda key: [key.encode()])
+    assert second.pull(0, "round") + first.pull(1, "trip") == b"roundtrip"  # so the calls have arrived
+    assert gone == [[], []]
+    for call in range(3):
+        second.gate(call, "d", "step()")
+    assert all(event.wait(LIMIT) for event in all_gone)
+    assert gone == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_differing_call_ends_every_rank_with_both_texts(joined: Joined) -> None:
+    ranks = joined(3)
+    failures: list[Failure] = []
+    for cluster in ranks.clusters:
+        cluster.on_failure(failures.append)
+
+    def work(cluster: Cluster) -> None:
+        cluster.gate(0, str(cluster.rank == 2), f"train_step(f32[{8 - cluster.rank // 2}, 4])")
+        cluster.gather("after", b"")
+        cluster.goodbye()
+
+    results = ranks.each(work)
+    assert [type(e) for e in results] == [CallError] * 3
+    for part in ("train_step(f32[8, 4])", "train_step(f32[7, 4])", "rank 2 made call 1"):
+        assert part in str(results[1])
+    assert len(failures) == 3
+
+
+def test_a_script_that_ends_while_others_call_ends_every_rank(joined: Joined) -> None:
+    ranks = joined(2)
+
+    def work(cluster: Cluster) -> None:
+        cluster.gate(0, "d", "step()")
+        if cluster.rank == 0:
+            cluster.gate(1, "d", "step()")
+            cluster.gather("results", b"")
+        cluster.goodbye()
+
+    results = ranks.each(work)
+    assert [type(e) for e in results] == [CallError, CallError]
+    assert "rank 1 came to the end of its script after 1 call" in str(results[0])
+    assert "rank 0 made call 2: step()" in str(results[0])
+
+
+def test_steps_in_another_order_are_an_error_not_a_hang(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    results = ranks.apart(lambda: one.gather("a", b""), lambda: two.scatter("b", None))
+    assert [type(e) for e in results] == [CallError, CallError]
+    assert "gather 'a'" in str(results[1])
+    assert "scatter 'b'" in str(results[1])
+
+
+def test_a_rank_that_has_said_goodbye_serves_until_all_have(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    two.serve(lambda key: [b"state of ", key.encode()])
+
+    def pull_then_leave() -> bytes:
+        state = one.pull(1, "weights")
+        one.goodbye()
+        return state
+
+    assert ranks.apart(pull_then_leave, two.goodbye) == [b"state of weights", None]
+
+
+def test_an_abort_wakes_every_waiter_and_ends_every_process(joined: Joined) -> None:
+    ranks = joined(3)
+    first, second, third = ranks.clusters
+    aborted = threading.Event()
+
+    def abort() -> None:
+        second.abort("raised", "raised ValueError: boom (train.py:12: x = y)")
+        aborted.set()
+        second.end()
+
+    results = ranks.apart(lambda: first.gather("never", b""), abort, lambda: third.scatter("never", None))
+    assert aborted.is_set()
+    for e in (results[0], results[2]):
+        assert isinstance(e, ClusterError)
+        assert "rank 1 (" in str(e)
+        assert "raised ValueError: boom (train.py:12: x = y)" in str(e)
+    for cluster in (first, third):
+        cluster.end(3)
+    assert ranks.exits == {0: [3], 1: [1], 2: [3]}
+
+
+def test_a_main_thread_that_never_wakes_does_not_keep_its_process_alive(joined: Joined) -> None:
+    ranks = joined(2)
+    ranks.clusters[1].abort("raised", "raised ValueError: boom")
+    ranks.clusters[0]._ending.wait()  # nobody releases it: the main thread is stuck
+    assert ranks.exits[0] == [1]
+
+
+def test_an_error_that_a_lost_rank_caused_is_explained_by_it(joined: Joined) -> None:
+    ranks = joined(2)
+    one, two = ranks.clusters
+    broken = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4242")
+    explained, _ = ranks.apart(lambda: one.explain(broken), lambda: two.abort("killed", "was killed"))
+    assert isinstance(explained, ClusterError)
+    assert "rank 1" in str(explained)
