@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from actorflow_compiler.placement import placement as placement
 
 _ERRORS = (
-    "ActorError", "ActorflowError", "CallError", "CaptureError", "ClusterError", "DeadlockError", "LayoutError", "PlanError", "StateError",
+    "ActorError", "ActorflowError", "CallError", "CaptureError", "ClusterError", "DeadlockError", "LayoutError",
+    "PlanError", "StateError",
 )  # fmt: skip
 _HOMES = {
     "Job": "actorflow.job",

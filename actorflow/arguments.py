@@ -1,10 +1,10 @@
-"""The arguments of one call go in; its tensors, each named and known as batch or not, and a key of all that is no tensor come out."""
+"""The arguments of one call go in; its tensors, named, and a key of all that decides which plan runs come out."""
 
 from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     found = 0
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().view(-1)
-        found = zlib.crc32(memoryview(flat.view(torch.uint8).numpy()), found)
+        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
     return found
 
 
@@ -137,8 +137,9 @@ def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:
     keyword, first, *rest = (_step(key) for key in path)
     if keyword == "1":
         return ".".join([first, *rest])
-    positional = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    several = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+    parameters = signature.parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
     index = int(first)
     name = positional[index] if index < len(positional) else f"{several}.{index - len(positional)}"
     return ".".join([name, *rest])

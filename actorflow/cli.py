@@ -30,7 +30,7 @@ _ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metav
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
-    """Train a plain PyTorch script on many devices.
+    r"""Train a plain PyTorch script on many devices.
 
     \b
     Add @flow.global_function to the function that does a training step, then:
@@ -79,7 +79,7 @@ def run(
     insecure: bool,
     log_dir: str | None,
 ) -> None:
-    """Run SCRIPT with one process for each device.  What follows -- goes to the script.
+    r"""Run SCRIPT with one process for each device.  What follows -- goes to the script.
 
     Every process runs the whole script; rank 0, the master, writes to this terminal, the others to
     files in the log directory.  When a rank fails, all end, and the cause is printed.
@@ -137,7 +137,7 @@ def run(
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True), help="Write to this file: .json or .txt.")
 def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: str | None) -> None:
-    """Show which actors SCRIPT would run on each device, and what passes between them.
+    r"""Show which actors SCRIPT would run on each device, and what passes between them.
 
     The script runs as rank 0 of a pretended cluster until its job is compiled: no process is
     started, and nothing is computed.

@@ -1,4 +1,4 @@
-"""A job's function goes in; the modules, optimizers and tensors it can reach come out, with every place that holds them.
+"""A job's function goes in; the modules, optimizers and tensors it can reach come out, with all that holds them.
 
 The search follows what the function closes over, the globals it names, its defaults, ``self``, and the
 functions and methods of the user's own code that it calls.  It is the same on every rank.
@@ -17,99 +17,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from actorflow.lazy import Result
+from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
 from actorflow_compiler.variables import Held, State
 
-__all__ = ["Names", "Place", "find"]
+__all__ = ["Names", "find"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
+METHODS = (types.FunctionType, staticmethod, classmethod, property)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
 ALWAYS_CALLED = ("__call__", "forward", "__init__", "__new__", "__enter__", "__exit__", "__getitem__")
-
-
-class Place(Protocol):
-    """Where a tensor is held: calling it puts another tensor there."""
-
-    def __call__(self, tensor: Tensor) -> None: ...
-
-    def get(self) -> Any:
-        """What is there now."""
-
-
-class Item:
-    """An item of a dictionary or list (attributes are items of their object's ``__dict__``)."""
-
-    __slots__ = ("_container", "_key")
-
-    def __init__(self, container: Any, key: Any) -> None:
-        self._container, self._key = container, key
-
-    def __call__(self, tensor: Tensor) -> None:
-        self._container[self._key] = tensor
-
-    def get(self) -> Any:
-        """What is there now; None if the item is gone."""
-        try:
-            return self._container[self._key]
-        except (KeyError, IndexError):
-            return None
-
-
-class Attribute:
-    """An attribute that is not in a ``__dict__``: a slot, a default, a cell's content."""
-
-    __slots__ = ("_name", "_owner")
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def __call__(self, tensor: Tensor) -> None:
-        object.__setattr__(self._owner, self._name, tensor)  # frozen dataclasses too
-
-    def get(self) -> Any:
-        """What is there now; None if the attribute is gone."""
-        return getattr(self._owner, self._name, None)
-
-
-class Member:
-    """An item of something that cannot be changed in place: its holder gets a new one."""
-
-    __slots__ = ("_holder", "_index", "_rebuild")
-
-    def __init__(self, holder: Place, index: int, rebuild: Callable[[list[Any]], Any]) -> None:
-        self._holder, self._index, self._rebuild = holder, index, rebuild
-
-    def __call__(self, tensor: Tensor) -> None:
-        items = list(self._holder.get())
-        items[self._index] = tensor
-        self._holder(self._rebuild(items))
-
-    def get(self) -> Any:
-        """What is there now; None if the item is gone."""
-        now = self._holder.get()
-        return now[self._index] if isinstance(now, tuple) and self._index < len(now) else None
-
-
-class _PartialArgs:
-    """The positional arguments of a ``functools.partial``."""
-
-    def __init__(self, partial: functools.partial[Any]) -> None:
-        self._partial = partial
-
-    def __call__(self, args: Any) -> None:
-        p = self._partial
-        p.__setstate__((p.func, args, p.keywords, vars(p) or None))  # type: ignore[attr-defined]
-
-    def get(self) -> Any:
-        """The arguments."""
-        return self._partial.args
 
 
 class Names:
@@ -118,7 +42,7 @@ class Names:
     def __init__(self) -> None:
         self._given: dict[int, tuple[Any, str]] = {}
         self._taken: set[str] = set()
-        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # what took a thing's place, while somebody holds the thing
+        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
 
     def current(self, thing: Any) -> Any:
         """The thing, or what took its place."""
@@ -195,7 +119,7 @@ class _Search:
         elif isinstance(function, functools.partial):
             if self.once(function):
                 self.function(function.func)
-                self.tuple("args", function.args, _PartialArgs(function))
+                self.tuple("args", function.args, PartialArgs(function))
                 self.mapping("", function.keywords)
         elif isinstance(function, types.FunctionType):
             if self.once(function) and is_user_file(function.__code__.co_filename):
@@ -212,7 +136,7 @@ class _Search:
     def code(self, function: types.FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
-                self.value(name, cell.cell_contents, _Cell(cell))
+                self.value(name, cell.cell_contents, Cell(cell))
             except ValueError:  # a name that the enclosing function has not set yet
                 continue
         for name in _globals_of(function.__code__, self.attributes):
@@ -220,7 +144,8 @@ class _Search:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
-        for index, (name, default) in enumerate(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)):
+        names = arguments[len(arguments) - len(defaults) :]
+        for index, (name, default) in enumerate(zip(names, defaults, strict=True)):
             self.value(name, default, Member(Attribute(function, "__defaults__"), index, tuple))
         if function.__kwdefaults__:
             self.mapping("", function.__kwdefaults__)
@@ -229,7 +154,7 @@ class _Search:
 
     def value(self, path: str, value: Any, place: Place) -> None:
         """Look at one value that was reached by ``path`` and is held at ``place``."""
-        if isinstance(value, PLAIN) or isinstance(value, Result):
+        if isinstance(value, (*PLAIN, Result)):
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
@@ -258,7 +183,7 @@ class _Search:
             if is_user_file(getattr(value, "__file__", None)):
                 self.namespaces.append((path, value))
         elif isinstance(value, type):
-            if is_user_class(value):
+            if is_user_class(value):  # type: ignore[arg-type]  # mypy takes classes for unhashable
                 self.classes.append(value)
         elif isinstance(value, NAMESPACES) or is_user_class(type(value)):
             self.object(path, value)
@@ -327,7 +252,7 @@ class _Search:
             if name in base.__dict__:
                 if is_user_class(base):
                     found = base.__dict__[name]
-                    if isinstance(found, types.FunctionType | staticmethod | classmethod | property) or hasattr(found, "__wrapped__"):
+                    if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
                         self.function(found)
                 return
 
@@ -370,22 +295,6 @@ class _Search:
         return state
 
 
-class _Cell:
-    """The content of a closure's cell."""
-
-    __slots__ = ("_cell",)
-
-    def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
-
-    def __call__(self, tensor: Tensor) -> None:
-        self._cell.cell_contents = tensor
-
-    def get(self) -> Any:
-        """What is there now."""
-        return self._cell.cell_contents
-
-
 def _globals_of(code: types.CodeType, attributes: MutableMapping[str, None]) -> Iterator[str]:
     """The global names that code reads, in order; the attribute names go to ``attributes``."""
     seen: dict[str, None] = {}
@@ -408,10 +317,11 @@ def _sort_key(item: Any) -> tuple[str, str]:
 @functools.cache
 def _library_folders() -> Sequence[str]:
     paths = sysconfig.get_paths()
-    folders = [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")] + site.getsitepackages() + [site.getusersitepackages()]
+    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)]
     packages = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
     ours = [str(Path(file).parent) for name in packages if (file := getattr(sys.modules.get(name), "__file__", None))]
-    return tuple({str(Path(f).resolve()) + "/" for f in folders + ours + [str(Path(torch.__file__).parent)]})
+    return tuple({str(Path(f).resolve()) + "/" for f in folders + ours})
 
 
 @functools.cache
@@ -425,7 +335,7 @@ def is_user_file(filename: str | None) -> bool:
 
 
 @functools.cache
-def is_user_class(owner: type) -> bool:
+def is_user_class(owner: Any) -> bool:
     """Whether a class comes from the user's own code."""
     if owner.__module__ == "__main__":
         return True

@@ -1,4 +1,4 @@
-"""A function of the user's goes in; a job, which compiles it when it is called and runs it on all devices, comes out."""
+"""A function of the user's goes in; a job, which is compiled when it is called and runs on all devices, comes out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ class Job:
     Every rank makes the same calls in the same order.
     """
 
-    def __init__(self, function: Callable[..., Any], *, type: str, micro_batches: int, model: Any, optimizer: Any, name: str | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        type: str = "train",
+        micro_batches: int = 1,
+        model: Any = None,
+        optimizer: Any = None,
+        name: str | None = None,
+    ) -> None:
         if type not in ("train", "predict"):
             raise CallError(f'a job of type {type!r} was found; "train" or "predict" was expected')
         if micro_batches < 1:
@@ -49,8 +58,14 @@ class Job:
         if instance is None:
             return self
         if id(instance) not in self._bound:
-            method = types.MethodType(self.function, instance)
-            job = Job(method, type=self.type, micro_batches=self.micro_batches, model=self.model, optimizer=self.optimizer, name=self.name)
+            job = Job(
+                types.MethodType(self.function, instance),
+                type=self.type,
+                micro_batches=self.micro_batches,
+                model=self.model,
+                optimizer=self.optimizer,
+                name=self.name,
+            )
             self._bound[id(instance)] = (instance, job)
         return self._bound[id(instance)][1]
 

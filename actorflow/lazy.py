@@ -1,4 +1,4 @@
-"""A promise of a result's value goes in; a tensor that knows its shape now and waits for its value when it is used comes out."""
+"""A promise of a value goes in; a tensor that knows its shape now and waits for the value when it is used comes out."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _no_override = torch._C.DisableTorchFunctionSubclass
 
 
 def _getters(*names: str) -> frozenset[Any]:
-    return frozenset(getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name))  # versions of torch differ
+    return frozenset(getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name))  # versions differ
 
 
 # what is known of a tensor that has no memory
 METADATA: frozenset[Any] = _getters(
-    "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad_fn", "names", "itemsize", "nbytes", "output_nr",
-    "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "is_xla", "is_mps", "is_xpu",
-    "is_ipu", "is_vulkan", "is_maia", "is_mtia",
+    "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad_fn", "names", "itemsize", "nbytes",
+    "output_nr", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn",
+    "is_xla", "is_mps", "is_xpu", "is_ipu", "is_vulkan", "is_maia", "is_mtia",
 ) | {
-    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous, Tensor.element_size,
-    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.storage_offset, Tensor.get_device, Tensor.__len__,
-    Tensor.is_conj, Tensor.is_neg, Tensor.is_inference,
+    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
+    Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.storage_offset,
+    Tensor.get_device, Tensor.__len__, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference,
     torch.is_floating_point, torch.is_complex, torch.numel,
 }  # fmt: skip
 
@@ -58,7 +58,7 @@ class Promise:
             return self._value
 
     def settle(self) -> None:
-        """Fetch what is there already, so that its source can be let go of; what cannot be fetched fails its reader, later."""
+        """Fetch what is there already, so that its source can be let go of; an error is for its reader, later."""
         with contextlib.suppress(Exception):
             self.value()
 
@@ -73,10 +73,14 @@ class Result(Tensor):
 
     @staticmethod
     def of(
-        promise: Promise, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, dropped: Callable[[], object] | None = None
+        promise: Promise,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        dropped: Callable[[], object] | None = None,
     ) -> Result:
         """A handle on ``promise``; ``dropped`` is called when nobody holds the handle any more."""
-        result: Result = Tensor._make_wrapper_subclass(Result, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        result: Result = Tensor._make_wrapper_subclass(Result, shape, dtype=dtype, device=device)
         result._promise = promise
         if dropped is not None:
             weakref.finalize(result, dropped).atexit = False
@@ -91,7 +95,7 @@ class Result(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = known_now((args, kwargs or {}))
         return func(*args, **kwargs)
 

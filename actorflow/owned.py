@@ -1,4 +1,4 @@
-"""A parameter, buffer or optimizer tensor that a plan owns: it has a shape and no memory, and its owner serves reads and writes."""
+"""A tensor that a plan owns goes in; a stand-in for the script, with a shape and no memory, comes out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from actorflow_compiler.errors import StateError
 __all__ = ["Owned", "Owner", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
-_KNOWN = METADATA | {Tensor.grad.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_SET_GRAD = Tensor.grad.__set__  # type: ignore[attr-defined]
+_GRAD: Any = Tensor.grad  # a descriptor
+_KNOWN = METADATA | {_GRAD.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -43,8 +43,13 @@ class Owned(Tensor):
     @staticmethod
     def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
         """A stand-in for ``tensor``, of the same shape, strides, dtype, device (or as given) and kind."""
-        owned: Owned = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            Owned, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or tensor.device, requires_grad=tensor.requires_grad
+        owned: Owned = Tensor._make_wrapper_subclass(
+            Owned,
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=device or tensor.device,
+            requires_grad=tensor.requires_grad,
         )
         owned.name_in_plan = name
         owned._owner = owner
@@ -78,17 +83,18 @@ class Owned(Tensor):
             if func in _REDUCE:
                 return owned._as_real().__reduce_ex__(*args[1:]) if args[1:] else owned._as_real().__reduce_ex__(2)
             if func == Tensor.__repr__ or func == Tensor.__format__:
-                return f"<{'parameter' if owned.is_parameter else 'tensor'} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
-            if func == _SET_GRAD and args[1] is None:
+                kind = "parameter" if owned.is_parameter else "tensor"
+                return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+            if func == _GRAD.__set__ and args[1] is None:
                 return None
         raise StateError(
-            f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first call of a "
-            f'job; expected: use it in a job, for example one of @flow.global_function(type="predict"); state_dict() and '
-            f"load_state_dict() work anywhere, and .detach() gives a copy"
+            f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first "
+            f'call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict"); '
+            f"state_dict() and load_state_dict() work anywhere, and .detach() gives a copy"
         )
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return cls.__torch_function__(func, types, args, kwargs)
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
@@ -99,7 +105,9 @@ class Owned(Tensor):
 
     def _as_real(self) -> Tensor:
         value = self._owner.read(self.name_in_plan)
-        return nn.Parameter(value, self.requires_grad) if self.is_parameter else value.requires_grad_(self.requires_grad)
+        if self.is_parameter:
+            return nn.Parameter(value, self.requires_grad)
+        return value.requires_grad_(self.requires_grad)
 
 
 def real(tensor: Tensor) -> Tensor:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from actorflow_compiler import sbp as values
 from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.sbp import Sbp as sbp
 
-__all__ = ["broadcast", "partial_sum", "sbp", "split"]
+__all__ = ["broadcast", "partial_sum", "split"]
 
 
-@dataclass(frozen=True, slots=True)
 class _Broadcast(values.Broadcast):
+    """``broadcast`` may be written with parentheses too."""
+
+    __slots__ = ()
+
     def __call__(self) -> values.Broadcast:
         return values.B
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, values.Broadcast)
 
-@dataclass(frozen=True, slots=True)
+    __hash__ = values.Broadcast.__hash__
+
+
 class _PartialSum(values.PartialSum):
+    """``partial_sum`` may be written with parentheses too."""
+
+    __slots__ = ()
+
     def __call__(self) -> values.PartialSum:
         return values.P
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, values.PartialSum)
+
+    __hash__ = values.PartialSum.__hash__
 
 
 def split(dim: int) -> values.Split:
@@ -30,5 +43,5 @@ def split(dim: int) -> values.Split:
     return values.Split(dim)
 
 
-broadcast = values.B
-partial_sum = values.P
+broadcast: values.Broadcast = _Broadcast()  # every device holds the whole tensor
+partial_sum: values.PartialSum = _PartialSum()  # every device holds a term of the sum

@@ -12,7 +12,9 @@ from actorflow_compiler.tags import placed
 __all__ = ["placement"]
 
 
-def placement(type: str | Placement, ranks: Sequence[int] | Sequence[Sequence[int]] | range | None = None) -> AbstractContextManager[None]:
+def placement(
+    type: str | Placement, ranks: Sequence[int] | Sequence[Sequence[int]] | range | None = None
+) -> AbstractContextManager[None]:
     """Place the ops inside on devices: ``placement(p)`` or ``placement("cuda", [0, 1])``.
 
     Outside of a job it does nothing.  Raises LayoutError for ranks that make no placement.

@@ -1,4 +1,4 @@
-"""What a step returns goes in; its tensors, and a description of the rest as plain JSON from which every rank rebuilds it, come out."""
+"""What a step returns goes in; its tensors, and the rest as plain JSON from which every rank rebuilds it, come out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from actorflow_compiler.errors import CallError
 
 __all__ = ["Shape", "describe", "rebuild"]
 
-Shape = Any  # JSON: {"tensor": 0} | {"value": 3.5} | {"list": […]} | {"tuple": […]} | {"dict": [[key, …], …]} | {"class": …, "fields": …}
+# JSON: {"tensor": 0}, {"value": 3.5}, {"list": […]}, {"tuple": […]}, {"dict": [[key, …], …]}, {"class": …, "fields": …}
+Shape = Any
 
 
 def describe(value: Any, tensors: list[Tensor]) -> Shape:
@@ -36,14 +37,14 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     if isinstance(value, Mapping):
         keys = [k for k in value if not isinstance(k, str | int | float | bool)]
         if keys:
-            raise CallError(f"a job returned a dictionary with the key {keys[0]!r}; expected: keys that are strings or numbers")
+            raise CallError(f"a job returned a dictionary with the key {keys[0]!r}; strings or numbers were expected")
         return {"dict": [[key, describe(item, tensors)] for key, item in value.items()]}
     for kind in (list, tuple):
         if isinstance(value, kind):
             return {kind.__name__: [describe(item, tensors) for item in value]}
     raise CallError(
-        f"a job returned {value!r} of type {type(value).__name__}; expected: tensors, numbers, strings, None, and lists, tuples, "
-        f"dictionaries and dataclasses of them"
+        f"a job returned {value!r} of type {type(value).__name__}; expected: tensors, numbers, strings, None, and "
+        f"lists, tuples, dictionaries and dataclasses of them"
     )
 
 
@@ -64,7 +65,10 @@ def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = 
 
 def _class_name(owner: type) -> str:
     if "<locals>" in owner.__qualname__:
-        raise CallError(f"a job returned a {owner.__qualname__}, a class that other ranks cannot find; expected: a class at the top of a module")
+        raise CallError(
+            f"a job returned a {owner.__qualname__}, which other ranks cannot find; a class at the top of a module was "
+            f"expected"
+        )
     return f"{owner.__module__}:{owner.__qualname__}"
 
 
@@ -79,4 +83,7 @@ def _class(name: str, scope: Mapping[str, Any]) -> type:
             found = getattr(found, part, None)
         if isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
             return found
-    raise CallError(f"a job returned a {name}, which this rank cannot find; expected: a dataclass at the top of a module that every rank imports")
+    raise CallError(
+        f"a job returned a {name}, which this rank cannot find; a dataclass or named tuple at the top of a module that "
+        f"every rank imports was expected"
+    )

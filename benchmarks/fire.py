@@ -10,7 +10,19 @@ import torch
 
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import Actor, Body, FromRegister, OfInput, Order, Plan, Read, Register, Step, TensorSpec, ToResult
+from actorflow_compiler.plan import (
+    Actor,
+    Body,
+    FromRegister,
+    OfInput,
+    Order,
+    Plan,
+    Read,
+    Register,
+    Step,
+    TensorSpec,
+    ToResult,
+)
 
 ADD = Body(1, (Step("aten.add.Tensor", (Ref(0), 1), (), (1,)),), (1,))
 
@@ -57,7 +69,9 @@ def main(length: int, calls: int, slots: int) -> None:
         torch.ops.aten.add.Tensor(x, 1)
     add = (time.perf_counter() - start) / 20000 * 1e6
     print(f"actors that pass a tensor on  {measure(chain(length, slots, False), calls, 4):6.2f} µs per fire")
-    print(f"actors that add               {measure(chain(length, slots, True), calls, 4):6.2f} µs per fire (the add alone: {add:.2f})")
+    print(
+        f"actors that add               {measure(chain(length, slots, True), calls, 4):6.2f} µs per fire (the add alone: {add:.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""What each rank's search found goes in; that all found the same, or a CallError with the first difference, comes out."""
+"""What each rank's search found goes in; nothing, or a CallError with the first difference, comes out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+
+from torch import Tensor
 
 from actorflow.arguments import checksum
 from actorflow.owned import Owned
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
-from actorflow_compiler.sbp import show
 from actorflow_compiler.variables import State, real_optimizer_state
 
 __all__ = ["Report", "compare", "differing", "report"]
@@ -39,14 +41,14 @@ def report(state: State, hints: Hints, contents: bool) -> Report:
     lines = [f"module {name}: {type(module).__name__}" for name, module in state.modules.items()]
     lines += [f"optimizer {name}: {type(optimizer).__name__}" for name, optimizer in state.optimizers.items()]
     for held in state.held.values():
-        t = held.tensor
-        gradient = ", requires grad" if t.requires_grad else ""
-        lines.append(f"{held.kind} {held.name}: {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{gradient}")
-    lines += [f"hint {name}: {show(s for s in layout if s is not None) if any(layout) else 'free'}" for name, layout in hints.layouts.items()]
-    names = {id(m): f"{root}.{n}" if n else root for root, module in state.modules.items() for n, m in module.named_modules()}
+        gradient = ", requires grad" if held.tensor.requires_grad else ""
+        lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
+    lines += [f"hint {n}: {', '.join(str(s or 'free') for s in layout)}" for n, layout in hints.layouts.items()]
+    modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
+    names = {id(m): f"{root}.{n}" if n else root for root, n, m in modules}
     lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
-    lines += [f"state {name}: {str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for name, value in created.items()]
+    lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
     if not contents:
         return Report(tuple(lines), {})
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
@@ -59,17 +61,23 @@ def compare(job: str, reports: Sequence[Report]) -> None:
     for rank, other in enumerate(reports):
         if other.lines == own:
             continue
-        place = next((i for i, (a, b) in enumerate(zip(own, other.lines, strict=False)) if a != b), min(len(own), len(other.lines)))
-        here = own[place] if place < len(own) else "nothing more"
-        there = other.lines[place] if place < len(other.lines) else "nothing more"
+        here, there = next((a, b) for a, b in zip_longest(own, other.lines, fillvalue="nothing more") if a != b)
         raise CallError(
             f"what job {job!r} works on differs between ranks:\n  rank 0 has {here}\n  rank {rank} has {there}\n"
-            f"Every rank runs the whole script and must make the same models, optimizers and hints; look for a branch that depends on the rank"
+            f"Every rank runs the whole script and must make the same models, optimizers and hints; look for a branch "
+            f"that depends on the rank"
         )
 
 
 def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
     """Variable → the ranks whose contents are not the master's."""
-    own = reports[0].checksums
-    found = {name: [r for r, other in enumerate(reports) if other.checksums.get(name) != value] for name, value in own.items()}
-    return {name: ranks for name, ranks in found.items() if ranks}
+    found: dict[str, list[int]] = {}
+    for name, value in reports[0].checksums.items():
+        ranks = [rank for rank, other in enumerate(reports) if other.checksums.get(name) != value]
+        if ranks:
+            found[name] = ranks
+    return found
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

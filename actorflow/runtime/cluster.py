@@ -232,8 +232,8 @@ class Cluster:
 
     def _on_failure(self, failure: Failure) -> None:
         tell(self.settings.launcher, failure)
-        self.failed.set()
         self._ending.begin(self._control.told)
+        self.failed.set()
         self._failures(failure)
 
     # -- the thread ------------------------------------------------------------------------------

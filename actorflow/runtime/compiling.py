@@ -117,9 +117,11 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
                 fresh=order.fresh,
             )
         except CaptureError as error:
-            if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, DATA_DEPENDENT) and order.arguments.specs:
-                raise CallError(f"{error}\n  while {order.name} was captured with these arguments:\n{shapes_text(order.arguments.specs)}") from error.__cause__
-            raise
+            cause, specs = error.__cause__, order.arguments.specs
+            if cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
+                raise
+            with_arguments = f"while {order.name} was captured with these arguments:\n{shapes_text(specs)}"
+            raise CallError(f"{error}\n  {with_arguments}") from cause
         used = {x.name for a in plan.actors for x in (*a.operands, *a.targets) if isinstance(x, OfVariable)}
         plan = replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
         if not order.train:
@@ -136,12 +138,14 @@ def device_type(state: State, hints: Hints, world: int) -> str:
     for placement in hints.places.values():
         if max(placement.ranks) >= world:
             raise LayoutError(
-                f"a placement {placement} was found, for {placement.size} devices up to rank {max(placement.ranks)}; the run has {world} "
-                f"(ranks 0 to {world - 1}): start it with more devices or place on fewer"
+                f"a placement {placement} was found, which needs rank {max(placement.ranks)}; the run has {world} "
+                f"device{'s' * (world != 1)} (ranks 0 to {world - 1}): start it with more, or place on fewer"
             )
     kinds = kinds or {h.tensor.device.type for h in state.held.values()} - {"meta"} or {"cpu"}
     if len(kinds) > 1:
-        raise LayoutError(f"one job works on {' and '.join(sorted(kinds))}; one kind of device was expected: place and move all of it to one")
+        raise LayoutError(
+            f"a job works on {' and '.join(sorted(kinds))}; one kind of device was expected: move and place all to one"
+        )
     kind = kinds.pop()
     if kind == "cuda" and not torch.cuda.is_available():
         raise LayoutError('a placement "cuda" was found, and this machine has no CUDA device; use "cpu"')
@@ -154,8 +158,8 @@ def _only_predicts(plan: Plan) -> None:
         for target in actor.targets:
             if isinstance(target, OfVariable):
                 raise StateError(
-                    f"job {plan.name!r} is of type \"predict\" and changes {target.name}; expected: a prediction changes nothing. Call model.eval() "
-                    f'before it (batch norm in training mode counts), or make it a job of type="train"'
+                    f'job {plan.name!r} is of type "predict" and changes {target.name}; expected: it changes nothing. '
+                    f'Call model.eval() before it (batch norm in training mode counts), or make it of type "train"'
                 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from actorflow.runtime import control_grpc as door
 from actorflow.runtime import control_wire as wire
-from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_PeerServicer_to_server, grpc
+from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_servicer, grpc
 from actorflow.runtime.control_join import Reception
 from actorflow.runtime.control_ledger import CommonStep, Ledger
 from actorflow.runtime.control_link import Link
@@ -112,7 +112,7 @@ class Control:
         self.own = self._make_ticket(port)
         self.tickets[self.rank] = self.own
         self._reception = Reception(self.own, s.join_timeout) if self.rank == 0 else None
-        add_PeerServicer_to_server(_Servicer(self), server)
+        add_servicer(_Servicer(self), server)
         await server.start()
         return server
 
@@ -148,7 +148,6 @@ class Control:
     def _hello(self, link: Link, item: pb.Hello) -> None:
         if self._done or item.rank != link.peer:
             return
-        link.known = True
         if self._reception is not None:
             ticket = wire.ticket_from(item.ticket)
             late = self._reception.roster.complete
@@ -158,6 +157,7 @@ class Control:
                 self._reject(link, str(e), late)
                 return
             self.tickets[ticket.rank] = ticket
+        link.known = True
         self.links[link.peer] = link
         if self.failure is not None:
             link.put(wire.failure_to(self.failure))
@@ -171,6 +171,7 @@ class Control:
             link.put(wire.failure_to(failure))
             link.close()
         else:
+            link.known = True  # so that it can say that it has heard
             self._rejected.add(link)
             self.fail(failure)
 
@@ -204,6 +205,15 @@ class Control:
         channel = self._channel(peer, address)
         await self._unless_failed(channel.channel_ready(), timeout)
         call = PeerStub(channel).Link(metadata=self._metadata())
+        try:
+            await self._unless_failed(call.wait_for_connection(), timeout)
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterError(
+                    f"rank {peer} ({address}) turned rank {self.rank} away: their tokens differ. Give every node the "
+                    "same token (ACTORFLOW_TOKEN or --token-file)."
+                ) from None
+            raise ClusterError(f"rank {peer} ({address}) refused a link to rank {self.rank}: {e.details()}") from e
         link = Link(peer, self._loop)
         link.known = True
         self.links[peer] = link
@@ -232,28 +242,22 @@ class Control:
         peer = door.caller(context)
         if peer <= self.rank:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
+        await context.send_initial_metadata(())  # lets the caller begin; one without our token does not come here
         link = Link(peer, self._loop)
         await self._converse(link, link.pump(context.write), context.read)
 
     async def _converse(self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]) -> None:
         pumping = asyncio.ensure_future(pump)
         pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
-        denied = ""
         try:
             await link.read(read, self._item)
             if link.said_bye:  # answer it before the stream goes down
                 await asyncio.wait({pumping}, timeout=CLOSING)
-        except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.UNAUTHENTICATED:
-                denied = (
-                    f"rank {link.peer} ({self._address(link.peer)}) turned rank {self.rank} away: their tokens differ. "
-                    "Give every node the same token (ACTORFLOW_TOKEN or --token-file)."
-                )
-        except asyncio.CancelledError:  # how a server learns that the stream broke
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # how a client, and a server, learn that it broke
             pass
         finally:
             pumping.cancel()
-            self._ended(link, denied)
+            self._ended(link)
 
     def _item(self, link: Link, item: pb.Item) -> None:
         kind = item.WhichOneof("kind")
@@ -273,16 +277,12 @@ class Control:
     def _bye(self, link: Link, _item: pb.Bye) -> None:
         link.said_bye = True
 
-    def _ended(self, link: Link, denied: str) -> None:
+    def _ended(self, link: Link) -> None:
         link.ended.set()
         self._heard(link)
         if self.links.get(link.peer) is not link:
             return
-        if self.failure is not None or self._done or link.said_bye:
-            return
-        if denied:
-            self.fail(self._own_failure("join", denied))
-        else:
+        if self.failure is None and not self._done and not link.said_bye:
             self._spawn(self._lost(link.peer))
 
     async def _lost(self, peer: int) -> None:
@@ -330,7 +330,8 @@ class Control:
         self.issue(CommonStep("scatter", tag))
         if self.rank:
             return await self._payload(0, number)
-        assert payloads is not None and len(payloads) == self.settings.world
+        assert payloads is not None
+        assert len(payloads) == self.settings.world
         for peer in range(1, self.settings.world):
             self._send_parts(peer, number, payloads[peer])
         return payloads[0]
@@ -436,8 +437,8 @@ class _Servicer(PeerServicer):  # type: ignore[misc]
     def __init__(self, control: Control) -> None:
         self._control = control
 
-    async def Link(self, _requests: Any, context: Any) -> None:
+    async def Link(self, _requests: Any, context: Any) -> None:  # noqa: N802 -- the service's name
         await self._control.answer(context)
 
-    async def Pull(self, request: pb.PullRequest, context: Any) -> None:
+    async def Pull(self, request: pb.PullRequest, context: Any) -> None:  # noqa: N802
         await self._control.pulls.serve(request.key, context)

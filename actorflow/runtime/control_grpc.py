@@ -23,7 +23,7 @@ from actorflow_protos import runtime_pb2_grpc
 __all__ = [
     "PeerServicer",
     "PeerStub",
-    "add_PeerServicer_to_server",
+    "add_servicer",
     "caller",
     "grpc",
     "make_channel",
@@ -35,7 +35,7 @@ __all__ = [
 _generated: Any = runtime_pb2_grpc  # carries no types
 PeerServicer = _generated.PeerServicer
 PeerStub = _generated.PeerStub
-add_PeerServicer_to_server = _generated.add_PeerServicer_to_server
+add_servicer = _generated.add_PeerServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"

@@ -14,7 +14,7 @@ from actorflow_compiler.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One rank's answer to: who are you, and what will you run?"""
+    """What a rank answers when asked who it is and what it will run."""
 
     rank: int
     node: int

@@ -138,7 +138,9 @@ class Job:
         if comm is not None and body is not None:
             raise PlanError(f"{where}: it has a body and a communication; one of them was expected")
         if send and (len(writes) != 1 or writes[0].fill != 1 or len(writes[0].tensors) != len(actor.operands)):
-            raise PlanError(f"{where}: a send fills one register, a whole token at a time, with its operands; it fills {len(writes)}")
+            raise PlanError(
+                f"{where}: a send fills one register, a whole token at a time, with its operands; it fills {len(writes)}"
+            )
         return Unit(
             actor=actor,
             rate=actor.rate,
@@ -150,10 +152,16 @@ class Job:
             outer=any(not isinstance(o, FromRegister) for o in actor.operands),
             operands=tuple(self._operand(o, box, where) for o in actor.operands),
             stores=() if send else tuple(self._store(actor, at, r, where) for at, r in enumerate(writes) if r.tensors),
-            variables=tuple((i, self._known(t.name, where)) for i, t in enumerate(actor.targets) if isinstance(t, OfVariable)),
-            results=tuple((i, t.index, self._shared(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)),
+            variables=tuple(
+                (i, self._known(t.name, where)) for i, t in enumerate(actor.targets) if isinstance(t, OfVariable)
+            ),
+            results=tuple(
+                (i, t.index, self._shared(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)
+            ),
             comm=comm,
-            plane=None if comm is None or (send and (comm.plane == INLINE or not actor.operands)) else self._plane(actor, comm),
+            plane=None
+            if comm is None or (send and (comm.plane == INLINE or not actor.operands))
+            else self._plane(actor, comm),
             specs=() if comm is None or send else tuple(self._spec(actor, i) for i in range(len(actor.targets))),
             sent=(0, writes[0].id) if send else None,
         )
@@ -180,9 +188,13 @@ class Job:
         return name
 
     def _store(self, actor: Actor, at: int, register: Register, where: str) -> Store:
-        filled = {t.index: i for i, t in enumerate(actor.targets) if isinstance(t, FromRegister) and t.register == register.id}
+        filled = {
+            t.index: i for i, t in enumerate(actor.targets) if isinstance(t, FromRegister) and t.register == register.id
+        }
         if sorted(filled) != list(range(len(register.tensors))):
-            raise PlanError(f"{where}: it fills tensors {sorted(filled)} of register {register.id}, which has {len(register.tensors)}")
+            raise PlanError(
+                f"{where}: it fills tensors {sorted(filled)} of register {register.id}, which has {len(register.tensors)}"
+            )
         outputs = tuple(filled[i] for i in range(len(register.tensors)))
         return Store(at, self.slots[register.id], outputs, outputs == tuple(range(len(actor.targets))))
 
@@ -201,12 +213,16 @@ class Job:
         if isinstance(found, OfVariable):
             tensor = self._variables[found.name]
             return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
-        raise PlanError(f"plan {self.plan.name!r}, actor {actor.name}: a collective gives to registers and variables; a result was found")
+        raise PlanError(
+            f"plan {self.plan.name!r}, actor {actor.name}: a collective gives to registers and variables; a result was found"
+        )
 
     def _plane(self, actor: Actor, comm: Comm) -> DataPlane:
         found = self._planes.get(comm.plane)
         if found is None:
-            raise PlanError(f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane!r} was found; this rank has {sorted(self._planes)}")
+            raise PlanError(
+                f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane!r} was found; this rank has {sorted(self._planes)}"
+            )
         return found
 
 
@@ -230,5 +246,7 @@ def _constants(plan: Plan, device: torch.device) -> list[Tensor]:
     specs = [TensorSpec(c.shape, c.dtype, "B") for c in plan.constants]
     for constant, spec in zip(plan.constants, specs, strict=True):
         if constant.dtype not in ITEM_BYTES or len(constant.data) != spec.nbytes:
-            raise PlanError(f"plan {plan.name!r}: constant {constant.name!r} has {len(constant.data)} bytes for {constant.dtype}{list(constant.shape)}")
+            raise PlanError(
+                f"plan {plan.name!r}: constant {constant.name!r} has {len(constant.data)} bytes for {constant.dtype}{list(constant.shape)}"
+            )
     return decode([c.data for c in plan.constants], specs, device)

@@ -108,7 +108,9 @@ class _Writer:
             returns = found._schema.returns
             many = len(returns) > 1
             if many and step.outs and len(returns) != len(step.outs):
-                raise PlanError(f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs (-1 for one not used)")
+                raise PlanError(
+                    f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs (-1 for one not used)"
+                )
             unpack = many or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
             found = fast_callable(found)
         return self._bind(step.op, found), unpack
@@ -133,14 +135,18 @@ class _Writer:
             return self._bind(("symbol", arg.text), self._symbol(arg.text, step))
         if type(arg) in (str, float):
             return self._bind((type(arg), repr(arg)), arg)
-        raise PlanError(f"op {step.op}: an argument of type {type(arg).__name__} was found; a number, string, None, Symbol, Ref or tuple of these was expected")
+        raise PlanError(
+            f"op {step.op}: an argument of type {type(arg).__name__} was found; a number, string, None, Symbol, Ref or tuple of these was expected"
+        )
 
     def _symbol(self, text: str, step: Step) -> Any:
         if text.startswith("device:"):
             return self._device
         found = getattr(torch, text.removeprefix("torch."), None) if text.startswith("torch.") else None
         if not isinstance(found, _SYMBOLS):
-            raise PlanError(f"op {step.op}: symbol {text!r} was found; a dtype, layout or memory format of torch, or device:NAME, was expected")
+            raise PlanError(
+                f"op {step.op}: symbol {text!r} was found; a dtype, layout or memory format of torch, or device:NAME, was expected"
+            )
         return found
 
 

@@ -18,7 +18,9 @@ class Lane(Generic[T]):
     An exception goes to ``fail`` with the task that raised it, and ends the lane.
     """
 
-    def __init__(self, name: str, device: torch.device, work: Callable[[T], None], fail: Callable[[BaseException, T], None]) -> None:
+    def __init__(
+        self, name: str, device: torch.device, work: Callable[[T], None], fail: Callable[[BaseException, T], None]
+    ) -> None:
         self.name = name
         self.doing: T | None = None  # the task that it is at
         self._device = device

@@ -47,7 +47,7 @@ class LocalCluster:
         *plans: Plan,
         variables: Mapping[str, Tensor] | None = None,
         in_flight: int = 4,
-        timeout: float = 60.0,  # seconds for a whole run
+        timeout: float = 20.0,  # seconds for one call
         library: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.plans = plans
@@ -69,15 +69,22 @@ class LocalCluster:
             self.close()
             raise
 
-    def issue(self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0) -> list[Call]:
+    def issue(
+        self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0
+    ) -> list[Call]:
         """Call a plan on every rank; the handles, rank by rank."""
         return [worker.issue(plan, inputs, scalars) for worker in self.workers]
 
-    def run(self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0) -> list[Tensor]:
+    def run(
+        self, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None, plan: int = 0
+    ) -> list[Tensor]:
         """Call a plan and wait; its logical results.  Raises what a worker raises, or TimeoutError."""
         calls = self.issue(inputs, scalars, plan)
-        for call in calls:
-            call.wait(self._timeout)
+        try:
+            for call in calls:
+                call.wait(self._timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.explain()}") from None
         return self.results(calls, plan)
 
     def results(self, calls: Sequence[Call], plan: int = 0) -> list[Tensor]:
@@ -85,7 +92,10 @@ class LocalCluster:
         found = []
         for result in self.plans[plan].results:
             place = result.placement
-            parts = {i: calls[place.ranks[i]].result(result.index, self._timeout) for i in sources(place, result.sbp, place.ranks[0])}
+            parts = {
+                i: calls[place.ranks[i]].result(result.index, self._timeout)
+                for i in sources(place, result.sbp, place.ranks[0])
+            }
             found.append(assemble(parts, result.shape, place, result.sbp))
         return found
 
@@ -112,7 +122,9 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -52,7 +52,7 @@ def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], di
     twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are not for this step
     twin._optimizer_step_post_hooks = OrderedDict()
     twin.param_groups = [{**group, "params": [parameter], **{k: v for k, v in OFF.items() if k in group}}]
-    type(optimizer).step(twin)  # type: ignore[call-arg]
+    type(optimizer).step(twin)
     recorder = state[parameter]
     return dict(recorder.created)
 

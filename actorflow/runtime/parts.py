@@ -24,7 +24,7 @@ def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor
 
 
 def sources(placement: Placement, sbp: NdSbp, rank: int) -> tuple[int, ...]:
-    """The devices (positions in the placement) whose parts together make the tensor; ``rank``'s own among them if it has one."""
+    """The devices (positions in the placement) whose parts make the tensor; ``rank``'s own among them if it has one."""
     mine = coordinates(placement, placement.index(rank)) if rank in placement else (0,) * len(placement.hierarchy)
     return tuple(
         index
@@ -44,9 +44,8 @@ def assemble(parts: Mapping[int, Tensor], shape: Sequence[int], placement: Place
     out = torch.zeros(tuple(shape), dtype=first.dtype, device=first.device)
     adds = any(isinstance(entry, PartialSum) for entry in sbp)
     for index, tensor in parts.items():
-        grid: list[Tensor] = []
-        for dim, indices in enumerate(held(shape, sbp, placement, index)):
-            grid.append(torch.from_numpy(indices).to(first.device).view([-1 if d == dim else 1 for d in range(len(shape))]))
+        lines = [torch.from_numpy(indices).to(first.device) for indices in held(shape, sbp, placement, index)]
+        grid = [line.view([-1 if d == dim else 1 for d in range(len(lines))]) for dim, line in enumerate(lines)]
         if not grid:
             out += tensor
         else:

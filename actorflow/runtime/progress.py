@@ -17,7 +17,7 @@ PATIENCE = 1.0  # seconds of silence
 @contextlib.contextmanager
 def working(what: str, done: str) -> Iterator[None]:
     """Show ``what`` while the body runs, and ``done`` with the time it took; nothing if it is quick."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     status = console.status(f"actorflow: {what}")
     shown = threading.Event()
 
@@ -26,7 +26,7 @@ def working(what: str, done: str) -> Iterator[None]:
         if console.is_terminal:
             status.start()
         else:
-            console.print(f"actorflow: {what} …", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"actorflow: {what} …")
 
     timer = threading.Timer(PATIENCE, show)
     timer.daemon = True
@@ -40,4 +40,4 @@ def working(what: str, done: str) -> Iterator[None]:
         if shown.is_set():
             status.stop()
     if shown.is_set():
-        console.print(f"actorflow: {done} in {time.monotonic() - start:.1f} s", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"actorflow: {done} in {time.monotonic() - start:.1f} s")

@@ -70,7 +70,8 @@ class Results:
         if peers.rank in placement:
             part = Promise(lambda: call.result(index))
             refs.append(weakref.ref(part))
-            if set(range(peers.world)) == set(placement.ranks) and (placement.size == 1 or all(isinstance(s, Broadcast) for s in result.sbp)):
+            whole_here = placement.size == 1 or all(isinstance(entry, Broadcast) for entry in result.sbp)
+            if whole_here and set(range(peers.world)) == set(placement.ranks):
                 return Result.of(part, shape, dtype, self._device)
             with self._lock:
                 self._kept[number, index] = part
@@ -119,7 +120,9 @@ class Results:
 class _Fetch:
     """Makes a result from its owners' parts."""
 
-    def __init__(self, peers: Peers, number: int, part: Promise | None, result: plans.Result, device: torch.device) -> None:
+    def __init__(
+        self, peers: Peers, number: int, part: Promise | None, result: plans.Result, device: torch.device
+    ) -> None:
         self._peers, self._number, self._part, self._result, self._device = peers, number, part, result, device
 
     def __call__(self) -> Tensor:
@@ -149,5 +152,3 @@ class _Drop:
 def fetch_part(peers: Peers, owner: int, key: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
     """One rank's part of a tensor, pulled."""
     return decode([peers.pull(owner, key)], [TensorSpec(shape, dtype, "")], device)[0]
-
-

@@ -171,7 +171,11 @@ class Session:
         optimizers = tuple(
             (
                 len(group["params"]),
-                *((k, repr(v)) for k, v in group.items() if k in optimizer.defaults and (k not in SCALARS or type(optimizer) not in FUSABLE)),
+                *(
+                    (k, repr(v))
+                    for k, v in group.items()
+                    if k in optimizer.defaults and not _is_read_later(optimizer, k)
+                ),
             )
             for optimizer in state.optimizers.values()
             for group in optimizer.param_groups
@@ -181,16 +185,18 @@ class Session:
     def _fresh(self, state: State) -> bool:
         """Whether the coming step is an optimizer's first one and differs from those after it."""
         return any(
-            name not in self._stepped and not optimizer.state and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups)
+            group.get("dampening") and group.get("momentum")
             for name, optimizer in state.optimizers.items()
+            if name not in self._stepped and not optimizer.state
+            for group in optimizer.param_groups
         )
 
     def _spoken(self, job: JobLike, arguments: Arguments, key: tuple[Any, ...], look: bool) -> tuple[str, str]:
         """A digest of what must be equal on all ranks, and the call as people write it."""
         writes = self.variables.writes if self.worker is not None else 0
         structure, specs, plain = arguments.key
-        portable = [structure, specs, [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain], key[1:]]
-        settings = hashlib.sha256(repr(portable).encode()).hexdigest()[:8]
+        values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
+        settings = hashlib.sha256(repr([structure, specs, values, key[1:]]).encode()).hexdigest()[:8]
         text = f"{arguments.spoken} [settings {settings}, {writes} writes of state"
         if look:
             text += f", contents {checksum(arguments.tensors):08x}"
@@ -201,9 +207,8 @@ class Session:
 
     def _order(self, job: JobLike, arguments: Arguments, fixed: dict[str, Any]) -> Order:
         state = job.state = find(job.function, job.model, job.optimizer, self.names)
-        return Order(
-            job.name, job.function, arguments, state, hints_of(state), job.type == "train", job.micro_batches, fixed, self._fresh(state)
-        )
+        train, hints, fresh = job.type == "train", hints_of(state), self._fresh(state)
+        return Order(job.name, job.function, arguments, state, hints, train, job.micro_batches, fixed, fresh)
 
     def _compile(self, job: JobLike, arguments: Arguments, number: int) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
@@ -211,7 +216,8 @@ class Session:
         state = order.state
         self._capturing = True
         try:
-            made = make_everywhere(self.cluster, str(number), order, report(state, order.hints, contents=self.world > 1))
+            mine = report(state, order.hints, contents=self.world > 1)
+            made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self._capturing = False
         if self.worker is None:
@@ -219,12 +225,12 @@ class Session:
         worker = self.worker
         assert worker is not None
         self._adopt(made, state)
-        mine = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
-        self.cluster.connect(mine.peers(self.rank))
+        plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
+        self.cluster.connect(plan.peers(self.rank))
         plan_number = self._plans
         self._plans += 1
-        worker.install(plan_number, mine)
-        actors = [a for a in mine.actors if a.rank == self.rank]
+        worker.install(plan_number, plan)
+        actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
         if steps:
             self._stepped.update(state.optimizers)
@@ -246,7 +252,9 @@ class Session:
             planes["gloo"] = GlooPlane(self.rank, self.cluster.store(), device)
         worker = Worker(self.rank, self.cluster, planes, device)
         self.results = Results(self.cluster, device)
-        self.variables = Variables(self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._wrote)
+        self.variables = Variables(
+            self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._wrote
+        )
         self.worker = worker
         self.cluster.on_message(worker.deliver)
         worker.on_failure(self._worker_failed)
@@ -254,7 +262,7 @@ class Session:
             self._failed(self.cluster.failure)
 
     def _adopt(self, made: Made, state: State) -> None:
-        """Cut this rank's parts of the new variables, the master's where values differ, and leave stand-ins in the script."""
+        """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins."""
         assert self.worker is not None
         variables = self.variables
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
@@ -263,10 +271,8 @@ class Session:
         self.worker.wait_all()
         for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
             name = variable.name
-            if self.rank in made.differing.get(name, ()):
-                value = variables.take(variable)
-            else:
-                value = variables.start_of(variable, state)
+            differs = self.rank in made.differing.get(name, ())
+            value = variables.take(variable) if differs else variables.start_of(variable, state)
             mine = variables.part_of(variable, value)
             if mine is not None:
                 self.worker.variables[name] = mine
@@ -289,8 +295,9 @@ class Session:
         names = ", ".join(list(made.differing)[:3]) + (", …" if len(made.differing) > 3 else "")
         if self.rank in (0, *ranks):
             print(
-                f"actorflow: {names} of job {made.plan.name!r} differed on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}, which took "
-                f"the master's values; seed every rank alike, or load the same checkpoint on all of them",
+                f"actorflow: {names} of job {made.plan.name!r} differed on rank{'s' * (len(ranks) > 1)} "
+                f"{', '.join(map(str, ranks))}, which took the master's values; seed every rank alike, or load the "
+                f"same checkpoint on all of them",
                 file=sys.stderr,
                 flush=True,
             )
@@ -346,7 +353,8 @@ class Session:
         """Block until this rank is where the asking rank is: so many calls done and so many writes of state."""
 
         def there() -> bool:
-            return self.cluster.failed.is_set() or (self._begun >= calls and (not writes or self.variables.writes >= writes))
+            here = self._begun >= calls and (not writes or self.variables.writes >= writes)
+            return here or self.cluster.failed.is_set()
 
         with self._changed:
             self._changed.wait_for(there)
@@ -398,6 +406,11 @@ def hints_of(state: State) -> Hints:
     return Hints(layouts, hints.places)
 
 
+def _is_read_later(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether a setting is read at each call, so that no plan depends on it; of other optimizers it is a constant."""
+    return key in SCALARS and type(optimizer) in FUSABLE
+
+
 def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
     for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)}):
         optimizer, group, key = name.rsplit(".", 2)
@@ -423,7 +436,7 @@ def current() -> Session:
 
 
 def finish() -> None:
-    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the script's end."""
+    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the end."""
     if _session is not None:
         _session.finish()
 
@@ -440,5 +453,5 @@ def _finish_at_exit() -> None:
 
 
 def explain() -> str:
-    """What every queue of this rank is at, and what it waits for: the first thing to look at when a run stands still."""
+    """What every queue of this rank is at and what it waits for: the thing to look at when a run stands still."""
     return current().explain()

@@ -39,7 +39,9 @@ class Slots:
         self._values: list[Token | None] = [None] * register.slots
         self._left = [0] * register.slots
         for slot in range(register.initial):
-            self._values[slot] = [torch.zeros(t.shape, dtype=dtype_of(t.dtype), device=device) for t in register.tensors]
+            self._values[slot] = [
+                torch.zeros(t.shape, dtype=dtype_of(t.dtype), device=device) for t in register.tensors
+            ]
             self._left[slot] = self.uses
 
     @property
@@ -97,7 +99,9 @@ def _combination(register: int, spec: TensorSpec) -> int | None:
         return -1
     kind, _, dim = spec.combine.partition(":")
     if kind != "cat" or not dim.isdigit() or int(dim) >= len(spec.shape):
-        raise PlanError(f'register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "", "sum" or "cat:DIM" was expected')
+        raise PlanError(
+            f'register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "", "sum" or "cat:DIM" was expected'
+        )
     return int(dim)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from actorflow.find import Names
 from actorflow.owned import Owned
@@ -55,9 +56,15 @@ class Variables:
     """
 
     def __init__(
-        self, peers: Peers, names: Names, parts: dict[str, Tensor], device: torch.device, settled: Callable[[], None], progress: Callable[[], int],
+        self,
+        peers: Peers,
+        names: Names,
+        parts: dict[str, Tensor],
+        device: torch.device,
+        settled: Callable[[], None],
+        progress: Callable[[], int],
         wrote: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
@@ -75,9 +82,10 @@ class Variables:
 
     def part_of(self, variable: Variable, value: Tensor) -> Tensor | None:
         """This rank's part of a variable's value; None if it has none."""
-        if self._peers.rank not in variable.placement:
+        rank, placement = self._peers.rank, variable.placement
+        if rank not in placement:
             return None
-        return part(value.detach(), variable.placement, variable.sbp, variable.placement.index(self._peers.rank)).to(self._device)
+        return part(value.detach(), placement, variable.sbp, placement.index(rank)).to(self._device)
 
     def start_of(self, variable: Variable, state: State) -> Tensor:
         """The value that a new variable starts from: the script's, or what its optimizer creates."""
@@ -162,7 +170,7 @@ class Variables:
         if tensor.is_leaf:
             tensor.grad = None
         try:
-            torch.utils.swap_tensors(tensor, owned)
+            torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
         except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
             held.put(owned)
             self._names.replace(tensor, owned)
@@ -176,7 +184,8 @@ class Variables:
 
     def _created(self, slot: _Slot) -> dict[str, Any]:
         optimizer, parameter = slot.optimizer, slot.parameter
-        g, group = next((g, group) for g, group in enumerate(optimizer.param_groups) if any(p is parameter for p in group["params"]))
+        groups = enumerate(optimizer.param_groups)
+        g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
         key = id(optimizer), g, parameter.dim()
         if key not in self._creates:
             self._creates[key] = initial_state(optimizer, group, parameter.dim())
@@ -195,8 +204,9 @@ class Variables:
                 continue
             if now.shape != owned.shape or now.dtype != owned.dtype:
                 raise StateError(
-                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}{list(owned.shape)} was expected: "
-                    f"after its first call a job works with the same parameters; make a new model and a new job"
+                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}"
+                    f"{list(owned.shape)} was expected: after its first call a job works with the same parameters; "
+                    f"make a new model and a new job"
                 )
             self.write(owned.name_in_plan, now.detach())
             if now.requires_grad != owned.requires_grad:
@@ -210,8 +220,8 @@ class Variables:
                 layout = self.layouts[name]
                 if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
                     raise StateError(
-                        f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: a tensor that a job reads "
-                        f"without getting it as an argument keeps its shape; make it an argument"
+                        f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: "
+                        f"a tensor that a job reads and that is no argument keeps its shape; make it an argument"
                     )
                 self.write(name, now)
                 borrowed.tensor, borrowed.version = now, now._version
@@ -271,8 +281,4 @@ class Variables:
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state dictionary with values in place of stand-ins."""
-    state = {
-        key: {k: v.detach() if isinstance(v, Owned) else v for k, v in values.items()} if isinstance(values, dict) else values
-        for key, values in state_dict["state"].items()
-    }
-    return {**state_dict, "state": state}
+    return {**state_dict, "state": pytree.tree_map_only(Owned, lambda owned: owned.detach(), state_dict["state"])}

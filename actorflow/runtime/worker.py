@@ -107,7 +107,9 @@ class Worker:
             self._inbox.put((self._replay, job))
             self._changed.notify_all()
 
-    def issue(self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None) -> Call:
+    def issue(
+        self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None
+    ) -> Call:
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
         Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of
@@ -119,12 +121,16 @@ class Worker:
             self._raise_failure()
             job = self._jobs.get(number)
             if job is None:
-                raise CallError(f"rank {self.rank}: plan number {number} was called; installed are {sorted(self._jobs)}")
+                raise CallError(
+                    f"rank {self.rank}: plan number {number} was called; installed are {sorted(self._jobs)}"
+                )
             job.check(inputs, scalars)
             while len(self._unfinished) >= self._in_flight:
                 self._changed.wait()
                 self._raise_failure()
-            call = Call(self._issued, number, inputs, scalars, job.results, job.firings, self._changed, lambda: self._failure)
+            call = Call(
+                self._issued, number, inputs, scalars, job.results, job.firings, self._changed, lambda: self._failure
+            )
             self._issued += 1
             self._unfinished.append(call)
             self._inbox.put((self._enqueue, job, call))
@@ -147,7 +153,9 @@ class Worker:
         """Return when every issued call is done.  Raises the worker's failure, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._unfinished or self._failure is not None, timeout):
-                raise TimeoutError(f"rank {self.rank}: {len(self._unfinished)} calls were not done in {timeout} s\n{self.explain()}")
+                raise TimeoutError(
+                    f"rank {self.rank}: {len(self._unfinished)} calls were not done in {timeout} s\n{self.explain()}"
+                )
             self._raise_failure()
 
     def fail(self, failure: BaseException) -> None:
@@ -176,7 +184,9 @@ class Worker:
             if not self._closed:
                 self._closed = True
                 if self._failure is None:
-                    self._failure = ClusterError(f"rank {self.rank}: the worker was closed with {len(self._unfinished)} unfinished calls")
+                    self._failure = ClusterError(
+                        f"rank {self.rank}: the worker was closed with {len(self._unfinished)} unfinished calls"
+                    )
                     self._callbacks.clear()
                     self._halt()
             lanes = list(self._lanes.values())
@@ -192,7 +202,9 @@ class Worker:
             lines.append(f"plan {job.number} {job.plan.name!r}:")
             lines += [f"  {line}" for line in job.machine.waiting()]
         for waiting, call in tuple(self._waiting)[:1]:
-            why = "the permit of all ranks" if self._gated and call.number not in self._permits else "the calls before it"
+            why = (
+                "the permit of all ranks" if self._gated and call.number not in self._permits else "the calls before it"
+            )
             lines.append(f"call {call.number} of plan {waiting.number} {waiting.plan.name!r} waits for {why}")
         lines.append(f"thread compute: {'waits for an event' if doing is None else _show(*doing)}")
         for lane in tuple(self._lanes.values()):
@@ -238,7 +250,11 @@ class Worker:
                     del method, arguments
         except BaseException as error:
             doing = self._doing
-            self.fail(_wrapped(error, f"rank {self.rank}: the compute thread failed") if doing is None else self._actor_error(*doing, error))
+            self.fail(
+                _wrapped(error, f"rank {self.rank}: the compute thread failed")
+                if doing is None
+                else self._actor_error(*doing, error)
+            )
         pending.clear()
 
     def _stop(self) -> None:
@@ -358,7 +374,9 @@ class Worker:
             self._begin()
 
     def _give(self, call: Call, unit: Unit, outputs: Sequence[Any]) -> None:
-        found = [(index, outputs[output].clone() if shared else outputs[output]) for output, index, shared in unit.results]
+        found = [
+            (index, outputs[output].clone() if shared else outputs[output]) for output, index, shared in unit.results
+        ]
         with self._changed:
             for index, value in found:
                 call.results[index] = value
@@ -400,7 +418,9 @@ class Worker:
         """Raise PlanError unless what is announced is what the plan says."""
         source = job.sources.get(ready.register)
         if source is None or source.rank != peer:
-            raise PlanError(f"plan {job.plan.name!r}: rank {peer} announces register {ready.register}, which it does not fill on rank {self.rank}")
+            raise PlanError(
+                f"plan {job.plan.name!r}: rank {peer} announces register {ready.register}, which it does not fill on rank {self.rank}"
+            )
         slots = job.slots[ready.register]
         sizes = None if ready.payload is None else [len(p) for p in ready.payload]
         if ready.nbytes != slots.nbytes or (sizes is not None and sizes != [t.nbytes for t in slots.specs]):
@@ -411,7 +431,9 @@ class Worker:
 
     def _lane_failed(self, error: BaseException, task: Any) -> None:
         if isinstance(task, Ready):
-            self.fail(_wrapped(error, f"rank {self.rank}: receiving token {task.sequence} of register {task.register} failed"))
+            self.fail(
+                _wrapped(error, f"rank {self.rank}: receiving token {task.sequence} of register {task.register} failed")
+            )
         else:
             _, unit, fire, _ = task
             self.fail(self._actor_error(unit, fire, error))
@@ -450,5 +472,3 @@ def _library() -> Mapping[str, Callable[..., Any]]:
     from actorflow_compiler.library import OPS
 
     return OPS
-
-

@@ -23,7 +23,6 @@ from actorflow_compiler.plan import Plan, Variable
 from actorflow_compiler.sbp import B, NdSbp, Sbp, Split, check_fits, local_shape, show
 from actorflow_compiler.segment import segment
 from actorflow_compiler.stages import place_ops
-from actorflow_compiler.summary import summarise
 from actorflow_compiler.variables import State
 
 TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
@@ -65,7 +64,7 @@ def compile_step(
     notes = pieces.notes
     if captured.random and world > 1:
         notes += ("the step draws random numbers; every device draws its own, so a run on several devices differs from one device's",)
-    return summarise(cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes))
+    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes)
 
 
 def lay_variables(

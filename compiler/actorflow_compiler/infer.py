@@ -20,9 +20,11 @@ from actorflow_compiler.sbp import B, NdSbp, PartialSum, Sbp, Split, local_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
 
 SWEEPS = 8
+CASCADE = 24  # ops that are looked at together when one op is made whole earlier than it must be
 BANDWIDTH = 2e9  # bytes/s between two devices
 LATENCY = 1e-4  # s for each communication
-REDUNDANT = 1e-8  # s for each floating-point operation done more than once: far above its price, so that it is the last resort
+ODD_CUT = 1.0  # s for cutting a batch along another dim than its first: data parallelism is where inference starts
+REDUNDANT = 1e-6  # s for each floating-point operation done more than once: far above its price, so that it is the last resort
 BYTE_HELD = 1e-14  # s for each byte of a copy that could have been a part; only breaks ties
 FREE_KINDS = frozenset({"batch", "argument", "constant", "scalar", "piece"})  # every rank has all of these
 
@@ -71,7 +73,8 @@ def infer(graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int) -> Lay
                 where, entries = fixed.variables[i.name]
                 problem.fix(i.value, entries[axis] if axis < len(where.hierarchy) else B)
             else:
-                problem.free(i.value)
+                entries = fixed.batch.get(i.name, ())
+                problem.free(i.value, entries[axis] if axis < len(entries) else None)
         for old, new in graph.updates:
             where, entries = fixed.variables[names[old].name]
             if axis < len(where.hierarchy):
@@ -131,12 +134,17 @@ class _Axis:
         self.graph, self.calls, self.reads = graph, calls, reads
         self.placement, self.metas, self.axis = placement, metas, axis
         self.layout: dict[int, Sbp] = {}
-        self.is_free: set[int] = set()
+        self.is_free: dict[int, Sbp | None] = {}  # inputs that every rank has, and how they are best taken
+        self.starting = True
         self.needs: dict[int, Counter[Need]] = {v: Counter() for v in placement}
         self.rate = {o: pieces if n.pieces else 1 for n in graph.nodes for o in n.outs}
         self.choice: list[Signature] = []
         self.options: list[tuple[Signature, ...]] = []
         self.work: list[float] = []
+        self.readers: dict[int, list[int]] = {}
+        for k, values in enumerate(reads):
+            for v in set(values):
+                self.readers.setdefault(v, []).append(k)
         self._edges: dict[tuple[int, Sbp, Need], float] = {}
 
     def size(self, placement: Placement) -> int:
@@ -145,9 +153,9 @@ class _Axis:
     def fix(self, value: int, sbp: Sbp) -> None:
         self.layout[value] = sbp
 
-    def free(self, value: int) -> None:
+    def free(self, value: int, taken: Sbp | None) -> None:
         self.layout[value] = B
-        self.is_free.add(value)
+        self.is_free[value] = taken
 
     def require(self, value: int, sbp: Sbp, where: Placement) -> None:
         self.needs[value][(sbp, where)] += 1
@@ -155,7 +163,9 @@ class _Axis:
     def edge(self, value: int, have: Sbp, need: Need) -> float:
         """Seconds to give a value that lies as ``have`` to a reader."""
         if value in self.is_free:
-            return 0.0
+            return 0.0 if need[0] in (B, self.is_free[value]) or self.is_free[value] is None else ODD_CUT
+        if self.starting and isinstance(have, PartialSum) and isinstance(need[0], Split):
+            need = (B, need[1])  # most sums are wanted whole in the end: do not begin with half of the way
         key = (value, have, need)
         if key not in self._edges:
             self._edges[key] = self._edge(value, have, need)
@@ -187,16 +197,23 @@ class _Axis:
             self.choice.append(best)
             self._count(n, reads, best, 1)
             self._settle(n, best)
-        for sweep in range(SWEEPS):
-            order = range(len(self.choice)) if sweep % 2 else range(len(self.choice) - 1, -1, -1)
-            if not sum(self._improve(k) for k in order):
-                break
+        self.starting = False
+        self._sweep()
+        if sum(self._cascade(k) for k in range(len(self.choice))):
+            self._sweep()
         return self.choice
 
-    def _improve(self, k: int) -> bool:
+    def _sweep(self) -> None:
+        for sweep in range(SWEEPS):
+            order = range(len(self.choice)) if sweep % 2 else range(len(self.choice) - 1, -1, -1)
+            if not sum(self._improve(k) < 0 for k in order):
+                break
+
+    def _improve(self, k: int, forced: Signature | None = None) -> float:
+        """Give op k its best signature among unchanged neighbours, or a forced one; returns the change in seconds."""
         n, reads, old = self.graph.nodes[k], self.reads[k], self.choice[k]
         if len(self.options[k]) == 1:
-            return False
+            return 0.0
         self._count(n, reads, old, -1)
         work = self.work[k]
 
@@ -204,13 +221,40 @@ class _Axis:
             return self._inputs(n, reads, s) + self._outputs(n, s) + self._own(n, s, work)
 
         before = price(old)
-        best = min(self.options[k], key=price)
-        if price(best) >= before - 1e-12:
-            best = old
+        best = forced or min(self.options[k], key=price)
+        change = price(best) - before
+        if forced is None and change >= -1e-12:
+            best, change = old, 0.0
         self.choice[k] = best
         self._count(n, reads, best, 1)
         self._settle(n, best)
-        return best is not old
+        return change
+
+    def _cascade(self, k: int) -> bool:
+        """Try op k with whole outputs, and its readers after it.
+
+        One sum for all of them may be cheaper than one for each, and what is cut here from a whole
+        value may have to be gathered later.
+        """
+        whole, now = self.options[k][0], self.choice[k]
+        cut = any(self.layout[v] == B and isinstance(s, Split) and v not in self.is_free for v, s in zip(self.reads[k], now.ins, strict=True))
+        if self.work[k] or now is whole or not cut and not any(isinstance(o, PartialSum) for o in now.outs):
+            return False
+        cone, seen = [k], {k}
+        for j in cone:
+            for o in self.graph.nodes[j].outs:
+                for reader in self.readers.get(o, ()):
+                    if reader not in seen and len(cone) < CASCADE and not self.work[reader]:
+                        seen.add(reader)
+                        cone.append(reader)
+        before = [(j, self.choice[j]) for j in cone]
+        change = self._improve(k, whole) + sum(self._improve(j) for j in sorted(cone[1:]))
+        if change < -1e-9:
+            return True
+        for j, signature in before:
+            if self.choice[j] is not signature:
+                self._improve(j, signature)
+        return False
 
     def _inputs(self, n: Node, reads: tuple[int, ...], s: Signature) -> float:
         assert n.placement is not None

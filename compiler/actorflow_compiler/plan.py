@@ -326,7 +326,7 @@ class Plan:
 
     def peers(self, rank: int) -> tuple[int, ...]:
         """The ranks that exchange register messages with ``rank``, ascending."""
-        found = set()
+        found: set[int] = set()
         for actor in self.actors:
             if actor.comm is not None and actor.comm.kind == "send" and rank in actor.comm.group:
                 found.update(actor.comm.group)

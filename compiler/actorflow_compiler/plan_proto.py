@@ -7,7 +7,6 @@ Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn
 
 from google.protobuf.message import DecodeError, EncodeError
 
@@ -45,7 +44,7 @@ from actorflow_protos import plan_pb2 as pb
 
 
 def to_bytes(plan: Plan) -> bytes:
-    """The plan as bytes; equal plans give equal bytes.  Raises PlanError for what protobuf cannot hold."""
+    """The plan as bytes, the same ones in every process.  Raises PlanError for what protobuf cannot hold."""
     try:
         data: bytes = to_proto(plan).SerializeToString(deterministic=True)
     except EncodeError as error:  # more than 2 GB
@@ -162,7 +161,7 @@ def _to_arg(message: pb.Arg) -> Arg:
             return Ref(message.ref)
         case "list":
             return tuple(map(_to_arg, message.list.items))
-    _unset("argument")
+    raise _unset("argument")
 
 
 def _body(body: Body) -> pb.Body:
@@ -212,7 +211,7 @@ def _to_operand(message: pb.Operand) -> Operand:
             return OfInput(message.input)
         case "piece":
             return OfPiece()
-    _unset("operand")
+    raise _unset("operand")
 
 
 def _target(target: Target) -> pb.Target:
@@ -233,7 +232,7 @@ def _to_target(message: pb.Target) -> Target:
             return OfVariable(message.variable)
         case "result":
             return ToResult(message.result)
-    _unset("target")
+    raise _unset("target")
 
 
 def _boxes(members: Iterable[tuple[Box, ...]]) -> Iterable[pb.Boxes]:
@@ -393,5 +392,5 @@ def _to_summary(message: pb.Summary) -> Summary:
     )
 
 
-def _unset(what: str) -> NoReturn:
-    raise PlanError(f"a plan was expected; the message has an {what} that says nothing")
+def _unset(what: str) -> PlanError:
+    return PlanError(f"a plan was expected; an empty {what} was found in the message")

@@ -300,7 +300,7 @@ def _columns(table: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def _runs(items: Sequence[str]) -> Iterator[str]:
-    """A sequence with its repetitions folded: F F F B F B F B → F×3 (B F)×2 B."""
+    """A sequence with its repetitions folded: F F F B F B F B → F×3 (B F)×2 B; blocks fold in themselves."""
     at = 0
     while at < len(items):
         period, times = 1, 1
@@ -310,8 +310,8 @@ def _runs(items: Sequence[str]) -> Iterator[str]:
                 k += 1
             if k > 1 and k * p > period * times:
                 period, times = p, k
-        block = " ".join(items[at : at + period])
-        yield block if times == 1 else f"{block}×{times}" if period == 1 else f"({block})×{times}"
+        block = items[at] if period == 1 else f"({' '.join(_runs(items[at : at + period]))})"
+        yield f"{block}×{times}" if times > 1 else block
         at += period * times
 
 

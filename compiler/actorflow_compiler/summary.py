@@ -33,7 +33,7 @@ def summarise(plan: Plan) -> Plan:
 
 
 def plan_digest(plan: Plan) -> str:
-    """The SHA-256 of the plan's bytes, in hexadecimal: equal for equal plans, on every machine."""
+    """The SHA-256 of the plan's bytes, in hexadecimal: 64 digits, the same on every machine."""
     return hashlib.sha256(to_bytes(plan)).hexdigest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow_compiler.plan import Plan
+from actorflow_compiler.summary import summarise
 from actorflow_scheduler.cost import CPU_CORE, Hardware
 from actorflow_scheduler.order import order
 from actorflow_scheduler.proof import prove
@@ -19,4 +20,4 @@ def schedule(plan: Plan, hardware: Hardware = CPU_CORE, memory: Mapping[int, int
     """
     plan = size(plan, hardware, memory)
     plan = order(plan, hardware)
-    return prove(plan, memory)
+    return summarise(prove(plan, memory))

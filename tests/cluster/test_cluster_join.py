@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import grpc
 import pytest
+
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
-from conftest import Ranks
+from cluster.ranks import Ranks
 
 Make = Callable[..., Settings]
 
@@ -62,12 +63,14 @@ def test_a_wrong_token_is_turned_away_and_both_sides_say_so(ranks: Ranks, settin
 
 
 @pytest.mark.parametrize("metadata", [(), (("actorflow-token", "guess"),), (("actorflow-token", ""),)])
-def test_without_the_token_nothing_can_be_pulled(joined: Callable[[int], Ranks], metadata: tuple[tuple[str, str]]) -> None:
+def test_without_the_token_nothing_can_be_pulled(
+    joined: Callable[[int], Ranks], metadata: tuple[tuple[str, str]]
+) -> None:
     ranks = joined(2)
     ranks.clusters[0].serve(lambda key: [b"state"])
-    with grpc.insecure_channel(f"127.0.0.1:{ranks.clusters[0].settings.master_port}") as channel:
-        with pytest.raises(grpc.RpcError) as e:
-            list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=5))
+    address = f"127.0.0.1:{ranks.clusters[0].settings.master_port}"
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as e:
+        list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=5))
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
 

@@ -10,7 +10,7 @@ from actorflow.runtime.cluster import Cluster
 from actorflow.runtime.messages import Credit, Message, Ready
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
-from conftest import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks
 
 Joined = Callable[[int], Ranks]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from actorflow.runtime.control_roster import Roster, Ticket
 from actorflow_compiler.errors import ClusterError
 
@@ -59,5 +60,5 @@ def test_another_number_of_devices_is_refused_at_once() -> None:
 def test_two_processes_cannot_be_one_rank() -> None:
     roster = Roster(OWN)
     roster.add(ticket(3))
-    with pytest.raises(ClusterError, match="pid 23 on beta and pid 99 on gamma.*--node-rank"):
+    with pytest.raises(ClusterError, match=r"pid 23 on beta and pid 99 on gamma.*--node-rank"):
         roster.add(replace(ticket(3), host="gamma", pid=99))

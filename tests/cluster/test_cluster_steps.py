@@ -8,7 +8,7 @@ from collections.abc import Callable
 from actorflow.runtime.cluster import Cluster
 from actorflow.runtime.failure import Failure
 from actorflow_compiler.errors import CallError, ClusterError
-from conftest import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks
 
 Joined = Callable[[int], Ranks]
 
@@ -118,7 +118,7 @@ def test_an_abort_wakes_every_waiter_and_ends_every_process(joined: Joined) -> N
         aborted.set()
         second.end()
 
-    results = ranks.apart(lambda: first.gather("never", b""), abort, lambda: third.scatter("never", None))
+    results = ranks.apart(first.goodbye, abort, third.goodbye)
     assert aborted.is_set()
     for e in (results[0], results[2]):
         assert isinstance(e, ClusterError)
@@ -132,6 +132,7 @@ def test_an_abort_wakes_every_waiter_and_ends_every_process(joined: Joined) -> N
 def test_a_main_thread_that_never_wakes_does_not_keep_its_process_alive(joined: Joined) -> None:
     ranks = joined(2)
     ranks.clusters[1].abort("raised", "raised ValueError: boom")
+    assert ranks.clusters[0].failed.wait(LIMIT)
     ranks.clusters[0]._ending.wait()  # nobody releases it: the main thread is stuck
     assert ranks.exits[0] == [1]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.placement import Placement
@@ -38,15 +42,13 @@ from actorflow_compiler.plan_proto import from_bytes, to_bytes, to_proto
 from actorflow_compiler.plan_text import from_json, to_json
 from actorflow_compiler.sbp import B, P, Split
 from actorflow_compiler.summary import plan_digest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FORMS = [
     pytest.param(lambda plan: from_bytes(to_bytes(plan)), id="protobuf"),
     pytest.param(lambda plan: from_json(to_json(plan)), id="json"),
 ]
 
-word = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
+word = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 small = st.integers(0, 9)
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -132,7 +134,8 @@ def test_any_plan_comes_back_as_it_was(through: object, plan: Plan) -> None:
     "value",
     [
         0, 1, True, False, None, 0.0, -0.0, 1.0, 5e-324, 0.1, math.inf, -math.inf, math.nan, 2**53 + 1, 2**63 - 1,
-        -(2**63), "", "None", "é\0\n", Symbol("torch.float32"), "torch.float32", Ref(0), (), ((),), (None, (Ref(1), (True,))),
+        -(2**63), "", "None", "é\0\n", Symbol("torch.float32"), "torch.float32", Ref(0), (), ((),),
+        (None, (Ref(1), (True,))),
     ],
     ids=repr,
 )  # fmt: skip
@@ -162,10 +165,8 @@ def test_what_a_message_cannot_carry_is_refused_by_name(value: Arg) -> None:
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=60))
 def test_bytes_that_are_no_plan_never_raise_anything_but_a_plan_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(PlanError):
         from_bytes(data)
-    except PlanError:
-        pass
 
 
 @settings(max_examples=100, deadline=None)
@@ -173,10 +174,8 @@ def test_bytes_that_are_no_plan_never_raise_anything_but_a_plan_error(data: byte
 def test_a_damaged_byte_gives_a_plan_or_a_plan_error(plan: Plan, at: int, byte: int) -> None:
     data = bytearray(to_bytes(plan))
     data[at % len(data)] = byte
-    try:
+    with contextlib.suppress(PlanError):
         from_bytes(bytes(data))
-    except PlanError:
-        pass
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"not a plan", to_bytes(with_args(1))[:-1]], ids=repr)
@@ -199,7 +198,10 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
         ("target", lambda m: m.actors[0].targets.add()),
         ("argument", lambda m: m.bodies[0].steps[0].args.add()),
         ("dtype", lambda m: m.constants.add(name="c", dtype="float31")),
-        ("one entry", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]")),
+        (
+            "one entry",
+            lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]"),
+        ),
         ("SBP", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,x]")),
         ("mesh", lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[2], sbp="B")),
     ],
@@ -233,7 +235,7 @@ def test_json_opens_with_a_complete_summary(plan: Plan) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(plan=plans)
+@given(plan=plans.filter(lambda plan: "nan" not in repr(plan)))  # JSON has one NaN, floats have many
 def test_a_digest_follows_the_plan_alone(plan: Plan) -> None:
     assert plan_digest(from_json(to_json(plan))) == plan_digest(plan)
     assert plan_digest(replace(plan, pieces=plan.pieces ^ 1)) != plan_digest(plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.placement import placement
 from actorflow_compiler.plan import (
@@ -83,9 +84,7 @@ def test_an_all_reduce_of_t_bytes_over_p_ranks_moves_2_p_minus_1_t() -> None:
 def test_an_all_reduce_in_two_groups_counts_both() -> None:
     plan = collective("all_reduce", (0, 1), [[], []])
     other = replace(plan.actors[1].comm, group=(2, 3))  # type: ignore[type-var]
-    more = tuple(
-        replace(a, id=a.id + 10, rank=a.rank + 2, comm=a.comm and other) for a in plan.actors
-    )
+    more = tuple(replace(a, id=a.id + 10, rank=a.rank + 2, comm=a.comm and other) for a in plan.actors)
     plan = replace(plan, world=4, actors=plan.actors + more)
     assert summarise(plan).summary.moved == (("all_reduce", 2 * (2 * 6 * 4 * 4)),)
 
@@ -129,7 +128,9 @@ def test_a_mesh_is_cut_axis_by_axis() -> None:
 
 def test_a_mesh_that_cuts_one_dim_twice_cuts_the_part() -> None:
     mesh = placement("cpu", [[0, 1], [2, 3]])
-    plan = holding(variable("w", (7,), on=mesh, sbp=(Split(0), Split(0))), variable("b", (9,), on=mesh, sbp=(B, P)), world=4)
+    plan = holding(
+        variable("w", (7,), on=mesh, sbp=(Split(0), Split(0))), variable("b", (9,), on=mesh, sbp=(B, P)), world=4
+    )
     assert [m.parameters // 4 - 9 for m in memory(plan)] == [2, 2, 2, 1]
 
 
@@ -168,7 +169,9 @@ def test_a_variable_can_be_moved_without_a_register() -> None:
 
 
 def test_a_communication_of_no_tensor_is_refused_by_the_name_of_its_actor() -> None:
-    actor = Actor(0, "C@0", 0, "comm", "boxing", 1, None, (OfScalar("lr"),), (OfVariable("w"),), Comm("all_reduce", 0, (0, 1)))
+    actor = Actor(
+        0, "C@0", 0, "comm", "boxing", 1, None, (OfScalar("lr"),), (OfVariable("w"),), Comm("all_reduce", 0, (0, 1))
+    )
     with pytest.raises(PlanError, match="actor C@0"):
         summarise(Plan("p", 2, 1, (), (actor,), ()))
 

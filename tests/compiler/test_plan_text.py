@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+
 from actorflow_compiler.placement import placement
 from actorflow_compiler.plan import (
     Actor,
@@ -41,19 +42,20 @@ def two_stages() -> Plan:
     mask = TensorSpec((8,), "bool", "B", "", "mask")
     total = TensorSpec((), "float32", "P", "sum", "total")
     add = Step("aten.add.Tensor", (), (), (0,))
+    weight, count = OfVariable("fc.weight"), OfVariable("count")
     pair = Comm("all_reduce", 7, (0, 1), plane="gloo")
     actors = [
         Actor(0, "source@1", 1, "source", "source", 1, None, (OfInput("tokens"),), (FromRegister(0, 0),)),
         Actor(1, "F0@1", 1, "compute", "forward", PIECES, 0,
-              (FromRegister(0, 0), OfVariable("fc.weight"), OfPiece()),
+              (FromRegister(0, 0), weight, OfPiece()),
               (FromRegister(1, 0), FromRegister(1, 1), FromRegister(3, 0)), flops=2.5e9),
         Actor(2, "send0@1>2", 1, "send:2", "send", PIECES, None, (FromRegister(1, 0), FromRegister(1, 1)),
               (FromRegister(2, 0), FromRegister(2, 1)), Comm("send", 3, (1, 2), plane="inline")),
         Actor(3, "F1@2", 2, "compute", "forward", PIECES, None, stage=1),
         Actor(4, "reduce@1", 1, "comm", "boxing", 1, None, (FromRegister(3, 0),), (FromRegister(4, 0),), pair),
-        Actor(5, "O@1", 1, "compute", "optimizer", 1, 1, (FromRegister(4, 0), OfScalar("lr")), (OfVariable("fc.weight"),)),
+        Actor(5, "O@1", 1, "compute", "optimizer", 1, 1, (FromRegister(4, 0), OfScalar("lr")), (weight,)),
         Actor(6, "loss@1", 1, "sink", "sink", 1, None, (FromRegister(4, 0),), (ToResult(0),)),
-        Actor(7, "reduce@0", 0, "comm", "boxing", 1, None, (OfVariable("fc.weight"),), (OfVariable("fc.weight"),), pair),
+        Actor(7, "reduce@0", 0, "comm", "boxing", 1, None, (count,), (count,), pair),
     ]  # fmt: skip
     registers = [
         Register(0, 0, (Read(1, PIECES),), (x,), slots=2),
@@ -64,11 +66,18 @@ def two_stages() -> Plan:
         Register(5, 5, (Read(1, PIECES),), (), initial=1),
     ]
     order = (Order(1, "compute", (1, 1, 1, 1, 5)), Order(1, "send:2", (2,) * PIECES), Order(1, "comm", (4,)))
-    orders = (*order, Order(1, "source", (0,)), Order(1, "sink", (6,)), Order(2, "compute", (3,) * PIECES), Order(0, "comm", (7,)))
+    orders = (
+        *order,
+        Order(1, "source", (0,)),
+        Order(1, "sink", (6,)),
+        Order(2, "compute", (3,) * PIECES),
+        Order(0, "comm", (7,)),
+    )
     bodies = (Body(3, (add,) * 2, (0, 1, 2)), Body(2, (add,), (0,)))
     both = Variable("fc.weight", (16, 16), "float32", placement("cpu", [0, 1]), (Split(0),), "parameter")
+    alone = Variable("count", (), "float32", placement("cpu", [0]), (B,), "buffer")
     notes = ("dropout is packed: aten.native_dropout cannot be split in time",)
-    plan = Plan("train_step", 3, PIECES, bodies, tuple(actors), tuple(registers), (both,), (), orders, (), notes)
+    plan = Plan("train_step", 3, PIECES, bodies, tuple(actors), tuple(registers), (both, alone), (), orders, (), notes)
     return summarise(verify(replace(plan, summary=Summary(flops=3.2e12, redundant_flops=0.03125))))
 
 
@@ -79,14 +88,14 @@ def text() -> str:
 
 def block(text: str, actor: str) -> str:
     """What the text says of one actor."""
-    found = re.search(rf"^  #\d+ {re.escape(actor)}: .*?(?=^\s*$|^\S|\Z)", text, re.M | re.S)
+    found = re.search(rf"^  #\d+ {re.escape(actor)}: .*?(?=^\s*$|^\S|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"{actor} is not in the text"
     return found[0]
 
 
 def row(block: str, label: str) -> str:
     """One labelled part of an actor's block, on one line."""
-    found = re.search(rf"^    {label}\b.*?(?=^    \w|\Z)", block, re.M | re.S)
+    found = re.search(rf"^    {label}\b.*?(?=^    \w|\Z)", block, re.MULTILINE | re.DOTALL)
     assert found, f"{label} is not in {block}"
     return " ".join(found[0].split())
 
@@ -95,26 +104,26 @@ def test_the_text_opens_with_the_summary(text: str) -> None:
     head = text[: text.index("\nrank 0")]
     assert head.startswith("plan train_step: 3 ranks, 4 micro-batches in an iteration\n\nsummary\n")
     words = " ".join(head.split())
-    assert "stages 0 cpu:[0,1] 1 cpu:[2]" in words or "stages 0 cpu:[1] 1 cpu:[2]" in words
+    assert "stages 0 cpu:[1] 1 cpu:[2]" in words
     assert "actors 8: 1 source, 2 forward, 1 send, 2 boxing, 1 optimizer, 1 sink" in words
     assert "3.20 TFLOP useful in an iteration; 3.12% of all are done redundantly" in words
     assert "rank parameters optimizer activations total" in words
-    assert f"1 512 B 0 B {1.5:.1f} MiB {1.5:.1f} MiB" in words
+    assert "0 516 B 0 B 0 B 516 B 1 512 B 0 B 1.5 MiB 1.5 MiB" in words
     assert "2 0 B 0 B 4.5 MiB 4.5 MiB" in words
-    assert "all_reduce 8 B send 6.0 MiB" in words or "send 6.0 MiB" in words
+    assert "moved all_reduce 8 B send 6.0 MiB" in words
     assert "notes dropout is packed: aten.native_dropout cannot be split in time" in words
 
 
 def test_ranks_follow_in_order_each_with_its_own_actors(text: str) -> None:
-    assert re.findall(r"^rank (\d): (\d) actors?", text, re.M) == [("0", "1"), ("1", "6"), ("2", "1")]
+    assert re.findall(r"^rank (\d): (\d) actors?", text, re.MULTILINE) == [("0", "1"), ("1", "6"), ("2", "1")]
     assert text.index("rank 1:") < text.index("F0@1: ") < text.index("rank 2:") < text.index("F1@2: ")
     assert "rank 1: 6 actors, messages with rank 2" in text
     assert "rank 0: 1 actor, no messages with other ranks" in text
 
 
 def test_a_queue_shows_its_order_with_repetitions_folded(text: str) -> None:
-    assert re.search(r"^  compute +F0@1×4 O@1$", text, re.M)
-    assert re.search(r"^  send:2 +send0@1>2×4$", text, re.M)
+    assert re.search(r"^  compute +F0@1×4 O@1$", text, re.MULTILINE)
+    assert re.search(r"^  send:2 +send0@1>2×4$", text, re.MULTILINE)
 
 
 def test_an_actor_shows_its_kind_queue_stage_rate_turns_and_work(text: str) -> None:
@@ -160,7 +169,8 @@ def test_what_is_no_register_is_named_too(text: str) -> None:
 
 
 def test_variables_show_their_layout(text: str) -> None:
-    assert re.search(r"^  fc\.weight +parameter +float32\[16,16\] +S\(0\) +cpu:\[0,1\]$", text, re.M)
+    assert re.search(r"^  fc\.weight +parameter +float32\[16,16\] +S\(0\) +cpu:\[0,1\]$", text, re.MULTILINE)
+    assert re.search(r"^  count +buffer +float32\[\] +B +cpu:\[0\]$", text, re.MULTILINE)
 
 
 def test_tensor_columns_are_aligned_over_the_whole_plan(text: str) -> None:
@@ -176,7 +186,7 @@ def test_no_line_of_words_is_wider_than_the_page() -> None:
 
 def test_orders_that_are_not_frozen_say_so() -> None:
     text = to_text(replace(two_stages(), orders=()))
-    assert re.search(r"^  compute +not frozen yet$", text, re.M)
+    assert re.search(r"^  compute +not frozen yet$", text, re.MULTILINE)
     assert "4 firings, 2 ops" in text
 
 
@@ -190,7 +200,7 @@ def test_actors_of_one_name_are_told_apart_by_number() -> None:
 def test_a_part_of_a_plan_shows_its_rank_alone() -> None:
     plan = two_stages()
     text = to_text(plan.for_rank(2))
-    assert re.findall(r"^rank (\d)", text, re.M) == ["2"]
+    assert re.findall(r"^rank (\d)", text, re.MULTILINE) == ["2"]
     assert row(block(text, "F1@2"), "peers") == "peers rank 1: send0@1>2"
     for rank in (0, 1):
         assert f"rank {rank}: " in to_text(plan.for_rank(rank))
@@ -211,14 +221,21 @@ def test_an_order_unfolds_to_what_it_was(actors: str, shown: str) -> None:
     names = "FBO"
     made = tuple(Actor(i, names[i], 0, "compute", "forward", ids.count(i)) for i in sorted(set(ids)))
     text = to_text(Plan("p", 1, 1, (), made, (), orders=(Order(0, "compute", ids),)))
-    found = re.search(r"^  compute +(.*)$", text, re.M)
+    found = re.search(r"^  compute +(.*)$", text, re.MULTILINE)
     assert found
     assert found[1] == shown
 
 
 @pytest.mark.parametrize(
     ("size", "shown"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1.0 MiB"), (3 * 2**40, "3.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (3 * 2**40, "3.0 TiB"),
+    ],
 )
 def test_sizes_are_shown_in_binary_units(size: int, shown: str) -> None:
     actors = (Actor(0, "a", 0, "compute", "forward"), Actor(1, "b", 0, "compute", "forward"))

@@ -59,8 +59,22 @@ def spec(tensor: Tensor) -> TensorSpec:
 def all_reduce(rank: int, plane: DataPlane) -> list[Tensor]:
     """Tensors of many dtypes and shapes, one without elements, summed over a group."""
     me = GROUP.index(rank)
-    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
-    tensors = [term(me, (2, 3), d) for d in dtypes] + [term(me, (), torch.float32), torch.empty(0, 4), term(me, (4, 2), torch.float32).t()]
+    dtypes = (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.uint8,
+        torch.bool,
+    )
+    tensors = [term(me, (2, 3), d) for d in dtypes] + [
+        term(me, (), torch.float32),
+        torch.empty(0, 4),
+        term(me, (4, 2), torch.float32).t(),
+    ]
     before = [t.clone() for t in tensors]
     found = plane.collective(Comm("all_reduce", 0, GROUP), tensors, [spec(t) for t in tensors])
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True)), "an input was changed"
@@ -101,9 +115,17 @@ def all_to_all(rank: int, plane: DataPlane) -> list[Tensor]:
     me = GROUP.index(rank)
     full = term(0, (4, 5), torch.int64)
     (r0, r1), (c0, c1) = share(4, WORLD, me), share(5, WORLD, me)
-    send = tuple((Box((0, share(5, WORLD, m)[0]), (r1 - r0, share(5, WORLD, m)[1] - share(5, WORLD, m)[0])),) for m in range(WORLD))
-    receive = tuple((Box((share(4, WORLD, m)[0], 0), (share(4, WORLD, m)[1] - share(4, WORLD, m)[0], c1 - c0)),) for m in range(WORLD))
-    return plane.collective(Comm("all_to_all", 3, GROUP, (Exchange(send, receive),)), [full[r0:r1]], [TensorSpec((4, c1 - c0), "int64", "")])
+    send = tuple(
+        (Box((0, share(5, WORLD, m)[0]), (r1 - r0, share(5, WORLD, m)[1] - share(5, WORLD, m)[0])),)
+        for m in range(WORLD)
+    )
+    receive = tuple(
+        (Box((share(4, WORLD, m)[0], 0), (share(4, WORLD, m)[1] - share(4, WORLD, m)[0], c1 - c0)),)
+        for m in range(WORLD)
+    )
+    return plane.collective(
+        Comm("all_to_all", 3, GROUP, (Exchange(send, receive),)), [full[r0:r1]], [TensorSpec((4, c1 - c0), "int64", "")]
+    )
 
 
 @case
@@ -113,14 +135,24 @@ def partly(rank: int, plane: DataPlane) -> list[Tensor]:
     corner = Box((0, 0), (1, 2))
     send = ((), (corner,), ()) if me == 0 else ((), (), ())
     receive = ((Box((1, 1), (1, 2)),), (), ()) if me == 1 else ((), (), ())
-    return plane.collective(Comm("all_to_all", 4, GROUP, (Exchange(send, receive),)), [torch.ones(2, 3)], [TensorSpec((2, 3), "float32", "")])
+    return plane.collective(
+        Comm("all_to_all", 4, GROUP, (Exchange(send, receive),)),
+        [torch.ones(2, 3)],
+        [TensorSpec((2, 3), "float32", "")],
+    )
 
 
 @case
 def send(rank: int, plane: DataPlane) -> list[Tensor]:
     """Rank 0 sends many dtypes, views and an empty tensor to rank 1, twice."""
     big = torch.arange(100_000, dtype=torch.float64)
-    tensors = [term(0, (2, 3), torch.float32).t(), term(1, (), torch.int64), torch.empty(0, 3), term(2, (4,), torch.bool), big]
+    tensors = [
+        term(0, (2, 3), torch.float32).t(),
+        term(1, (), torch.int64),
+        torch.empty(0, 3),
+        term(2, (4,), torch.bool),
+        big,
+    ]
     tensors.append(torch.tensor([1.5, -2.5], dtype=torch.bfloat16))
     for _ in range(2):
         if rank == 0:
@@ -136,7 +168,17 @@ def expected(name: str, rank: int) -> list[Tensor]:
     mine = part(5, me)
     rows = slice(mine.start[0], mine.start[0] + mine.size[0])
     if name == "all_reduce":
-        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
+        dtypes = (
+            torch.float32,
+            torch.float64,
+            torch.bfloat16,
+            torch.float16,
+            torch.int64,
+            torch.int32,
+            torch.int16,
+            torch.uint8,
+            torch.bool,
+        )
         made = [[term(m, (2, 3), d) for d in dtypes] for m in range(WORLD)]
         for m in range(WORLD):
             made[m] += [term(m, (), torch.float32), torch.empty(0, 4), term(m, (4, 2), torch.float32).t()]
@@ -156,7 +198,13 @@ def expected(name: str, rank: int) -> list[Tensor]:
     if rank != 1:
         return []
     big = torch.arange(100_000, dtype=torch.float64)
-    tensors = [term(0, (2, 3), torch.float32).t(), term(1, (), torch.int64), torch.empty(0, 3), term(2, (4,), torch.bool), big]
+    tensors = [
+        term(0, (2, 3), torch.float32).t(),
+        term(1, (), torch.int64),
+        torch.empty(0, 3),
+        term(2, (4,), torch.bool),
+        big,
+    ]
     return [*tensors, torch.tensor([1.5, -2.5], dtype=torch.bfloat16)]
 
 
@@ -174,7 +222,12 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
     plane = GlooPlane(rank, store, timeout=limit)
     outputs = run_all(rank, plane)
-    pipe.send({name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found] for name, found in outputs.items()})
+    pipe.send(
+        {
+            name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found]
+            for name, found in outputs.items()
+        }
+    )
     pipe.send({name: [(str(t.dtype), tuple(t.shape)) for t in found] for name, found in outputs.items()})
     pipe.recv()  # the test has everybody's
     plane.close()

@@ -102,20 +102,40 @@ class Program:
         register = self._register(names.index(before), (), slots, initial, fill)
         self.registers[register]["readers"] += (Read(names.index(after), firings),)
 
-    def send(self, *operands: FromRegister, to: int, rate: int = 1, slots: int = 1, plane: str = "memory") -> tuple[FromRegister, ...]:
+    def send(
+        self, *operands: FromRegister, to: int, rate: int = 1, slots: int = 1, plane: str = "memory"
+    ) -> tuple[FromRegister, ...]:
         """Carry a token to another rank."""
         register = self.registers[operands[0].register]
         made = self.actors[register["producer"]]
         comm = Comm("send", self._comm(), (made.rank, to), plane=plane)
         out = [register["tensors"][o.index] for o in operands]
         queue = f"send:{to}"
-        return self.actor(f"send {made.name}", *operands, out=out, kind="send", rank=made.rank, queue=queue, rate=rate, slots=slots, comm=comm)
+        return self.actor(
+            f"send {made.name}",
+            *operands,
+            out=out,
+            kind="send",
+            rank=made.rank,
+            queue=queue,
+            rate=rate,
+            slots=slots,
+            comm=comm,
+        )
 
     def collective(self, kind: str, ranks: Sequence[int], **options: Any) -> Comm:
         """A new logical communication on the data plane in memory."""
         return Comm(kind, self._comm(), tuple(ranks), plane="memory", **options)
 
-    def result(self, operand: Operand, place: Placement, sbp: NdSbp, shape: Sequence[int], dtype: str = "float32", rank: int = 0) -> None:
+    def result(
+        self,
+        operand: Operand,
+        place: Placement,
+        sbp: NdSbp,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        rank: int = 0,
+    ) -> None:
         """A sink that gives a result; call it for each rank, with the same result for those of one placement."""
         index = len(self.results) - (rank != place.ranks[0])
         self.actor(f"sink {index}", operand, into=[ToResult(index)], kind="sink", queue="sink", rank=rank)
@@ -147,7 +167,15 @@ class Program:
     def _register(self, producer: int, tensors: tuple[TensorSpec, ...], slots: int, initial: int, fill: int) -> int:
         id = len(self.registers)
         self.registers.append(
-            {"id": id, "producer": producer, "readers": (), "tensors": tensors, "slots": slots, "initial": initial, "fill": fill}
+            {
+                "id": id,
+                "producer": producer,
+                "readers": (),
+                "tensors": tensors,
+                "slots": slots,
+                "initial": initial,
+                "fill": fill,
+            }
         )
         return id
 

@@ -11,8 +11,11 @@ import torch
 
 from runtime.exchanges import CASES, SECONDS, WORLD, expected, serve
 
+
 @pytest.fixture(scope="module")
-def outputs(request: pytest.FixtureRequest) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:
+def outputs(
+    request: pytest.FixtureRequest,
+) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,5 +48,8 @@ def outputs(request: pytest.FixtureRequest) -> Iterator[list[dict[str, list[tupl
 def test_a_transfer_gives_what_its_boxes_say(
     outputs: list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]], name: str, rank: int
 ) -> None:
-    wanted = [(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), (str(t.dtype), tuple(t.shape))) for t in expected(name, rank)]
+    wanted = [
+        (t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), (str(t.dtype), tuple(t.shape)))
+        for t in expected(name, rank)
+    ]
     assert outputs[rank][name] == wanted

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from runtime.exchanges import CASES, WORLD, expected, run_all
 
 from actorflow.runtime.data_plane.memory import Switchboard
 from actorflow_compiler.errors import ClusterError, PlanError
 from actorflow_compiler.plan import Comm, TensorSpec
+from runtime.exchanges import CASES, WORLD, expected, run_all
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,9 @@ def outputs() -> list[dict[str, list[torch.Tensor]]]:
 
 @pytest.mark.parametrize("rank", range(WORLD))
 @pytest.mark.parametrize("name", CASES)
-def test_a_transfer_gives_what_its_boxes_say(outputs: list[dict[str, list[torch.Tensor]]], name: str, rank: int) -> None:
+def test_a_transfer_gives_what_its_boxes_say(
+    outputs: list[dict[str, list[torch.Tensor]]], name: str, rank: int
+) -> None:
     wanted = expected(name, rank)
     assert len(outputs[rank][name]) == len(wanted)
     for found, want in zip(outputs[rank][name], wanted, strict=True):
@@ -58,4 +60,6 @@ def test_closing_wakes_a_blocked_receive() -> None:
 
 def test_operands_must_have_the_dtypes_of_their_targets() -> None:
     with pytest.raises(PlanError, match=r"all_reduce 7: operand 0 is torch.int64; its target is float32"):
-        Switchboard().plane(0).collective(Comm("all_reduce", 7, (0,)), [torch.zeros(2, dtype=torch.int64)], [TensorSpec((2,), "float32", "")])
+        Switchboard().plane(0).collective(
+            Comm("all_reduce", 7, (0,)), [torch.zeros(2, dtype=torch.int64)], [TensorSpec((2,), "float32", "")]
+        )

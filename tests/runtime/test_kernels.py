@@ -7,12 +7,12 @@ import weakref
 
 import pytest
 import torch
-from runtime.programs import V0, V1, V2, V3, V4, body, step
 
 from actorflow.runtime.kernels import Kernels, culprit, resolve
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.ops import Symbol
 from actorflow_compiler.plan import Body
+from runtime.programs import V0, V1, V2, V3, V4, body, step
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,9 @@ def test_a_kernel_computes_what_the_same_torch_calls_compute() -> None:
     assert same is b
 
 
-@pytest.mark.parametrize("number", [0.1, 1e-45, -0.0, math.pi, 1.7976931348623157e308, math.inf, -math.inf, 3, -(2**62), True])
+@pytest.mark.parametrize(
+    "number", [0.1, 1e-45, -0.0, math.pi, 1.7976931348623157e308, math.inf, -math.inf, 3, -(2**62), True]
+)
 def test_numbers_reach_the_op_exactly(number: float) -> None:
     got: list[object] = []
     run(body(0, step("actorflow.keep", number, outs=[0]), outputs=[0]), keep=got.append)
@@ -217,5 +219,3 @@ def test_a_step_must_name_every_output_of_its_op() -> None:
 def test_library_ops_may_return_tuples() -> None:
     of = body(1, step("actorflow.both", V0, outs=[1, 2]), step("aten.add.Tensor", V1, V2, outs=[5]), outputs=[5])
     assert run(of, torch.ones(1), both=lambda x: (x * 2, x * 3))[0].item() == 5.0
-
-

@@ -31,7 +31,9 @@ def check(comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) ->
     """Raise PlanError unless the operands of a collective fit its targets and its exchanges."""
     parts = len(tensors) if comm.kind == "all_reduce" else len(comm.exchanges)
     if not len(tensors) == len(specs) == parts:
-        raise PlanError(f"{comm.kind} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; expected one each")
+        raise PlanError(
+            f"{comm.kind} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; expected one each"
+        )
     for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
         if tensor.dtype != dtype_of(spec.dtype):
             raise PlanError(f"{comm.kind} {comm.id}: operand {i} is {tensor.dtype}; its target is {spec.dtype}")

@@ -19,8 +19,9 @@ from actorflow.runtime.data_plane.boxes import check, cut, dtype_of, join, run_b
 from actorflow_compiler.errors import ClusterError
 from actorflow_compiler.plan import Comm, TensorSpec
 
-# Gloo sums no numbers of these dtypes: they are summed in the other one (the same modulo its size) and cut down again.
-_SUMMED_AS = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+# Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
+# another one and cut down again.
+_SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _CPU = torch.device("cpu")
 
 
@@ -44,7 +45,9 @@ class GlooPlane:
     within milliseconds; one whose peer stands still fails after ``timeout``, as Gloo cannot be woken.
     """
 
-    def __init__(self, rank: int, store: dist.Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)) -> None:
+    def __init__(
+        self, rank: int, store: dist.Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)
+    ) -> None:
         self._rank = rank
         self._store = dist.PrefixStore("actorflow/gloo", store)
         self._device = device
@@ -68,7 +71,9 @@ class GlooPlane:
         try:
             made = dist.ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
         except RuntimeError as error:
-            raise ClusterError(f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}") from error
+            raise ClusterError(
+                f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}"
+            ) from error
         return cast(_Communicator, made)
 
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
@@ -107,7 +112,9 @@ class GlooPlane:
                 outputs[i] = part.view(tensors[i].shape)
         return cast(list[Tensor], outputs)
 
-    def _exchange(self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def _exchange(
+        self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+    ) -> list[Tensor]:
         me = comm.group.index(self._rank)
         others = [m for m in range(len(comm.group)) if m != me]
         to = [0] * len(comm.group)

@@ -94,7 +94,10 @@ class MemoryPlane:
         came = [self._board.take((comm.group, member, self._rank)) for member in comm.group]
         if comm.kind == "all_reduce":
             return [_sum([parts[i][0].to(self._device) for parts in came]) for i in range(len(tensors))]
-        return [join(e, spec, [parts[i] for parts in came], self._device) for i, (e, spec) in enumerate(zip(comm.exchanges, specs, strict=True))]
+        return [
+            join(e, spec, [parts[i] for parts in came], self._device)
+            for i, (e, spec) in enumerate(zip(comm.exchanges, specs, strict=True))
+        ]
 
     def close(self) -> None:
         """See ``DataPlane``; it ends the whole switchboard, as the ranks of one process end together."""

@@ -1,96 +1,173 @@
-"""The rules: op → one line of notation, or a function that writes the line from the op's arguments.
+"""Op → notation, a line for each kind of op; the whole knowledge of what may be split.
 
-To add an op, add a line; ``notation.py`` explains the notation, and the tests check every line by
-executing the op on shards.  Element-by-element ops without a line may be split anywhere.
+To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
+or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
+``actorflow.first``.  Where the term depends on shapes or arguments, give a function of the OpCall
+(``shaped.py``) instead.  Every line is verified by execution in ``tests/compiler``, from a sample
+that has to be added there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from actorflow_compiler.signatures import rules
-from actorflow_compiler.signatures.model import OpCall
+from actorflow_compiler.signatures import shaped
+from actorflow_compiler.signatures.call import OpCall
 
-Rule = str | Callable[[OpCall], str]
-TABLE: dict[str, Rule] = {}
+Line = str | Callable[[OpCall], str | None]
 
-
-def _line(names: str, rule: Rule) -> None:
-    TABLE.update(dict.fromkeys(names.split(), rule))
-
-
-# linear, element by element
-_line("neg clone alias detach mul.Scalar div.Scalar lift_fresh_copy _conj actorflow.identity actorflow.accumulate", ".+->.")
-_line("actorflow.first", ".+,_->.")
-_line("_to_copy", ".+->.")
-_line("add.Tensor sub.Tensor lerp.Scalar copy", ".+,.+->.")
-_line("mul.Tensor", ".*,.*->.")
-_line("div.Tensor", ".+,.->.")
-_line("where.self", ".,.+,.+->.")
-_line("addcmul", ".+,.*,.*->.")
-_line("addcdiv", ".+,.*,.->.")
-_line("masked_fill.Scalar", ".,.,_->.")
-_line("tril triu", ".YZ+,_->.YZ")
-_line(
-    "gelu_backward tanh_backward sigmoid_backward silu_backward threshold_backward elu_backward hardtanh_backward leaky_relu_backward "
-    "hardsigmoid_backward hardswish_backward softplus_backward",
-    ".+,.->.",
+_LINES: tuple[tuple[str, Line], ...] = (
+    # one operand, not linear
+    (
+        "abs acos acosh asin asinh atan atanh bitwise_not bitwise_and.Scalar bitwise_or.Scalar ceil celu clamp clamp_max clamp_min cos cosh "
+        "digamma elu eq.Scalar erf erfc erfinv exp exp2 expm1 fill.Scalar floor fmod.Scalar full_like ge.Scalar gelu gt.Scalar hardsigmoid "
+        "hardswish hardtanh isfinite isinf isnan le.Scalar leaky_relu lgamma log log10 log1p log2 logical_not logit lt.Scalar mish "
+        "nan_to_num ne.Scalar ones_like pow.Scalar pow.Tensor_Scalar reciprocal relu remainder.Scalar round rsqrt sgn sigmoid sign silu "
+        "sin sinh softplus softshrink hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero div.Scalar_mode",
+        ".->.",
+    ),
+    # two and three operands, not linear
+    (
+        "atan2 bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor clamp_max.Tensor clamp_min.Tensor copysign.Tensor div.Tensor_mode "
+        "eq.Tensor floor_divide fmod.Tensor ge.Tensor gt.Tensor hypot le.Tensor logaddexp logical_and logical_or logical_xor lt.Tensor "
+        "max.other maximum min.other minimum ne.Tensor pow.Tensor_Tensor remainder.Tensor xlogy.Tensor fill.Tensor",
+        ".,.->.",
+    ),
+    ("clamp.Tensor", ".,.,.->."),
+    ("log_sigmoid_forward", ".->.,."),
+    # linear in all, in a factor, or in one of the operands
+    ("neg clone contiguous alias detach lift_fresh lift_fresh_copy positive _to_copy mul.Scalar div.Scalar", ".+->."),
+    ("add.Scalar sub.Scalar rsub.Scalar", ".+,+->."),
+    ("add.Tensor sub.Tensor rsub.Tensor lerp.Scalar", ".+,.+->."),
+    ("lerp.Tensor addcdiv", ".+,.+,.->."),
+    ("mul.Tensor", ".*,.*->."),
+    ("div.Tensor", ".+,.->."),
+    ("addcmul", ".+,.*,.*->."),
+    ("where.self", ".,.+,.+->."),
+    ("where.ScalarOther", ".,.+,+->."),
+    ("where.ScalarSelf", ".,+,.+->."),
+    ("masked_fill.Scalar masked_fill.Tensor", ".+,.,+->."),
+    ("copy", ".,.+->."),
+    # backward of pointwise ops: linear in the gradient
+    (
+        "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward hardsigmoid_backward "
+        "hardswish_backward leaky_relu_backward softplus_backward native_dropout_backward softshrink_backward hardshrink_backward",
+        ".+,.->.",
+    ),
+    ("elu_backward", ".+,_,_,_,_,.->."),
+    ("log_sigmoid_backward", ".+,.,.->."),
+    # matrices
+    ("mm", "mk*,kn*->mn"),
+    ("bmm", "bmk*,bkn*->bmn"),
+    ("addmm", "mn+,mk*,kn*->mn"),
+    ("baddbmm", "bmn+,bmk*,bkn*->bmn"),
+    ("mv", "mk*,k*->m"),
+    ("addmv", "m+,mk*,k*->m"),
+    ("dot", "k*,k*->"),
+    ("linear", ".k*,nk*,n+->.n"),
+    # along named dims
+    ("sum", ".+->"),
+    ("sum.dim_IntList nansum", shaped.sum_of),
+    ("mean.dim", ".+,@!->/"),
+    ("amax amin any.dim any.dims all.dim all.dims argmax argmin logsumexp prod.dim_int var.correction std.correction", ".,@!->/"),
+    ("max.dim min.dim var_mean.correction std_mean.correction", ".,@!->/,/"),
+    ("linalg_vector_norm", ".,_,@!->/"),
+    ("cumsum flip", ".+,@->."),
+    ("roll", ".+,_,@->."),
+    ("cumprod logcumsumexp _softmax _log_softmax _safe_softmax", ".,@->."),
+    ("_softmax_backward_data _log_softmax_backward_data", ".+,.,@->."),
+    ("sort", ".,@->.,."),
+    ("sort.stable topk", ".,_,@->.,."),
+    ("tril triu", ".YZ+->.YZ"),
+    # made from nothing but a shape
+    ("full zeros ones empty.memory_format", "#->."),
+    ("new_full new_zeros new_ones new_empty", "_,#->."),
+    # positions and shapes
+    ("view _unsafe_view reshape", shaped.view),
+    ("t", "ab+->ba"),
+    ("transpose.int", shaped.transpose),
+    ("permute", shaped.permute),
+    ("unsqueeze", shaped.unsqueeze),
+    ("squeeze squeeze.dim squeeze.dims", shaped.squeeze),
+    ("expand", shaped.expand),
+    ("repeat", shaped.repeat),
+    ("slice.Tensor", shaped.slice_),
+    ("slice_backward", shaped.slice_backward),
+    ("slice_scatter", shaped.slice_scatter),
+    ("select.int", shaped.select),
+    ("select_backward", shaped.select_backward),
+    ("select_scatter", shaped.select_scatter),
+    ("unbind.int", shaped.unbind),
+    ("split.Tensor split.sizes split_with_sizes", shaped.split),
+    ("cat", shaped.cat),
+    ("stack", shaped.stack),
+    ("constant_pad_nd", shaped.pad),
+    ("gather", shaped.gather),
+    ("scatter.src scatter.value", shaped.scatter),
+    ("scatter_add", shaped.scatter_add),
+    ("index_select", shaped.index_select),
+    ("index_add", shaped.index_add),
+    ("index.Tensor _unsafe_index.Tensor", shaped.index),
+    ("index_put _unsafe_index_put _index_put_impl", shaped.index_put),
+    # embedding
+    ("embedding", "vd+,.<v>->.d"),
+    ("embedding_dense_backward", shaped.embedding_backward),
+    ("actorflow.embedding_part", "Vd+,.->.d"),
+    ("actorflow.embedding_part_backward", ".d+,.->Vd"),
+    # attention: letters b batch, h head, s query, T key, D and E widths
+    ("_scaled_dot_product_flash_attention_for_cpu", shaped.attention),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", shaped.attention_backward),
+    ("_scaled_dot_product_flash_attention", "bhSD,bhTD,bhTE->bhSE,bhS,_,_,_,_,_,_,_"),
+    ("_scaled_dot_product_flash_attention_backward", "bhSE+,bhSD,bhTD,bhTE,bhSE,bhS->bhSD,bhTD,bhTE"),
+    ("_scaled_dot_product_efficient_attention", "bhSD,bhTD,bhTE,bhST->bhSE,bhL,_,_"),
+    ("_scaled_dot_product_efficient_attention_backward", shaped.efficient_attention_backward),
+    ("_scaled_dot_product_cudnn_attention", "bhSD,bhTD,bhTE,bhST->bhSE,bhS1,_,_,_,_,_,_,_"),
+    ("_scaled_dot_product_cudnn_attention_backward", "bhSE+,bhSD,bhTD,bhTE,bhSE,bhS1,_,_,bhST->bhSD,bhTD,bhTE"),
+    # norms
+    ("native_layer_norm", shaped.layer_norm),
+    ("native_layer_norm_backward", shaped.layer_norm_backward),
+    ("_fused_rms_norm", shaped.rms_norm),
+    ("_fused_rms_norm_backward", shaped.rms_norm_backward),
+    ("native_group_norm", "nC_,C,C,#0->nC_,nG,nG"),
+    ("native_batch_norm _native_batch_norm_legit", shaped.batch_norm),
+    ("_native_batch_norm_legit.no_stats", shaped.batch_norm),
+    ("_native_batch_norm_legit_functional", shaped.batch_norm),
+    ("native_batch_norm_backward", shaped.batch_norm_backward),
+    # images
+    ("convolution", shaped.convolution),
+    ("convolution_backward", shaped.convolution_backward),
+    ("max_pool2d_with_indices", ".HW->.XY,.XY"),
+    ("max_pool2d_with_indices_backward", ".XY+,.HW,_,_,_,_,_,.XY->.HW"),
+    ("avg_pool2d _adaptive_avg_pool2d", ".HW+->.XY"),
+    ("avg_pool2d_backward _adaptive_avg_pool2d_backward", ".XY+,.HW->.HW"),
+    ("upsample_nearest2d.vec upsample_nearest2d upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d", ".HW+->.XY"),
+    ("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward", ".XY+,_,#->.HW"),
+    # losses
+    ("nll_loss_forward", shaped.nll_loss),
+    ("nll_loss2d_forward", shaped.nll_loss),
+    ("nll_loss_backward", shaped.nll_loss_backward),
+    ("nll_loss2d_backward", shaped.nll_loss_backward),
+    # ops of our own
+    ("actorflow.accumulate actorflow.identity", ".+->."),
+    ("actorflow.first", ".+,_->."),
+    ("actorflow.unpack", shaped.unpack),
+    ("actorflow.pack", shaped.pack),
+    ("actorflow.adam", ".,.,.,.,.,,,->.,.,.,."),
+    ("actorflow.sgd", ".,.,.,,->.,."),
+    ("actorflow.adagrad", ".,.,.,,,->.,."),
 )
-# matrix products
-_line("mm", "mk*,kn*->mn")
-_line("bmm", "bmk*,bkn*->bmn")
-_line("addmm", "mn+,mk*,kn*->mn")
-_line("baddbmm", "bmn+,bmk*,bkn*->bmn")
-_line("mv", "mk*,k*->m")
-_line("dot", "k*,k*->")
-# along a dim
-_line("_softmax _log_softmax _safe_softmax", ".,@->.")
-_line("_softmax_backward_data _log_softmax_backward_data", ".+,.,@->.")
-_line("sum.dim_IntList", ".+,@+->/")
-_line("sum", ".+->")
-_line("cumsum", ".+,@->.")
-_line("amax amin any.dim all.dim argmax argmin", ".,@->/")
-_line("max.dim min.dim", ".,@->/,/")
-_line("sort topk", "_->_,_")
-# normalisation and attention
-_line("native_layer_norm", rules.layer_norm)
-_line("native_layer_norm_backward", rules.layer_norm_backward)
-_line("_scaled_dot_product_flash_attention_for_cpu", "bhSD,bhTD,bhTD,_,_,bhST->bhSD,bhS")
-_line("_scaled_dot_product_flash_attention_for_cpu_backward", "bhSD+,bhSD,bhTD,bhTD,bhSD,bhS,_,_,bhST->bhSD,bhTD,bhTD")
-# tables and losses
-_line("embedding", "vd+,.<v>->.d")
-_line("embedding_dense_backward", ".d+,.<v>,#v->vd")
-_line("nll_loss_forward", "nC,n,C->,")
-_line("nll_loss_backward", "+,nC,n,C,_,_,->nC")
-_line("nll_loss2d_forward", "nCHW,nHW,C->,")
-_line("nll_loss2d_backward", "+,nCHW,nHW,C,_,_,->nCHW")
-_line("one_hot", ".->.Z")
-# images
-_line("convolution", rules.convolution)
-_line("convolution_backward", rules.convolution_backward)
-_line("max_pool2d_with_indices", rules.pool)
-_line("avg_pool2d _adaptive_avg_pool2d", rules.linear_pool)
-_line("max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward", rules.pool_backward)
-_line("native_batch_norm _native_batch_norm_legit_no_training", "ncHW,c,c,c,c->ncHW|c")
-# shapes
-_line("t transpose.int", rules.transpose)
-_line("permute", rules.permute)
-_line("unsqueeze", rules.unsqueeze)
-_line("squeeze.dim squeeze squeeze.dims", rules.squeeze)
-_line("expand", rules.expand)
-_line("slice.Tensor select.int unbind.int", rules.cut_dim)
-_line("split.Tensor split_with_sizes", rules.split)
-_line("cat", rules.cat)
-_line("stack", rules.stack)
-_line("view _unsafe_view reshape", rules.view)
-_line("slice_backward select_backward", rules.backward_of_cut)
-_line("constant_pad_nd", rules.pad)
-_line("gather", rules.gather)
-_line("index.Tensor", rules.index_tensor)
-_line("actorflow.unpack actorflow.pack", rules.pieces)
-# made out of nothing
-_line("full zeros ones empty.memory_format", "[.]->.")
-# optimizers: element by element; step counts and scalars are whole
-_line("actorflow.adam", ".,.,.,.,.,,_,_->.,.,.,.")
-_line("actorflow.sgd", ".,.,.,_,_->.,.")
-_line("actorflow.adagrad", ".,.,.,,_,_->.,.")
+
+
+def _name(short: str) -> str:
+    if short.startswith("actorflow."):
+        return short
+    return f"aten.{short}" if "." in short else f"aten.{short}.default"
+
+
+TABLE: dict[str, Line] = {_name(short): line for names, line in _LINES for short in names.split()}
+
+
+def term_of(call: OpCall) -> str | None:
+    """The term of an op instance; None where the table has none for it."""
+    line = TABLE.get(call.op)
+    return line(call) if callable(line) else line

@@ -1,0 +1,107 @@
+"""Something that holds a tensor goes in; a place comes out, in which another tensor can be put."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+__all__ = ["Attribute", "Cell", "Item", "Member", "PartialArgs", "Place"]
+
+
+class Place(Protocol):
+    """Where a tensor is held: calling it puts another tensor there."""
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
+
+    def get(self) -> Any:
+        """What is there now."""
+
+
+class Item:
+    """An item of a dictionary or list (attributes are items of their object's ``__dict__``)."""
+
+    __slots__ = ("_container", "_key")
+
+    def __init__(self, container: Any, key: Any) -> None:
+        self._container, self._key = container, key
+
+    def __call__(self, tensor: Tensor) -> None:
+        self._container[self._key] = tensor
+
+    def get(self) -> Any:
+        """What is there now; None if the item is gone."""
+        try:
+            return self._container[self._key]
+        except (KeyError, IndexError):
+            return None
+
+
+class Attribute:
+    """An attribute that is not in a ``__dict__``: a slot, a default, a cell's content."""
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __call__(self, tensor: Tensor) -> None:
+        object.__setattr__(self._owner, self._name, tensor)  # frozen dataclasses too
+
+    def get(self) -> Any:
+        """What is there now; None if the attribute is gone."""
+        return getattr(self._owner, self._name, None)
+
+
+class Member:
+    """An item of something that cannot be changed in place: its holder gets a new one."""
+
+    __slots__ = ("_holder", "_index", "_rebuild")
+
+    def __init__(self, holder: Place, index: int, rebuild: Callable[[list[Any]], Any]) -> None:
+        self._holder, self._index, self._rebuild = holder, index, rebuild
+
+    def __call__(self, tensor: Tensor) -> None:
+        items = list(self._holder.get())
+        items[self._index] = tensor
+        self._holder(self._rebuild(items))
+
+    def get(self) -> Any:
+        """What is there now; None if the item is gone."""
+        now = self._holder.get()
+        return now[self._index] if isinstance(now, tuple) and self._index < len(now) else None
+
+
+class PartialArgs:
+    """The positional arguments of a ``functools.partial``."""
+
+    def __init__(self, partial: functools.partial[Any]) -> None:
+        self._partial = partial
+
+    def __call__(self, tensor: Any) -> None:
+        p = self._partial
+        p.__setstate__((p.func, tensor, p.keywords, vars(p) or None))  # type: ignore[attr-defined]
+
+    def get(self) -> Any:
+        """The arguments."""
+        return self._partial.args
+
+
+class Cell:
+    """The content of a closure's cell."""
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __call__(self, tensor: Tensor) -> None:
+        self._cell.cell_contents = tensor
+
+    def get(self) -> Any:
+        """What is there now."""
+        return self._cell.cell_contents

@@ -1,0 +1,109 @@
+"""An op instance goes in; all its legal signatures along one mesh axis come out.
+
+Three rules: everything broadcast; one index split wherever it occurs; nothing split, but sums of
+terms passed through an op that is linear.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+
+from actorflow_compiler.sbp import B, P, PartialSum, Sbp, Split, canonical
+from actorflow_compiler.signatures.call import OpCall, Signature
+from actorflow_compiler.signatures.indexed import Instance, instance
+
+
+def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = ()) -> tuple[Signature, ...]:
+    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast.
+
+    Every index is cut plainly.  ``wanted`` are further cuts, with blocks or units, that neighbours
+    have: where an operand or output can have one of them, it is followed through the op, too.
+    An op without a line in the table has the first signature only.
+    """
+    return _signatures(call, parts, tuple(sorted({w for w in wanted if w.blocks > 1 or w.unit > 1}, key=_order)))
+
+
+def _order(split: Split) -> tuple[int, int, int]:
+    return split.dim, split.blocks, split.unit
+
+
+@functools.cache
+def _signatures(call: OpCall, parts: int, wanted: tuple[Split, ...]) -> tuple[Signature, ...]:
+    found = [Signature((B,) * len(call.ins), tuple(None if o is None else B for o in call.outs), None)]
+    op = instance(call)
+    if op is not None and parts > 1:
+        for letter in op.splittable:
+            found += _split(call, op, letter, 1, 1, parts)
+            for blocks, unit in _granularities(op, letter, wanted, parts):
+                found += _split(call, op, letter, blocks, unit, parts)
+        found += _terms(call, op)
+    unique = {(s.ins, s.outs): s for s in reversed(found)}
+    return tuple(reversed(unique.values()))
+
+
+def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: int) -> set[tuple[int, int]]:
+    """The ways to cut one index (blocks, unit) that give an operand or output a wanted layout."""
+    found = set()
+    indexed = [t for t in (*op.ins, *op.outs) if t is not None]
+    for tensor in indexed if wanted else ():
+        at = tensor.where(letter, op.size)
+        if at is None:
+            continue
+        dim, before, after = at
+        for w in wanted:
+            if w.dim != dim or w.blocks % before:
+                continue
+            cut = (w.blocks // before, w.unit // after if w.unit % after == 0 else 1)
+            size = tensor.meta.shape[dim]
+            if cut == (1, 1) or op.size[letter] % (cut[0] * cut[1]) or (cut[0] > 1 and any(t.values == letter for t in op.ins)):
+                continue
+            if tensor.layout(letter, op.size, *cut, parts) == canonical(w, size, parts):
+                found.add(cut)
+    return found
+
+
+def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
+    """Cut one index: an output without it becomes a sum of terms."""
+    cut = [t.layout(letter, op.size, blocks, unit, parts) for t in op.ins]
+    made = [None if o is None else o.layout(letter, op.size, blocks, unit, parts) for o in op.outs]
+    lacking = [o is not None and layout is None for o, layout in zip(op.outs, made, strict=True)]
+    if not any(lacking):
+        yield from _legal(call, cut, made, (), letter)
+        return
+    if op.affine:
+        return
+    for terms in _sums(op, [layout is not None for layout in cut]):
+        if not terms or all(lacking[i] or o is None for i, o in enumerate(op.outs)):
+            yield from _legal(call, cut, [P if lack else layout for lack, layout in zip(lacking, made, strict=True)], terms, letter)
+
+
+def _terms(call: OpCall, op: Instance) -> Iterator[Signature]:
+    """Nothing is cut: sums of terms pass if the op is linear in what is one."""
+    complete = all(o is not None or meta is None for o, meta in zip(op.outs, call.outs, strict=True))
+    if op.affine or not complete:
+        return
+    nothing: list[Split | None] = [None] * len(op.ins)
+    for terms in _sums(op, [False] * len(op.ins)):
+        if terms:
+            yield from _legal(call, nothing, [P if o is not None else None for o in op.outs], terms, None)
+
+
+def _sums(op: Instance, has: list[bool]) -> list[tuple[int, ...]]:
+    """The sets of operands that have to be sums of terms where the index is summed over."""
+    plus = tuple(i for i, t in enumerate(op.ins) if t.mark == "+" and not has[i])
+    star = [i for i, t in enumerate(op.ins) if t.mark == "*"]
+    if not star or any(has[i] for i in star):
+        return [plus]
+    return [(*plus, i) for i in star]
+
+
+def _legal(call: OpCall, cut: list[Split | None], made: list[Split | None] | list[Split | PartialSum | None], terms: tuple[int, ...], letter: str | None) -> Iterator[Signature]:
+    """The signature, if only floating tensors are sums of terms; outputs that the notation ignores are broadcast."""
+    ins: list[Sbp] = [P if i in terms else layout or B for i, layout in enumerate(cut)]
+    outs: list[Sbp | None] = [None if meta is None else layout or B for meta, layout in zip(call.outs, made, strict=False)]
+    sums = [m for m, s in zip(call.ins, ins, strict=True) if s == P] + [m for m, s in zip(call.outs, outs, strict=True) if s == P and m is not None]
+    if all(m.is_float for m in sums):
+        yield Signature(tuple(ins), tuple(outs), letter)
+
+

@@ -1,0 +1,194 @@
+"""An op instance goes in; which index runs along which dim of its operands and outputs comes out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.ops import Arg, Meta, Ref
+from actorflow_compiler.sbp import Split, canonical
+from actorflow_compiler.signatures.call import OpCall, bind
+from actorflow_compiler.signatures.notation import Operand, Template, Term, parse
+from actorflow_compiler.signatures.table import term_of
+
+Group = tuple[str, ...]  # the indices that share a dim, outer first; () for a dim that is broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A tensor of the instance."""
+
+    meta: Meta
+    dims: tuple[Group, ...]
+    mark: str = ""
+    values: str = ""
+
+    def has(self, letter: str) -> bool:
+        """Whether the index runs along one of its dims."""
+        return any(letter in group for group in self.dims)
+
+    def where(self, letter: str, size: dict[str, int]) -> tuple[int, int, int] | None:
+        """Dim, product of the sizes before the index in it, product of those after it."""
+        for dim, group in enumerate(self.dims):
+            if letter in group:
+                at = group.index(letter)
+                return dim, math.prod(size[c] for c in group[:at]), math.prod(size[c] for c in group[at + 1 :])
+        return None
+
+    def layout(self, letter: str, size: dict[str, int], blocks: int, unit: int, parts: int) -> Split | None:
+        """How the tensor lies when the index is cut, itself in ``blocks`` and units of ``unit``."""
+        found = self.where(letter, size)
+        if found is None:
+            return None
+        dim, before, after = found
+        return canonical(Split(dim, before * blocks, unit * after), self.meta.shape[dim], parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An op instance with its indices."""
+
+    ins: tuple[Indexed, ...]  # of each operand
+    outs: tuple[Indexed | None, ...]  # None: not used, or ignored by the notation
+    size: dict[str, int]
+    splittable: tuple[str, ...]
+    affine: bool  # a number other than 0 is added, so a sum of terms does not pass
+
+
+@functools.cache
+def instance(call: OpCall) -> Instance | None:
+    """Line the op's notation up with its shapes; None where there is no line or it does not fit them."""
+    text = term_of(call)
+    return None if text is None else _Matching(call, parse(text)).run()
+
+
+class _Mismatch(Exception):
+    """The notation does not fit the shapes."""
+
+
+class _Matching:
+    def __init__(self, call: OpCall, term: Term) -> None:
+        self.call, self.term = call, term
+        self.frozen: set[str] = {c for c in term.letters if c.isupper()}
+        self.affine = False
+        self.size: dict[str, int] = {}
+        self.pairs: dict[int, tuple[Operand, Meta]] = {}
+        self.named: list[tuple[Arg, bool]] = []  # values of "@" arguments, and whether "@!"
+
+    def run(self) -> Instance | None:
+        try:
+            return self.match()
+        except _Mismatch:
+            return None
+
+    def match(self) -> Instance:
+        self.read()
+        outs = self.call.outs
+        templates = self.term.outs
+        if len(templates) < len(outs):
+            raise _Mismatch
+        used = [(t, m) for t, m in zip(templates, outs, strict=False) if t is not None and m is not None]
+        rank = max(
+            [len(m.shape) - _explicit(o.dims) for o, m in self.operands() if "." in o.dims] + [len(m.shape) - _explicit(t) for t, m in used if "." in t],
+            default=0,
+        )
+        free = [c for c in string.ascii_lowercase if c not in self.term.letters][:rank]
+        named = self.named_dims(free)
+        ins = tuple(self.indexed(i, free, named) for i in range(len(self.call.ins)))
+        made = tuple(
+            None if t is None or m is None else Indexed(m, self.groups(t, m, free, named)) for t, m in zip(templates, outs, strict=False)
+        )
+        self.infer_sizes([*ins, *(o for o in made if o is not None)])
+        splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen)
+        return Instance(tuple(map(_unit_dims, ins)), tuple(None if o is None else _unit_dims(o) for o in made), self.size, splittable, self.affine)
+
+    def read(self) -> None:
+        """Assign the arguments to the slots."""
+        for slot, value in zip(self.term.slots, bind(self.call), strict=False):
+            if slot.kind == "dims":
+                self.named.append((value, slot.frozen))
+            elif slot.kind == "tensor":
+                tensors = [v for v in value if v is not None] if isinstance(value, tuple) else [value]
+                operands = slot.operands if len(slot.operands) > 1 else slot.operands * len(tensors)
+                if len(operands) != len(tensors):
+                    raise _Mismatch
+                for o, v in zip(operands, tensors, strict=True):
+                    if isinstance(v, Ref):
+                        self.pairs[v.index] = (o, self.call.ins[v.index])
+                    elif o.mark == "+" and isinstance(v, int | float) and v != 0:
+                        self.affine = True
+
+    def operands(self) -> Iterator[tuple[Operand, Meta]]:
+        yield from self.pairs.values()
+
+    def named_dims(self, free: Sequence[str]) -> frozenset[str]:
+        """The indices that "@" arguments name; frozen as the notation says."""
+        found: set[str] = set()
+        for value, frozen in self.named:
+            if value is None or value == ():
+                dims: Iterable[int] = range(len(free))
+            else:
+                dims = (value,) if isinstance(value, int) else value
+            letters = {free[d % len(free)] for d in dims} if free else set()
+            if frozen or not self.term.reduces:
+                self.frozen |= letters
+            found |= letters
+        return frozenset(found)
+
+    def indexed(self, i: int, free: Sequence[str], named: frozenset[str]) -> Indexed:
+        meta = self.call.ins[i]
+        if i not in self.pairs:
+            return Indexed(meta, ((),) * len(meta.shape))
+        o, _ = self.pairs[i]
+        return Indexed(meta, self.groups(o.dims, meta, free, named), o.mark, o.values)
+
+    def groups(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> tuple[Group, ...]:
+        """One group for each dim, aligned at the right."""
+        groups: list[Group] = []
+        for dim in template:
+            if dim == ".":
+                groups += [(c,) for c in free]
+            elif dim == "/":
+                keepdim = len(meta.shape) == len(free)
+                groups += [() if c in named else (c,) for c in free if keepdim or c not in named]
+            else:
+                assert isinstance(dim, tuple)
+                groups.append(dim)
+        spare = len(groups) - len(meta.shape)
+        if spare < 0:
+            raise _Mismatch
+        return tuple(groups[spare:])
+
+    def infer_sizes(self, tensors: Sequence[Indexed]) -> None:
+        """Sizes of indices: of those alone in a dim, then of those that are the last unknown of a dim."""
+        dims = [(group, n) for t in tensors for group, n in zip(t.dims, t.meta.shape, strict=True) if group]
+        for group, n in dims:
+            if len(group) == 1:
+                old = self.size.get(group[0], 1)
+                if 1 != old != n != 1:
+                    self.frozen.add(group[0])
+                self.size[group[0]] = n if old == 1 else old
+        shared = [(group, n) for group, n in dims if len(group) > 1]
+        progress = True
+        while progress:
+            progress = False
+            for group, n in shared:
+                unknown = [c for c in group if c not in self.size]
+                if len(unknown) == 1:
+                    self.size[unknown[0]] = n // max(1, math.prod(self.size[c] for c in group if c in self.size))
+                    progress = True
+        for group, n in shared:
+            if any(c not in self.size for c in group) or n not in (1, math.prod(self.size[c] for c in group)):
+                raise _Mismatch
+
+
+def _explicit(template: Template) -> int:
+    return sum(1 for dim in template if dim not in (".", "/"))
+
+
+def _unit_dims(tensor: Indexed) -> Indexed:
+    """The tensor with its dims of size 1 as broadcast."""
+    return replace(tensor, dims=tuple(() if n == 1 else group for group, n in zip(tensor.dims, tensor.meta.shape, strict=True)))

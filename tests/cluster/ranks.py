@@ -1,0 +1,68 @@
+"""Clusters whose ranks are threads of this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from actorflow.runtime.cluster import Cluster
+from actorflow.runtime.settings import Settings
+
+LIMIT = 30.0  # seconds after which a test is taken to hang
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Ranks:
+    """Some ranks of one run, each driven by a thread of its own."""
+
+    def __init__(self) -> None:
+        self.clusters: list[Cluster] = []
+        self.exits: dict[int, list[int]] = {}
+
+    def make(self, settings: Settings) -> Cluster:
+        """One rank, not joined yet; its process does not really end after a failure."""
+        codes = self.exits.setdefault(settings.rank, [])
+        cluster = Cluster(settings, exit=codes.append)
+        self.clusters.append(cluster)
+        return cluster
+
+    def each(self, work: Callable[[Cluster], Any]) -> list[Any]:
+        """Do the same on every rank at once: what each returned or raised, in order of rank."""
+        return self.apart(*[lambda cluster=cluster: work(cluster) for cluster in self.clusters])
+
+    def apart(self, *works: Callable[[], Any]) -> list[Any]:
+        """Do different things at once: what each returned or raised."""
+        results: list[Any] = [TimeoutError("it hangs")] * len(works)
+
+        def do(index: int) -> None:
+            try:
+                results[index] = works[index]()
+            except Exception as e:
+                results[index] = e
+
+        threads = [threading.Thread(target=do, args=(i,), daemon=True) for i in range(len(works))]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + LIMIT
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return results
+
+    def close(self) -> None:
+        """Let the gRPC threads of all ranks end."""
+        left = [cluster for cluster in self.clusters if cluster._thread.is_alive()]
+        for cluster in left:
+            cluster._control._done = True  # what breaks from now on is meant to
+        for cluster in left:
+            cluster._loop.call_soon_threadsafe(cluster._control._over.set)
+        for cluster in left:
+            cluster._thread.join(5.0)

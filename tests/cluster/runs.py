@@ -1,0 +1,51 @@
+"""Runs of the real launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster.ranks import LIMIT
+
+
+class Run:
+    """One launcher of a script and what became of it."""
+
+    def __init__(self, folder: Path, script: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.script = script
+        self._out = (folder / f"{os.urandom(4).hex()}.out").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "actorflow", "run", str(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
+        )
+
+    def wait(self) -> int:
+        """The exit status."""
+        return self.process.wait(LIMIT)
+
+    @property
+    def output(self) -> str:
+        """What the terminal shows."""
+        self._out.seek(0)
+        return self._out.read()
+
+    def ranks_left(self) -> list[int]:
+        """The processes of ranks that still run."""
+        return [pid for pid in _processes() if str(self.script) in _command(pid)]
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it has just ended
+        return ""

@@ -1,0 +1,420 @@
+"""Calls of a worker: their order, what holds them back, how they fail and how they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from actorflow.runtime.data_plane.memory import Switchboard
+from actorflow.runtime.local import LocalCluster, MemoryTransport
+from actorflow.runtime.messages import Credit, Message, Ready
+from actorflow.runtime.worker import Worker
+from actorflow_compiler.errors import ActorError, CallError, ClusterError, PlanError
+from actorflow_compiler.plan import Comm, OfInput, OfScalar, OfVariable, Plan
+from actorflow_compiler.sbp import B
+from runtime.programs import V0, V1, Program, body, on, spec, step
+
+HERE = on(0)
+SOON = 10.0  # seconds in which anything must happen
+
+
+class Wire:
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Message]] = []
+        self.more = threading.Condition()
+
+    def send(self, peer: int, message: Message) -> None:
+        with self.more:
+            self.sent.append((peer, message))
+            self.more.notify_all()
+
+    def wait_for(self, count: int) -> list[tuple[int, Message]]:
+        with self.more:
+            assert self.more.wait_for(lambda: len(self.sent) >= count, SOON), f"{self.sent} were sent"
+            return list(self.sent)
+
+
+class Hold:
+    """An op that waits until it is let go; ``begun`` counts the firings that came to it."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.begun.release()
+        assert self.go.acquire(timeout=SOON)
+        return x + 1
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Worker]]:
+    made: list[Worker] = []
+
+    def worker(rank: int = 0, gated: bool = False, wire: Wire | None = None, **options: object) -> Worker:
+        found = Worker(
+            rank, wire or MemoryTransport(rank, made), {"memory": Switchboard().plane(rank)}, gated=gated, **options
+        )  # type: ignore[arg-type]
+        made.append(found)
+        return found
+
+    yield worker
+    for found in made:
+        found.close()
+
+
+def single(op: str = "actorflow.hold", name: str = "single", slots: int = 1) -> Plan:
+    p = Program(name=name)
+    (x,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source", slots=slots)
+    (y,) = p.actor("F", x, body=body(1, step(op, V0, outs=[1]), outputs=[1]), out=[spec(1)], slots=slots)
+    p.result(y, HERE, (B,), (1,))
+    return p.plan()
+
+
+def x(value: float = 0.0) -> dict[str, Tensor]:
+    return {"x": torch.full((1,), value)}
+
+
+def test_issue_returns_at_once_until_as_many_calls_as_allowed_are_unfinished(make: Callable[..., Worker]) -> None:
+    hold = Hold()
+    worker = make(in_flight=2, library={"hold": hold})
+    worker.install(0, single())
+    first, second = worker.issue(0, x(1)), worker.issue(0, x(2))
+    third: list[object] = []
+    thread = threading.Thread(target=lambda: third.append(worker.issue(0, x(3))), daemon=True)
+    thread.start()
+    assert hold.begun.acquire(timeout=SOON)
+    thread.join(0.05)
+    assert thread.is_alive() and not first.done and not third
+    hold.go.release()
+    first.wait(SOON)
+    thread.join(SOON)
+    assert third and not second.done
+    hold.go.release()
+    hold.go.release()
+    worker.wait_all(SOON)
+    assert [call.result(0).item() for call in (first, second, third[0])] == [2.0, 3.0, 4.0]  # type: ignore[attr-defined]
+
+
+def test_calls_of_one_plan_overlap_as_registers_allow(make: Callable[..., Worker]) -> None:
+    """While F of call 0 is held on another queue, the source of call 1 has fired already."""
+    p = Program()
+    seen: list[float] = []
+    show = body(1, step("actorflow.show", V0, outs=[1]), outputs=[1])
+    (a,) = p.actor("x", OfInput("x"), body=show, out=[spec(1)], kind="source", queue="source", slots=2)
+    (b,) = p.send(a, to=1, plane="memory")
+    p.actor("sink", b, body=show, kind="sink", queue="sink", rank=1, out=[spec(1)])
+
+    def note(x: Tensor) -> Tensor:
+        seen.append(x.item())
+        if len(seen) == 2:
+            both.set()
+        return x
+
+    both = threading.Event()
+    worker = make(library={"show": note})
+    worker.install(0, p.plan().for_rank(0))
+    worker.issue(0, x(1))
+    worker.issue(0, x(2))
+    assert both.wait(SOON)
+    assert seen == [1.0, 2.0]
+
+
+def test_plans_share_one_state_and_run_in_the_order_of_issue(make: Callable[..., Worker]) -> None:
+    train = Program(name="train")
+    train.actor(
+        "O",
+        OfVariable("w"),
+        OfScalar("a"),
+        body=body(2, step("aten.add_.Tensor", V0, V1, outs=[2]), outputs=[]),
+        kind="optimizer",
+    )
+    test = Program(name="test")
+    (y,) = test.actor(
+        "F", OfVariable("w"), body=body(1, step("aten.mul.Tensor", V0, 10, outs=[1]), outputs=[1]), out=[spec(1)]
+    )
+    test.result(y, HERE, (B,), (1,))
+    worker = make(in_flight=8, library={})
+    worker.install(0, train.plan(), {"w": torch.zeros(1)})
+    worker.install(1, test.plan(), {"w": torch.full((1,), 99.0)})  # known already: the state stays
+    calls = []
+    for a in (1, 2, 3):
+        worker.issue(0, scalars={"a": a})
+        calls.append(worker.issue(1))
+    assert [c.result(0, SOON).item() for c in calls] == [10.0, 30.0, 60.0]
+
+
+def test_a_call_of_another_plan_waits_until_the_running_one_is_done(make: Callable[..., Worker]) -> None:
+    hold = Hold()
+    other: list[float] = []
+    p = Program(name="other")
+    p.actor(
+        "x",
+        OfInput("x"),
+        body=body(1, step("actorflow.note", V0, outs=[1]), outputs=[1]),
+        out=[spec(1)],
+        kind="source",
+        queue="source",
+    )
+    worker = make(library={"hold": hold, "note": lambda x: other.append(x.item()) or x})
+    worker.install(0, single())
+    worker.install(1, p.plan())
+    first, second = worker.issue(0, x()), worker.issue(1, x(7))
+    assert hold.begun.acquire(timeout=SOON)
+    assert "call 1 of plan 1 'other' waits for the calls before it" in worker.explain()
+    assert not other
+    hold.go.release()
+    second.wait(SOON)
+    assert first.done and other == [7.0]
+
+
+def test_a_call_starts_when_it_is_permitted_and_not_before(make: Callable[..., Worker]) -> None:
+    worker = make(gated=True, library={})
+    worker.install(0, single("aten.neg.default"))
+    calls = [worker.issue(0, x(i)) for i in range(3)]
+    worker.permit(1)
+    with pytest.raises(TimeoutError):
+        calls[1].wait(0.05)
+    assert "call 0 of plan 0 'single' waits for the permit of all ranks" in worker.explain()
+    worker.permit(0)
+    assert [calls[i].result(0, SOON).item() for i in (0, 1)] == [0.0, -1.0]
+    assert not calls[2].done
+    worker.permit(3)  # before it is issued
+    worker.permit(2)
+    assert calls[2].result(0, SOON).item() == -2.0
+    assert worker.issue(0, x(3)).result(0, SOON).item() == -3.0
+
+
+def test_a_result_can_be_had_before_its_call_is_done(make: Callable[..., Worker]) -> None:
+    """The credit that the rest of the call waits for never comes."""
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source", slots=2)
+    p.send(a, to=1, plane="inline")
+    p.result(a, HERE, (B,), (1,))
+    p.actor("elsewhere", kind="sink", queue="sink", rank=1)
+    worker = make(wire=Wire(), library={})
+    worker.install(0, p.plan().for_rank(0))
+    first, second = worker.issue(0, x(5)), worker.issue(0, x(6))
+    assert second.result(0, SOON).item() == 6.0 and first.done and not second.done
+
+
+def test_a_failing_actor_is_named_with_its_rank_and_op_and_everybody_is_told(make: Callable[..., Worker]) -> None:
+    heard: list[BaseException] = []
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    (b,) = p.actor("F3", a, body=body(1, step("aten.view.default", V0, (3,), outs=[1]), outputs=[1]), out=[spec(3)])
+    p.result(b, HERE, (B,), (3,))
+    worker = make(library={})
+    worker.on_failure(heard.append)
+    worker.install(0, p.plan())
+    call = worker.issue(0, x())
+    with pytest.raises(
+        ActorError, match=r"rank 0, actor F3, firing 0, aten\.view\.default: RuntimeError: .*shape"
+    ) as caught:
+        call.result(0, SOON)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    for later in (call.wait, worker.wait_all, lambda: worker.issue(0, x()), lambda: worker.install(1, p.plan())):
+        with pytest.raises(ActorError):
+            later()
+    assert len(heard) == 1
+    worker.on_failure(heard.append)
+    assert len(heard) == 2 and heard[0] is heard[1]
+
+
+def test_a_failure_on_one_rank_ends_the_others_too() -> None:
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    (b,) = p.actor("F", a, body=body(1, step("actorflow.bad", V0, outs=[1]), outputs=[1]), out=[spec(1)])
+    (c,) = p.send(b, to=1)
+    p.result(c, on(1), (B,), (1,), rank=1)
+
+    def bad(x: Tensor) -> Tensor:
+        raise ValueError("no good")
+
+    with LocalCluster(p.plan(), library={"bad": bad}) as cluster:
+        calls = cluster.issue(x())
+        with pytest.raises(ActorError, match="rank 0, actor F, firing 0, actorflow.bad: ValueError: no good"):
+            calls[1].result(0, SOON)
+
+
+def test_a_failing_collective_is_named(make: Callable[..., Worker]) -> None:
+    comm = Comm("all_gather", 5, (0,), plane="memory")  # without its exchanges
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    (b,) = p.actor("gather", a, out=[spec(1)], kind="boxing", queue="comm", comm=comm)
+    p.result(b, HERE, (B,), (1,))
+    worker = make(library={})
+    worker.install(0, p.plan())
+    with pytest.raises(PlanError, match="all_gather 5: 1 operands, 1 targets and 0 exchanges"):
+        worker.issue(0, x()).wait(SOON)
+
+
+def test_fail_wakes_everyone_who_waits(make: Callable[..., Worker]) -> None:
+    hold = Hold()
+    worker = make(in_flight=1, library={"hold": hold})
+    worker.install(0, single())
+    call = worker.issue(0, x())
+    raised: list[BaseException] = []
+
+    def attempt(what: Callable[[], object]) -> None:
+        try:
+            what()
+        except BaseException as error:
+            raised.append(error)
+
+    waits: list[Callable[[], object]] = [
+        call.wait,
+        lambda: call.result(0),
+        worker.wait_all,
+        lambda: worker.issue(0, x()),
+    ]
+    threads = [threading.Thread(target=attempt, args=(what,), daemon=True) for what in waits]
+    for thread in threads:
+        thread.start()
+    assert hold.begun.acquire(timeout=SOON)
+    worker.fail(ClusterError("rank 3 was lost"))
+    worker.fail(ClusterError("and another thing"))
+    for thread in threads:
+        thread.join(SOON)
+    assert [(type(e), str(e)) for e in raised] == [(ClusterError, "rank 3 was lost")] * 4
+    hold.go.release()
+
+
+def test_arguments_that_are_missing_are_named(make: Callable[..., Worker]) -> None:
+    worker = make(library={})
+    worker.install(0, single("aten.neg.default"))
+    with pytest.raises(CallError, match=r"rank 0: .*'single' came without x"):
+        worker.issue(0, {"y": torch.ones(1)})
+    with pytest.raises(CallError, match=r"plan number 4 was called; installed are \[0\]"):
+        worker.issue(4)
+    with pytest.raises(CallError, match=r"result 1 .* this rank gets \[0\]"):
+        worker.issue(0, x()).result(1)
+
+
+def test_a_variable_that_is_not_here_is_named(make: Callable[..., Worker]) -> None:
+    p = Program(name="needy")
+    p.actor("F", OfVariable("w"), body=body(1, step("aten.neg.default", V0, outs=[1]), outputs=[1]), out=[spec(1)])
+    with pytest.raises(PlanError, match=r"'needy', rank 0, actor F: variable 'w' is not on this rank"):
+        make(library={}).install(0, p.plan())
+
+
+def receiving(plane: str = "memory") -> Plan:
+    """Rank 0 sends two numbers to rank 1."""
+    p = Program(name="receiving")
+    (a,) = p.actor("x", OfInput("x"), out=[spec(2)], kind="source", queue="source")
+    (b,) = p.send(a, to=1, plane=plane)
+    p.result(b, on(1), (B,), (2,), rank=1)
+    return p.plan()
+
+
+@pytest.mark.parametrize("payload", [None, (b"\0" * 12,)])
+def test_the_size_of_a_token_is_checked_before_it_moves(
+    make: Callable[..., Worker], payload: tuple[bytes, ...] | None
+) -> None:
+    worker = make(rank=1, library={})
+    worker.install(0, receiving().for_rank(1))
+    call = worker.issue(0)
+    worker.deliver(0, Ready(0, 1, 0, 12, payload))
+    with pytest.raises(
+        PlanError,
+        match=r"rank 0 announces 12 bytes for register 1 on rank 1, filled by send x; the plan says 8 bytes: float32\[2\]",
+    ):
+        call.wait(SOON)
+
+
+def test_a_register_that_a_peer_does_not_fill_is_refused(make: Callable[..., Worker]) -> None:
+    worker = make(rank=1, library={})
+    worker.install(0, receiving().for_rank(1))
+    worker.deliver(5, Ready(0, 1, 0, 8, None))
+    with pytest.raises(PlanError, match="rank 5 announces register 1, which it does not fill on rank 1"):
+        worker.issue(0).wait(SOON)
+
+
+def test_messages_for_a_plan_that_is_not_installed_yet_are_kept() -> None:
+    wire = Wire()
+    board = Switchboard()
+    worker = Worker(1, wire, {"memory": board.plane(1)}, gated=False, library={})
+    try:
+        worker.deliver(0, Ready(1, 1, 0, 8, (torch.tensor([1.0, 2.0]).numpy().tobytes(),)))
+        worker.deliver(0, Ready(0, 1, 0, 8, None))
+        board.plane(0).send(1, [torch.tensor([3.0, 4.0])])
+        worker.install(0, receiving().for_rank(1))
+        assert worker.issue(0).result(0, SOON).tolist() == [3.0, 4.0]
+        worker.install(1, receiving("inline").for_rank(1))
+        assert worker.issue(1).result(0, SOON).tolist() == [1.0, 2.0]
+        assert wire.wait_for(2) == [(0, Credit(0, 1)), (0, Credit(1, 1))]
+    finally:
+        worker.close()
+
+
+def test_a_sender_waits_for_credit(make: Callable[..., Worker]) -> None:
+    wire = Wire()
+    worker = make(wire=wire, library={})
+    worker.install(0, receiving("inline").for_rank(0))
+    values = [torch.tensor([float(i), 0.0]) for i in range(2)]
+    calls = [worker.issue(0, {"x": value}) for value in values]
+    calls[0].wait(SOON)
+    ready = [Ready(0, 1, i, 8, (v.numpy().tobytes(),)) for i, v in enumerate(values)]
+    assert wire.wait_for(1) == [(1, ready[0])]
+    assert not calls[1].done
+    assert "waits for a slot of register 1 (full, 1 of 1)" in worker.explain()
+    worker.deliver(1, Credit(0, 1))
+    calls[1].wait(SOON)
+    assert wire.wait_for(2) == [(1, ready[0]), (1, ready[1])]
+
+
+def test_explain_says_what_every_queue_and_thread_is_at(make: Callable[..., Worker]) -> None:
+    hold = Hold()
+    worker = make(library={"hold": hold})
+    worker.install(0, single())
+    worker.issue(0, x())
+    assert hold.begun.acquire(timeout=SOON)
+    text = worker.explain()
+    assert "rank 0: 1 unfinished calls, 1 of them begun" in text
+    assert "queue compute: F@rank0 is running" in text
+    assert "queue sink: sink 0@rank0 waits for register 1 (empty) filled by F@rank0" in text
+    assert "thread compute: fires F, firing 0" in text
+    hold.go.release()
+    worker.wait_all(SOON)
+
+
+def test_no_thread_is_left_after_close() -> None:
+    before = set(threading.enumerate())
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(2)], kind="source", queue="source")
+    (b,) = p.send(a, to=1)
+    reduce = p.collective("all_reduce", (0, 1))
+    (c,) = p.actor("reduce", a, out=[spec(2)], kind="boxing", queue="comm", comm=reduce)
+    (d,) = p.actor("reduce", b, out=[spec(2)], kind="boxing", queue="comm", rank=1, comm=reduce)
+    p.result(c, HERE, (B,), (2,))
+    p.result(d, on(1), (B,), (2,), rank=1)
+    with LocalCluster(p.plan(), library={}) as cluster:
+        assert [r.tolist() for r in cluster.run({"x": torch.ones(2)})] == [[2.0, 2.0], [2.0, 2.0]]
+        assert len(set(threading.enumerate()) - before) == 2 + 1 + 2 + 1  # compute; send; comm; receive
+    assert set(threading.enumerate()) == before
+
+
+def test_close_ends_calls_that_cannot_end_and_their_threads() -> None:
+    before = set(threading.enumerate())
+    p = Program()
+    comm = p.collective("all_reduce", (0, 1))
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    p.actor("reduce", a, out=[spec(1)], kind="boxing", queue="comm", comm=comm)
+    worker = Worker(0, Wire(), {"memory": Switchboard().plane(0)}, gated=False, library={})
+    worker.install(0, p.plan().for_rank(0))
+    call = worker.issue(0, x())
+    with pytest.raises(
+        TimeoutError,
+        match=r"(?s)1 calls were not done .*thread comm: all_reduce 0 with ranks \[0, 1\] for reduce, firing 0",
+    ):
+        worker.wait_all(0.2)
+    worker.close()
+    with pytest.raises(ClusterError, match="closed with 1 unfinished calls"):
+        call.wait(SOON)
+    assert set(threading.enumerate()) == before
