@@ -30,14 +30,14 @@ _ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metav
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
-    r"""Train a plain PyTorch script on many devices.
+    """Train a plain PyTorch script on many devices.
 
     \b
     Add @flow.global_function to the function that does a training step, then:
       actorflow run train.py                        one device for each GPU, or one CPU device
       actorflow run train.py --devices 4            four devices on this machine
       actorflow plan train.py --devices 4           what would run where, without running it
-    """
+    """  # noqa: D301 -- click's own mark
 
 
 @main.command(cls=_Command, short_help="Run a script on the devices of this machine, or of several.")
@@ -79,7 +79,7 @@ def run(
     insecure: bool,
     log_dir: str | None,
 ) -> None:
-    r"""Run SCRIPT with one process for each device.  What follows -- goes to the script.
+    """Run SCRIPT with one process for each device.  What follows -- goes to the script.
 
     Every process runs the whole script; rank 0, the master, writes to this terminal, the others to
     files in the log directory.  When a rank fails, all end, and the cause is printed.
@@ -92,7 +92,7 @@ def run(
       export ACTORFLOW_TOKEN=$(cat shared-secret)
       actorflow run train.py --devices 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29400
       actorflow run train.py --devices 8 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29400
-    """
+    """  # noqa: D301 -- click's own mark
     port = ctrl_port or master_port or 0
     token = _token(token_file)
     if node_rank >= nnodes:
@@ -137,7 +137,7 @@ def run(
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True), help="Write to this file: .json or .txt.")
 def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: str | None) -> None:
-    r"""Show which actors SCRIPT would run on each device, and what passes between them.
+    """Show which actors SCRIPT would run on each device, and what passes between them.
 
     The script runs as rank 0 of a pretended cluster until its job is compiled: no process is
     started, and nothing is computed.
@@ -145,7 +145,7 @@ def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: s
     \b
       actorflow plan train.py --devices 4 -- --epochs 3
       actorflow plan train.py --devices 64 --out plan.json
-    """
+    """  # noqa: D301 -- click's own mark
     if out is not None and Path(out).suffix not in (".json", ".txt"):
         raise click.BadParameter(f"{out!r} ends neither in .json nor in .txt.", param_hint="--out")
 

@@ -183,9 +183,9 @@ class _Search:
             if is_user_file(getattr(value, "__file__", None)):
                 self.namespaces.append((path, value))
         elif isinstance(value, type):
-            if is_user_class(value):  # type: ignore[arg-type]  # mypy takes classes for unhashable
+            if is_user_class(value):
                 self.classes.append(value)
-        elif isinstance(value, NAMESPACES) or is_user_class(type(value)):
+        elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
             self.object(path, value)
         elif hasattr(value, "__wrapped__"):
             self.function(value.__wrapped__, path)

@@ -31,6 +31,7 @@ class Item:
         self._container, self._key = container, key
 
     def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
         self._container[self._key] = tensor
 
     def get(self) -> Any:
@@ -50,6 +51,7 @@ class Attribute:
         self._owner, self._name = owner, name
 
     def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
         object.__setattr__(self._owner, self._name, tensor)  # frozen dataclasses too
 
     def get(self) -> Any:
@@ -66,6 +68,7 @@ class Member:
         self._holder, self._index, self._rebuild = holder, index, rebuild
 
     def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
         items = list(self._holder.get())
         items[self._index] = tensor
         self._holder(self._rebuild(items))
@@ -83,6 +86,7 @@ class PartialArgs:
         self._partial = partial
 
     def __call__(self, tensor: Any) -> None:
+        """Put something there."""
         p = self._partial
         p.__setstate__((p.func, tensor, p.keywords, vars(p) or None))  # type: ignore[attr-defined]
 
@@ -100,6 +104,7 @@ class Cell:
         self._cell = cell
 
     def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
         self._cell.cell_contents = tensor
 
     def get(self) -> Any:

@@ -62,7 +62,7 @@ class GPT(nn.Module):
 
 def _initialise(module):
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=0.02 if isinstance(module, nn.Linear) else 0.2)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
@@ -100,7 +100,7 @@ def place_stages(model, layers, pipeline, data, device_type):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=16, help="texts in a step, over all devices")
+    parser.add_argument("--batch", type=int, default=32, help="texts in a step, over all devices")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)

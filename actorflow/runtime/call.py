@@ -18,7 +18,19 @@ class Call:
     ``results[i]`` is None until the sink of result i has fired on this rank.
     """
 
-    __slots__ = ("_changed", "_failure", "_kinds", "done", "inputs", "left", "number", "plan", "results", "scalars")
+    __slots__ = (
+        "_changed",
+        "_failure",
+        "_kinds",
+        "begun",
+        "done",
+        "inputs",
+        "left",
+        "number",
+        "plan",
+        "results",
+        "scalars",
+    )
 
     def __init__(
         self,
@@ -36,6 +48,7 @@ class Call:
         self.inputs = inputs
         self.scalars = scalars
         self.left = left  # firings on this rank until it is done
+        self.begun = False  # its actors may fire
         self.done = False
         self.results: list[Tensor | None] = [None] * (max(results, default=-1) + 1)
         self._kinds = results
@@ -52,7 +65,8 @@ class Call:
     def result(self, index: int, timeout: float | None = None) -> Tensor:
         """Return result ``index`` as soon as its sink has fired; it belongs to the caller.
 
-        Raises the worker's failure, CallError where this rank gets no such result, TimeoutError after ``timeout`` seconds.
+        Raises the worker's failure, CallError where this rank gets no such result, and TimeoutError
+        after ``timeout`` seconds.
         """
         if index not in self._kinds:
             raise CallError(f"result {index} of call {self.number} was asked for; this rank gets {sorted(self._kinds)}")

@@ -217,11 +217,12 @@ class Cluster:
         self.failed.wait(1.0)
 
     def explain(self, error: BaseException) -> BaseException:
-        """The run's error where another rank's failure is behind this one, else the error itself.
+        """The run's error where another rank's failure is behind this one, else the error itself; any thread.
 
-        When a rank is lost, a transfer may break a moment before the control plane knows why.
+        When a rank is lost, a transfer may break a moment before the control plane knows why; an
+        error that looks like it waits for that news.
         """
-        if self.failure is None and isinstance(error, RuntimeError | OSError) and _BROKEN.search(str(error)):
+        if self.failure is None and _looks_broken(error):
             self.failed.wait(NEWS)
         return error if self.failure is None else self.failure.error()
 
@@ -264,6 +265,15 @@ def use(cluster: Cluster | Alone) -> None:
     """Make this the process's current cluster."""
     global _current
     _current = cluster
+
+
+def _looks_broken(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, speaks of a connection."""
+    while error is not None:
+        if _BROKEN.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _listen(host: str) -> socket.socket:

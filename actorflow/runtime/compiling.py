@@ -77,7 +77,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         found = [Report.from_bytes(data) for data in reports]
         compare(order.name, found)
         plan, shape = make_plan(order, cluster.world)
-        lent = _only_read(plan)
+        written = _written(plan)
+        lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         head = {"shape": shape, "lent": sorted(lent), "differing": differ}
@@ -154,19 +155,23 @@ def device_type(state: State, hints: Hints, world: int) -> str:
 
 def _only_predicts(plan: Plan) -> None:
     """Raise StateError if a plan that predicts would change state."""
+    for name in sorted(_written(plan)):
+        raise StateError(
+            f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call model.eval() '
+            f'before it (batch norm in training mode counts), or make it of type "train"'
+        )
+
+
+def _written(plan: Plan) -> set[str]:
+    """The variables that the plan changes: targets, and what steps without outputs work on in place."""
+    found: set[str] = set()
     for actor in plan.actors:
-        for target in actor.targets:
-            if isinstance(target, OfVariable):
-                raise StateError(
-                    f'job {plan.name!r} is of type "predict" and changes {target.name}; expected: it changes nothing. '
-                    f'Call model.eval() before it (batch norm in training mode counts), or make it of type "train"'
-                )
-
-
-def _only_read(plan: Plan) -> set[str]:
-    """Plain tensors of the script that the plan never changes."""
-    written = {t.name for a in plan.actors for t in a.targets if isinstance(t, OfVariable)}
-    return {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
+        found.update(t.name for t in actor.targets if isinstance(t, OfVariable))
+        for step in plan.bodies[actor.body].steps if actor.body is not None else ():
+            if not step.outs:
+                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
+                found.update(o.name for o in operands if isinstance(o, OfVariable))
+    return found
 
 
 def _pack(head: Mapping[str, object], plan: bytes) -> bytes:

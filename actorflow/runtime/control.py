@@ -205,15 +205,13 @@ class Control:
         channel = self._channel(peer, address)
         await self._unless_failed(channel.channel_ready(), timeout)
         call = PeerStub(channel).Link(metadata=self._metadata())
-        try:
-            await self._unless_failed(call.wait_for_connection(), timeout)
-        except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise ClusterError(
-                    f"rank {peer} ({address}) turned rank {self.rank} away: their tokens differ. Give every node the "
-                    "same token (ACTORFLOW_TOKEN or --token-file)."
-                ) from None
-            raise ClusterError(f"rank {peer} ({address}) refused a link to rank {self.rank}: {e.details()}") from e
+        if not door.is_accepted(await self._unless_failed(call.initial_metadata(), timeout)):
+            if await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterError(f"rank {peer} ({address}) refused rank {self.rank}: {await call.details()}")
+            raise ClusterError(
+                f"rank {peer} ({address}) turned rank {self.rank} away: their tokens differ. Give every node the same "
+                "token (ACTORFLOW_TOKEN or --token-file)."
+            )
         link = Link(peer, self._loop)
         link.known = True
         self.links[peer] = link
@@ -242,7 +240,7 @@ class Control:
         peer = door.caller(context)
         if peer <= self.rank:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
-        await context.send_initial_metadata(())  # lets the caller begin; one without our token does not come here
+        await context.send_initial_metadata(door.ACCEPTED)
         link = Link(peer, self._loop)
         await self._converse(link, link.pump(context.write), context.read)
 

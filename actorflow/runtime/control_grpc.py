@@ -21,11 +21,13 @@ from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2_grpc
 
 __all__ = [
+    "ACCEPTED",
     "PeerServicer",
     "PeerStub",
     "add_servicer",
     "caller",
     "grpc",
+    "is_accepted",
     "make_channel",
     "make_server",
     "metadata",
@@ -39,6 +41,7 @@ add_servicer = _generated.add_PeerServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"
+ACCEPTED = (("actorflow-accepted", "1"),)  # what the answering side of a link sends before anything else
 
 # A dead or silent peer is noticed in about 3 s.  ping_timeout_ms is what notices a stopped process, whose
 # kernel still acknowledges; the server's settings keep it from closing healthy links for too many pings.
@@ -113,6 +116,11 @@ def make_channel(address: str) -> Any:
 def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
     """What every call carries: the token, and who calls."""
     return ((TOKEN_KEY, token), (RANK_KEY, str(rank)))
+
+
+def is_accepted(initial_metadata: Any) -> bool:
+    """Whether the answering side has taken up the link; until then nothing is written to it."""
+    return ACCEPTED[0] in [tuple(entry) for entry in initial_metadata or ()]
 
 
 def caller(context: Any) -> int:

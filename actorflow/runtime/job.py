@@ -1,4 +1,4 @@
-"""One rank's part of a plan enters; what the worker needs to fire its actors leaves: kernels, slots, operands, targets."""
+"""One rank's part of a plan enters; what fires its actors leaves: kernels, slots, operands and targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actorflow.runtime.call import Call
 from actorflow.runtime.kernels import Kernel, Kernels
-from actorflow.runtime.messages import DataPlane
+from actorflow.runtime.messages import DataPlane, Ready
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.wire import decode
 from actorflow_compiler.errors import CallError, PlanError
@@ -116,8 +116,23 @@ class Job:
         missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))
         if missing:
             raise CallError(
-                f"rank {self._rank}: a call of plan {self.plan.name!r} came without {', '.join(missing)}; expected inputs "
-                f"{sorted(self.inputs)} and scalars {sorted(self.scalars)}"
+                f"rank {self._rank}: a call of plan {self.plan.name!r} came without {', '.join(missing)}; "
+                f"expected inputs {sorted(self.inputs)} and scalars {sorted(self.scalars)}"
+            )
+
+    def expect(self, peer: int, ready: Ready) -> None:
+        """Raise PlanError unless what a peer announces is what the plan says."""
+        where = f"plan {self.plan.name!r}: rank {peer} announces"
+        source = self.sources.get(ready.register)
+        if source is None or source.rank != peer:
+            raise PlanError(f"{where} register {ready.register}, which it does not fill on rank {self._rank}")
+        slots = self.slots[ready.register]
+        sizes = None if ready.payload is None else [len(p) for p in ready.payload]
+        if ready.nbytes != slots.nbytes or (sizes is not None and sizes != [t.nbytes for t in slots.specs]):
+            tensors = ", ".join(f"{t.dtype}{list(t.shape)}" for t in slots.specs)
+            raise PlanError(
+                f"{where} {ready.nbytes} bytes for register {ready.register} on rank {self._rank}, "
+                f"filled by {source.name}; the plan says {slots.nbytes} bytes: {tensors}"
             )
 
     def plane_of(self, register: int) -> DataPlane:
@@ -137,20 +152,18 @@ class Job:
         body = None if actor.body is None else self.plan.bodies[actor.body]
         if comm is not None and body is not None:
             raise PlanError(f"{where}: it has a body and a communication; one of them was expected")
-        if send and (len(writes) != 1 or writes[0].fill != 1 or len(writes[0].tensors) != len(actor.operands)):
-            raise PlanError(
-                f"{where}: a send fills one register, a whole token at a time, with its operands; it fills {len(writes)}"
-            )
+        operands = self._in_order(actor, writes, where) if send else actor.operands
+        inside = send and comm is not None and (comm.plane == INLINE or not operands)  # travels in the message
         return Unit(
             actor=actor,
             rate=actor.rate,
             finished=Finished(actor.id),
-            inline=comm is None or (send and comm.plane == INLINE and self._device.type == "cpu"),
+            inline=comm is None or (inside and self._device.type == "cpu"),
             body=body,
             kernel=None if body is None else self._kernels.kernel(body),
             reads=tuple(taken),
-            outer=any(not isinstance(o, FromRegister) for o in actor.operands),
-            operands=tuple(self._operand(o, box, where) for o in actor.operands),
+            outer=any(not isinstance(o, FromRegister) for o in operands),
+            operands=tuple(self._operand(o, box, where) for o in operands),
             stores=() if send else tuple(self._store(actor, at, r, where) for at, r in enumerate(writes) if r.tensors),
             variables=tuple(
                 (i, self._known(t.name, where)) for i, t in enumerate(actor.targets) if isinstance(t, OfVariable)
@@ -159,12 +172,18 @@ class Job:
                 (i, t.index, self._shared(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)
             ),
             comm=comm,
-            plane=None
-            if comm is None or (send and (comm.plane == INLINE or not actor.operands))
-            else self._plane(actor, comm),
+            plane=None if comm is None or inside else self._plane(actor, comm),
             specs=() if comm is None or send else tuple(self._spec(actor, i) for i in range(len(actor.targets))),
             sent=(0, writes[0].id) if send else None,
         )
+
+    def _in_order(self, actor: Actor, writes: tuple[Register, ...], where: str) -> tuple[Operand, ...]:
+        """The operands of a send in the order of the register that they fill on the other rank."""
+        filled = dict(zip(actor.targets, actor.operands, strict=True))
+        wanted = [FromRegister(r.id, i) for r in writes for i in range(len(r.tensors))]
+        if len(writes) != 1 or writes[0].fill != 1 or filled.keys() != set(wanted):
+            raise PlanError(f"{where}: a send fills one register, one token with each firing; it fills {len(writes)}")
+        return tuple(filled[target] for target in wanted)
 
     def _operand(self, operand: Operand, box: Mapping[int, int], where: str) -> tuple[int, int | str]:
         outer = len(box)
@@ -193,7 +212,7 @@ class Job:
         }
         if sorted(filled) != list(range(len(register.tensors))):
             raise PlanError(
-                f"{where}: it fills tensors {sorted(filled)} of register {register.id}, which has {len(register.tensors)}"
+                f"{where}: it fills tensors {sorted(filled)} of the {len(register.tensors)} of register {register.id}"
             )
         outputs = tuple(filled[i] for i in range(len(register.tensors)))
         return Store(at, self.slots[register.id], outputs, outputs == tuple(range(len(actor.targets))))
@@ -214,14 +233,16 @@ class Job:
             tensor = self._variables[found.name]
             return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
         raise PlanError(
-            f"plan {self.plan.name!r}, actor {actor.name}: a collective gives to registers and variables; a result was found"
+            f"plan {self.plan.name!r}, actor {actor.name}: "
+            "a collective gives to registers and variables; a result was found"
         )
 
     def _plane(self, actor: Actor, comm: Comm) -> DataPlane:
         found = self._planes.get(comm.plane)
         if found is None:
             raise PlanError(
-                f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane!r} was found; this rank has {sorted(self._planes)}"
+                f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane!r} was found; "
+                f"this rank has {sorted(self._planes)}"
             )
         return found
 
@@ -247,6 +268,7 @@ def _constants(plan: Plan, device: torch.device) -> list[Tensor]:
     for constant, spec in zip(plan.constants, specs, strict=True):
         if constant.dtype not in ITEM_BYTES or len(constant.data) != spec.nbytes:
             raise PlanError(
-                f"plan {plan.name!r}: constant {constant.name!r} has {len(constant.data)} bytes for {constant.dtype}{list(constant.shape)}"
+                f"plan {plan.name!r}: constant {constant.name!r} has {len(constant.data)} bytes "
+                f"for {constant.dtype}{list(constant.shape)}"
             )
     return decode([c.data for c in plan.constants], specs, device)

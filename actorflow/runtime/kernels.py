@@ -108,9 +108,7 @@ class _Writer:
             returns = found._schema.returns
             many = len(returns) > 1
             if many and step.outs and len(returns) != len(step.outs):
-                raise PlanError(
-                    f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs (-1 for one not used)"
-                )
+                raise PlanError(f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs")
             unpack = many or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
             found = fast_callable(found)
         return self._bind(step.op, found), unpack
@@ -136,7 +134,8 @@ class _Writer:
         if type(arg) in (str, float):
             return self._bind((type(arg), repr(arg)), arg)
         raise PlanError(
-            f"op {step.op}: an argument of type {type(arg).__name__} was found; a number, string, None, Symbol, Ref or tuple of these was expected"
+            f"op {step.op}: an argument of type {type(arg).__name__} was found; "
+            "a number, string, None, Symbol, Ref or tuple of these was expected"
         )
 
     def _symbol(self, text: str, step: Step) -> Any:
@@ -145,7 +144,8 @@ class _Writer:
         found = getattr(torch, text.removeprefix("torch."), None) if text.startswith("torch.") else None
         if not isinstance(found, _SYMBOLS):
             raise PlanError(
-                f"op {step.op}: symbol {text!r} was found; a dtype, layout or memory format of torch, or device:NAME, was expected"
+                f"op {step.op}: symbol {text!r} was found; "
+                "a dtype, layout or memory format of torch, or device:NAME, was expected"
             )
         return found
 
@@ -173,8 +173,8 @@ def resolve(op: str, library: Mapping[str, Callable[..., Any]]) -> Callable[...,
         if isinstance(found, torch._ops.OpOverload):
             return found
     raise PlanError(
-        f"op {op!r} is refused: expected aten.NAME.OVERLOAD, actorflow.NAME, or an op of a namespace that was registered in "
-        "torch.ops on this rank; if the op comes from a library, import that library at the top of the script"
+        f"op {op!r} is refused: expected aten.NAME.OVERLOAD, actorflow.NAME, or an op of a namespace that was "
+        "registered in torch.ops on this rank; if it comes from a library, import that at the top of the script"
     )
 
 

@@ -41,7 +41,10 @@ class Transport(Protocol):
 
 
 class DataPlane(Protocol):
-    """Moves tensors between ranks.  ``send``, ``receive`` and ``collective`` block; each runs on a thread of its queue."""
+    """Moves tensors between ranks.
+
+    ``send``, ``receive`` and ``collective`` block; each runs on a thread of its queue.
+    """
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
         """Make the communicators for directed pairs (from, to) and collective groups, in this order on every rank.

@@ -197,7 +197,11 @@ class Session:
         structure, specs, plain = arguments.key
         values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
         settings = hashlib.sha256(repr([structure, specs, values, key[1:]]).encode()).hexdigest()[:8]
-        text = f"{arguments.spoken} [settings {settings}, {writes} writes of state"
+        training, gradients, *_ = key[1:]
+        text = (
+            f"{arguments.spoken} [{sum(training)} of {len(training)} modules training, {sum(gradients)} of {len(gradients)} "
+            f"tensors with gradients, settings {settings}, {writes} writes of state"
+        )
         if look:
             text += f", contents {checksum(arguments.tensors):08x}"
         text += "]"

@@ -100,7 +100,8 @@ def _combination(register: int, spec: TensorSpec) -> int | None:
     kind, _, dim = spec.combine.partition(":")
     if kind != "cat" or not dim.isdigit() or int(dim) >= len(spec.shape):
         raise PlanError(
-            f'register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "", "sum" or "cat:DIM" was expected'
+            f"register {register}: combine {spec.combine!r} of a tensor of shape {spec.shape} was found; "
+            '"", "sum" or "cat:DIM" was expected'
         )
     return int(dim)
 

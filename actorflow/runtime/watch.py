@@ -27,6 +27,7 @@ class _Process:
     rank: int
     pid: int
     handle: int  # pidfd: names this very process, even after its number is used again
+    leads: bool  # a process group
     stopped_since: float | None = None  # monotonic seconds
 
 
@@ -107,7 +108,7 @@ class Watch:
     def _meet(self, report: Started) -> None:
         self.findings.started[report.rank] = report.pid
         with suppress(ProcessLookupError):  # dead already; the agent has its status
-            process = _Process(report.rank, report.pid, os.pidfd_open(report.pid))
+            process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
             self._alive[report.rank] = process
             self._selector.register(process.handle, selectors.EVENT_READ)
 
@@ -127,6 +128,7 @@ class Watch:
         del self._alive[process.rank]
         if process.rank not in self._finished and process.rank not in self.findings.killed:
             self.findings.deaths.append((process.rank, process.pid))
+            self._kill_group(process)
             self._end_soon()
 
     def _look_for_stopped(self) -> None:
@@ -149,6 +151,13 @@ class Watch:
         self.findings.killed.add(process.rank)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(process.handle, signal.SIGKILL)
+        self._kill_group(process)
+
+    def _kill_group(self, process: _Process) -> None:
+        """End what the rank itself started, such as data loaders; the agent gives each rank a group of its own."""
+        if process.leads:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from actorflow.runtime.call import Call, fresh
 from actorflow.runtime.job import Job, Unit, open_planes
-from actorflow.runtime.kernels import Kernels, culprit
+from actorflow.runtime.kernels import Kernels
 from actorflow.runtime.lanes import Lane, prepare_thread
 from actorflow.runtime.messages import Credit, DataPlane, Message, Ready, Transport
+from actorflow.runtime.story import actor_error, firing, receiving, wrapped
 from actorflow.runtime.wire import decode, encode
-from actorflow_compiler.errors import ActorError, ActorflowError, CallError, ClusterError, PlanError
+from actorflow_compiler.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Instruction, Issued
 
@@ -196,20 +197,21 @@ class Worker:
 
     def explain(self) -> str:
         """What every queue and thread of the rank is at, and what it waits for."""
-        job, doing = self._current, self._doing
+        job, at = self._current, self._doing
         lines = [f"rank {self.rank}: {len(self._unfinished)} unfinished calls, {self._active} of them begun"]
         if job is not None:
             lines.append(f"plan {job.number} {job.plan.name!r}:")
             lines += [f"  {line}" for line in job.machine.waiting()]
-        for waiting, call in tuple(self._waiting)[:1]:
-            why = (
-                "the permit of all ranks" if self._gated and call.number not in self._permits else "the calls before it"
-            )
-            lines.append(f"call {call.number} of plan {waiting.number} {waiting.plan.name!r} waits for {why}")
-        lines.append(f"thread compute: {'waits for an event' if doing is None else _show(*doing)}")
+        call = next((c for c in tuple(self._unfinished) if not c.begun), None)
+        if call is not None:
+            alone = self._gated and call.number not in self._permits
+            why = "the permit of all ranks" if alone else "the calls before it"
+            lines.append(f"call {call.number} of plan {call.plan} {self._jobs[call.plan].plan.name!r} waits for {why}")
+        lines.append(f"thread compute: {'waits for an event' if at is None else firing(*at)}")
         for lane in tuple(self._lanes.values()):
             task = lane.doing
-            lines.append(f"thread {lane.name}: {'idle' if task is None else _describe(task)}")
+            what = "idle" if task is None else receiving(task) if isinstance(task, Ready) else firing(task[1], task[2])
+            lines.append(f"thread {lane.name}: {what}")
         return "\n".join(lines)
 
     def _raise_failure(self) -> None:
@@ -249,11 +251,11 @@ class Worker:
                     method(*arguments)
                     del method, arguments
         except BaseException as error:
-            doing = self._doing
+            at = self._doing
             self.fail(
-                _wrapped(error, f"rank {self.rank}: the compute thread failed")
-                if doing is None
-                else self._actor_error(*doing, error)
+                wrapped(error, f"rank {self.rank}: the compute thread failed")
+                if at is None
+                else actor_error(self.rank, *at, error)
             )
         pending.clear()
 
@@ -281,6 +283,7 @@ class Worker:
             if self._active and job is not self._current:
                 return
             self._waiting.popleft()
+            call.begun = True
             self._permits.discard(call.number)
             self._current = job
             if not job.firings:
@@ -305,7 +308,7 @@ class Worker:
         elif isinstance(message, Credit):
             self._apply(job, job.machine.handle(Credited(message.register)))
         else:
-            self._expect(job, peer, message)
+            job.expect(peer, message)
             payload = message.payload
             assert payload is not None
             specs = job.slots[message.register].specs
@@ -389,12 +392,14 @@ class Worker:
         if unit.sent is not None:
             outputs: Sequence[Any] = self._send(job, unit, fire, operands)
         else:
-            assert unit.comm is not None and unit.plane is not None
+            assert unit.comm is not None
+            assert unit.plane is not None
             outputs = unit.plane.collective(unit.comm, operands, unit.specs)
         self._inbox.put((self._finish, job, unit, fire, outputs))
 
     def _send(self, job: Job, unit: Unit, fire: Fire, operands: list[Tensor]) -> Sequence[Any]:
-        assert unit.comm is not None and unit.sent is not None
+        assert unit.comm is not None
+        assert unit.sent is not None
         at, register = unit.sent
         to = unit.comm.group[1]
         payload = encode(operands) if unit.plane is None else None
@@ -410,62 +415,16 @@ class Worker:
             if self._failure is not None:
                 return
             job = self._jobs[ready.plan]
-        self._expect(job, peer, ready)
+        job.expect(peer, ready)
         token = job.plane_of(ready.register).receive(peer, job.slots[ready.register].specs)
         self._inbox.put((self._arrive, job, ready.register, ready.sequence, token))
 
-    def _expect(self, job: Job, peer: int, ready: Ready) -> None:
-        """Raise PlanError unless what is announced is what the plan says."""
-        source = job.sources.get(ready.register)
-        if source is None or source.rank != peer:
-            raise PlanError(
-                f"plan {job.plan.name!r}: rank {peer} announces register {ready.register}, which it does not fill on rank {self.rank}"
-            )
-        slots = job.slots[ready.register]
-        sizes = None if ready.payload is None else [len(p) for p in ready.payload]
-        if ready.nbytes != slots.nbytes or (sizes is not None and sizes != [t.nbytes for t in slots.specs]):
-            raise PlanError(
-                f"plan {job.plan.name!r}: rank {peer} announces {ready.nbytes} bytes for register {ready.register} on rank {self.rank}, "
-                f"filled by {source.name}; the plan says {slots.nbytes} bytes: {', '.join(f'{t.dtype}{list(t.shape)}' for t in slots.specs)}"
-            )
-
     def _lane_failed(self, error: BaseException, task: Any) -> None:
         if isinstance(task, Ready):
-            self.fail(
-                _wrapped(error, f"rank {self.rank}: receiving token {task.sequence} of register {task.register} failed")
-            )
+            self.fail(wrapped(error, f"rank {self.rank}, a thread that {receiving(task)}"))
         else:
             _, unit, fire, _ = task
-            self.fail(self._actor_error(unit, fire, error))
-
-    def _actor_error(self, unit: Unit, fire: Fire, error: BaseException) -> BaseException:
-        if isinstance(error, ActorflowError):
-            return error
-        actor, comm = unit.actor, unit.comm
-        op = "" if unit.body is None else culprit(unit.body, error)
-        if comm is not None:
-            op = f"{comm.kind} {comm.id} over ranks {list(comm.group)}"
-        what = f"rank {self.rank}, actor {actor.name}, firing {fire.firing}{f', {op}' if op else ''}"
-        return _wrapped(error, what)
-
-
-def _wrapped(error: BaseException, where: str) -> BaseException:
-    if isinstance(error, ActorflowError):
-        return error
-    made = ActorError(f"{where}: {type(error).__name__}: {error}")
-    made.__cause__ = error
-    return made
-
-
-def _show(unit: Unit, fire: Fire) -> str:
-    what = "fires" if unit.comm is None else f"{unit.comm.kind} {unit.comm.id} with ranks {list(unit.comm.group)} for"
-    return f"{what} {unit.actor.name}, firing {fire.firing}"
-
-
-def _describe(task: Any) -> str:
-    if isinstance(task, Ready):
-        return f"receives token {task.sequence} of register {task.register} of plan {task.plan}"
-    return _show(task[1], task[2])
+            self.fail(actor_error(self.rank, unit, fire, error))
 
 
 def _library() -> Mapping[str, Callable[..., Any]]:

@@ -1,4 +1,9 @@
-"""Ops written out in simpler ones, so that few layouts suffice: means as sums, losses with denominators from the target alone."""
+"""Ops whose result is no plain sum, norm or product in; the same in sums, so that a split batch gives partial sums.
+
+``TABLE`` is a ``decomposition_table`` for ``make_fx``; it is applied to every captured step.
+``BATCH_NORM`` is apart, because batch norm is fused unless its batch is split.  An entry returns
+NotImplemented where it does not apply, which leaves the op as it is.
+"""
 
 from __future__ import annotations
 
@@ -10,147 +15,311 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2  # torch's numbers for reductions
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions
+NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
+Decomposition = Callable[..., Any]
+
+TABLE: dict[torch._ops.OpOverload, Decomposition] = {}
+BATCH_NORM: dict[torch._ops.OpOverload, Decomposition] = {}
 
 
-def mean_dim(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """A mean is a sum times a constant."""
-    dims = list(range(x.dim())) if not dim else list(dim)
-    count = math.prod(x.shape[d] for d in dims)
-    return aten.mul.Scalar(aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype), 1.0 / count if count else math.nan)
+def _for(*ops: torch._ops.OpOverload, table: dict[torch._ops.OpOverload, Decomposition] = TABLE) -> Callable[[Decomposition], Decomposition]:
+    def register(function: Decomposition) -> Decomposition:
+        table.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
 
 
-def mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The mean of all elements."""
-    return mean_dim(x, None, dtype=dtype)
+def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    """Dims as a list; none given means all."""
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return list(range(x.dim()))
+    return [d % max(1, x.dim()) for d in ([dim] if isinstance(dim, int) else dim)]
 
 
-def vector_norm(x: Tensor, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """A Euclidean norm is the root of a sum of squares."""
-    if ord != 2:
+def _count(x: Tensor, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[d] for d in dims) if x.dim() else 1
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the dtype that sums are made in."""
+    return x.to(torch.float32) if x.dtype in NARROW else x
+
+
+def _sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    result: Tensor = aten.sum.dim_IntList(x, list(dims), keepdim) if x.dim() else aten.sum.default(x)
+    return result
+
+
+# means, norms and variances
+
+
+@_for(aten.mean.dim, aten.mean.default)
+def _mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum divided by a constant."""
+    dims = _dims(x, dim)
+    total = _sum(_wide(x if dtype is None else x.to(dtype)), dims, keepdim)
+    return (total / _count(x, dims)).to(dtype or x.dtype)
+
+
+@_for(aten.linalg_vector_norm.default)
+def _vector_norm(x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """The root of the sum of squares, or the sum of absolute values."""
+    if ord not in (1, 2) or x.is_complex():
         return NotImplemented
-    dims = list(range(x.dim())) if dim is None else list(dim)
-    x = x if dtype is None else x.to(dtype)
-    return aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(x, x), dims, keepdim))
+    wide = _wide(x if dtype is None else x.to(dtype))
+    dims = _dims(x, dim)
+    total = _sum(wide * wide, dims, keepdim).sqrt() if ord == 2 else _sum(wide.abs(), dims, keepdim)
+    return total.to(dtype or x.dtype)
 
 
-def target_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """The total weight of a loss over classes, from the target alone."""
-    counted = aten.ne.Scalar(target, ignore_index)
+def _var_and_mean(x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """In two passes, as torch: first the mean, then the squares of what differs from it."""
+    dims = _dims(x, dim)
+    n = _count(x, dims)
+    wide = _wide(x)
+    mean = _sum(wide, dims, True) / n
+    away = wide - mean
+    left = max(0.0, n - (1 if correction is None else correction))
+    total = _sum(away * away, dims, keepdim)
+    variance = total / left if left else total / torch.zeros_like(total)
+    return variance.to(x.dtype), (mean if keepdim or not x.dim() else aten.squeeze.dims(mean, dims)).to(x.dtype)
+
+
+@_for(aten.var.correction)
+def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)[0]
+
+
+@_for(aten.std.correction)
+def _std(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)[0].sqrt()
+
+
+@_for(aten.var_mean.correction)
+def _var_mean(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)
+
+
+@_for(aten.std_mean.correction)
+def _std_mean(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if x.is_complex():
+        return NotImplemented
+    variance, mean = _var_and_mean(x, dim, correction, keepdim)
+    return variance.sqrt(), mean
+
+
+# losses
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    """The losses of the elements as ``reduction`` says; the mean over a constant number of them."""
+    if reduction == NONE:
+        return loss
+    total = aten.sum.default(_wide(loss))
+    return (total / loss.numel() if reduction == MEAN else total).to(loss.dtype)
+
+
+def _spread(grad: Tensor, reduction: int, count: int) -> Tensor:
+    """The gradient of each element's loss."""
+    return grad / count if reduction == MEAN else grad
+
+
+@_for(aten.mse_loss.default)
+def _mse(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    away = x - target
+    return _reduced(away * away, reduction)
+
+
+@_for(aten.mse_loss_backward.default)
+def _mse_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    away = x - target
+    return away * 2.0 * _spread(grad, reduction, away.numel())
+
+
+@_for(aten.huber_loss.default)
+def _huber(x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    away = (x - target).abs()
+    return _reduced(torch.where(away < delta, 0.5 * away * away, delta * (away - 0.5 * delta)), reduction)
+
+
+@_for(aten.huber_loss_backward.default)
+def _huber_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    away = x - target
+    return away.clamp(-delta, delta) * _spread(grad, reduction, away.numel())
+
+
+@_for(aten.smooth_l1_loss.default)
+def _smooth_l1(x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    away = (x - target).abs()
+    return _reduced(torch.where(away < beta, 0.5 * away * away / beta, away - 0.5 * beta) if beta else away, reduction)
+
+
+@_for(aten.smooth_l1_loss_backward.default)
+def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    away = x - target
+    slope = (away / beta).clamp(-1.0, 1.0) if beta else away.sign()
+    return slope * _spread(grad, reduction, away.numel())
+
+
+@_for(aten.binary_cross_entropy.default)
+def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+    loss = (target - 1.0) * (1.0 - x).log().clamp(min=-100.0) - target * x.log().clamp(min=-100.0)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+@_for(aten.binary_cross_entropy_backward.default)
+def _bce_backward(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+    slope = (x - target) / ((1.0 - x) * x).clamp(min=1e-12)
+    return (slope if weight is None else slope * weight) * _spread(grad, reduction, x.numel())
+
+
+@_for(aten.binary_cross_entropy_with_logits.default)
+def _bce_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+    scale: Tensor | float = 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
+    loss = (1.0 - target) * x - scale * torch.nn.functional.logsigmoid(x)
+    return _reduced(loss if weight is None else loss * weight, reduction)
+
+
+def _total_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """What a mean of class losses is divided by; from the targets alone, so that it need not wait for the model."""
+    counts = target != ignore_index
     if weight is None:
-        return aten.sum.default(aten._to_copy.default(counted, dtype=dtype))
-    index = aten.where.self(counted, target, aten.zeros_like.default(target))
-    each = aten.index.Tensor(weight, [aten.view.default(index, [target.numel()])])
-    return aten.sum.default(aten.mul.Tensor(each, aten._to_copy.default(aten.view.default(counted, [target.numel()]), dtype=dtype)))
+        return aten.sum.default(counts.to(torch.float32 if dtype in NARROW else dtype))  # type: ignore[no-any-return]
+    each = _wide(weight)[torch.where(counts, target, 0)]
+    return aten.sum.default(torch.where(counts, each, 0.0))  # type: ignore[no-any-return]
 
 
-def _loss_forward(op: Any) -> Callable[..., Any]:
-    def run(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-        if reduction != MEAN:
-            return NotImplemented
-        total = target_weight(target, weight, ignore_index, x.dtype)
-        return aten.div.Tensor(op(x, target, weight, SUM, ignore_index)[0], total), total
-
-    return run
-
-
-def _loss_backward(op: Any) -> Callable[..., Any]:
-    def run(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor) -> Any:
-        if reduction != MEAN:
-            return NotImplemented
-        weights = target_weight(target, weight, ignore_index, x.dtype)
-        return op(aten.div.Tensor(grad, weights), x, target, weight, SUM, ignore_index, weights)
-
-    return run
+@_for(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
+    """The sum of losses over the total weight."""
+    if reduction != MEAN:
+        return NotImplemented
+    op = aten.nll_loss2d_forward if x.dim() == 4 else aten.nll_loss_forward
+    total = _total_weight(target, weight, ignore_index, x.dtype)
+    loss = op(x, target, weight, SUM, ignore_index)[0]
+    return (_wide(loss) / total).to(x.dtype), total.to(x.dtype)
 
 
-def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
-    """Squares, then a sum."""
-    difference = aten.sub.Tensor(x, target)
-    squares = aten.mul.Tensor(difference, difference)
-    return squares if reduction == 0 else mean(squares) if reduction == MEAN else aten.sum.default(squares)
+@_for(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_backward(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Any:
+    """The gradient of a sum, without the total weight that the forward pass made; a constant of shape (1,) stands in for it."""
+    if reduction == NONE or total_weight.dim() == 1:
+        return NotImplemented
+    if reduction == MEAN:
+        grad = (_wide(grad) / _total_weight(target, weight, ignore_index, x.dtype)).to(x.dtype)
+    op = aten.nll_loss2d_backward if x.dim() == 4 else aten.nll_loss_backward
+    one = torch.ones((1,), dtype=total_weight.dtype, device=x.device)
+    return op(grad, x, target, weight, SUM, ignore_index, one)
 
 
-def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Linear in the gradient."""
-    factor = 2.0 / x.numel() if reduction == MEAN else 2.0
-    return aten.mul.Tensor(aten.mul.Scalar(aten.sub.Tensor(x, target), factor), grad)
+# layers
 
 
-def convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, output_mask: Sequence[bool],
+@_for(aten.convolution_backward.default)
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """The gradient of the bias is a sum by itself."""
+    """The bias's gradient apart: it does not look at the input."""
     if not output_mask[2]:
         return NotImplemented
-    mask = [output_mask[0], output_mask[1], False]
-    dx, dw, _ = aten.convolution_backward.default(grad, x, weight, None, stride, padding, dilation, transposed, output_padding, groups, mask)
-    return dx, dw, aten.sum.dim_IntList(grad, [0, *range(2, grad.dim())], False)
+    bias = _sum(_wide(grad), [0, *range(2, grad.dim())], False).to(grad.dtype)
+    if not output_mask[0] and not output_mask[1]:
+        return None, None, bias
+    gx, gw, _ = aten.convolution_backward(
+        grad, x, weight, None, stride, padding, dilation, transposed, output_padding, groups, [output_mask[0], output_mask[1], False]
+    )  # fmt: skip
+    return gx, gw, bias
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    aten.mean.dim: mean_dim,
-    aten.mean.default: mean,
-    aten.linalg_vector_norm.default: vector_norm,
-    aten.nll_loss_forward.default: _loss_forward(aten.nll_loss_forward.default),
-    aten.nll_loss_backward.default: _loss_backward(aten.nll_loss_backward.default),
-    aten.nll_loss2d_forward.default: _loss_forward(aten.nll_loss2d_forward.default),
-    aten.nll_loss2d_backward.default: _loss_backward(aten.nll_loss2d_backward.default),
-    aten.mse_loss.default: mse_loss,
-    aten.mse_loss_backward.default: mse_loss_backward,
-    aten.convolution_backward.default: convolution_backward,
-}
+# batch norm, for a batch that is split
 
 
-def _channel(x: Tensor, like: Tensor) -> Tensor:
-    """A value of each channel, shaped to meet a batch."""
-    return aten.view.default(x, [1, -1] + [1] * (like.dim() - 2)) if x.dim() == 1 else x
+def _channels(x: Tensor) -> tuple[list[int], list[int]]:
+    """The dims that are normalised over, and the shape of something that has one number for each channel."""
+    return [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
 
 
-def batch_norm_train(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, training: bool, momentum: float, eps: float
-) -> Any:
-    """Batch norm from sums over the batch: out, mean, 1/deviation, new running statistics."""
+def _normalised(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor, shape: list[int]
+) -> Tensor:  # fmt: skip
+    y = (_wide(x) - mean.view(shape)) * inverse.view(shape)
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(x.dtype)
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Output, saved mean and inverse deviation, new statistics; in two passes over the input."""
+    dims, shape = _channels(x)
     if not training:
-        return NotImplemented
-    dims = [0, *range(2, x.dim())]
-    count = x.numel() // x.shape[1]
-    mean_ = aten.mul.Scalar(aten.sum.dim_IntList(x, dims, False), 1.0 / count)
-    centred = aten.sub.Tensor(x, _channel(mean_, x))
-    var = aten.mul.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(centred, centred), dims, False), 1.0 / count)
-    rstd = aten.rsqrt.default(aten.add.Scalar(var, eps))
-    out = aten.mul.Tensor(centred, _channel(rstd, x))
-    if weight is not None:
-        out = aten.mul.Tensor(out, _channel(weight, x))
-    if bias is not None:
-        out = aten.add.Tensor(out, _channel(bias, x))
-    new_mean = aten.add.Tensor(aten.mul.Scalar(running_mean, 1 - momentum), aten.mul.Scalar(mean_, momentum))
-    unbiased = momentum * count / (count - 1) if count > 1 else math.nan
-    new_var = aten.add.Tensor(aten.mul.Scalar(running_var, 1 - momentum), aten.mul.Scalar(var, unbiased))
-    return out, mean_, rstd, new_mean, new_var
+        assert running_mean is not None
+        assert running_var is not None
+        out = _normalised(x, weight, bias, running_mean, (running_var + eps).rsqrt(), shape)
+        return out, x.new_empty(0), x.new_empty(0), running_mean, running_var
+    n = _count(x, dims)
+    wide = _wide(x)
+    mean = _sum(wide, dims, False) / n
+    away = wide - mean.view(shape)
+    squares = _sum(away * away, dims, False)
+    inverse = (squares / n + eps).rsqrt()
+    out = _normalised(x, weight, bias, mean, inverse, shape)
+    if running_mean is None or running_var is None:
+        return out, mean, inverse, None, None
+    new_mean = (momentum * mean + (1 - momentum) * running_mean).to(running_mean.dtype)
+    new_var = (momentum * (squares / max(1, n - 1)) + (1 - momentum) * running_var).to(running_var.dtype)
+    return out, mean, inverse, new_mean, new_var
 
 
-def batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, running_mean: Any, running_var: Any, save_mean: Tensor, save_invstd: Tensor,
-    train: bool, eps: float, output_mask: Sequence[bool],
+@_for(aten._native_batch_norm_legit_functional.default, table=BATCH_NORM)
+def _batch_norm_functional(*args: Any) -> Any:
+    return _batch_norm(*args)
+
+
+@_for(aten._native_batch_norm_legit.no_stats, table=BATCH_NORM)
+def _batch_norm_without_statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float) -> Any:
+    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
+
+
+@_for(aten.native_batch_norm.default, table=BATCH_NORM)
+def _batch_norm_that_updates(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """Backward of batch norm from sums over the batch."""
-    if not train:
+    """Only where it updates nothing: an update in place is written out when the step is captured."""
+    if training and running_mean is not None:
         return NotImplemented
-    dims = [0, *range(2, x.dim())]
-    count = x.numel() // x.shape[1]
-    normal = aten.mul.Tensor(aten.sub.Tensor(x, _channel(save_mean, x)), _channel(save_invstd, x))
-    d_bias = aten.sum.dim_IntList(grad, dims, False)
-    d_weight = aten.sum.dim_IntList(aten.mul.Tensor(grad, normal), dims, False)
-    scale = save_invstd if weight is None else aten.mul.Tensor(save_invstd, weight)
-    mean_part = _channel(aten.mul.Scalar(d_bias, 1.0 / count), x)
-    slope_part = aten.mul.Tensor(normal, _channel(aten.mul.Scalar(d_weight, 1.0 / count), x))
-    dx = aten.mul.Tensor(aten.sub.Tensor(aten.sub.Tensor(grad, mean_part), slope_part), _channel(scale, x))
-    return dx, d_weight if output_mask[1] else None, d_bias if output_mask[2] else None
+    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
 
 
-BATCH_NORM: dict[Any, Callable[..., Any]] = {
-    aten._native_batch_norm_legit_functional.default: batch_norm_train,
-    aten.native_batch_norm_backward.default: batch_norm_backward,
-}
+@_for(aten.native_batch_norm_backward.default, table=BATCH_NORM)
+def _batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    save_mean: Tensor | None, save_invstd: Tensor | None, train: bool, eps: float, output_mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    dims, shape = _channels(x)
+    wide, upstream = _wide(x), _wide(grad)
+    if train:
+        mean, inverse = save_mean, save_invstd
+    else:
+        assert running_var is not None
+        mean, inverse = running_mean, (running_var + eps).rsqrt()
+    assert mean is not None
+    assert inverse is not None
+    normal = (wide - mean.view(shape)) * inverse.view(shape)
+    grad_bias = _sum(upstream, dims, False)
+    grad_weight = _sum(upstream * normal, dims, False)
+    scale = inverse if weight is None else inverse * weight
+    if train:
+        n = _count(x, dims)
+        upstream = upstream - (grad_bias / n).view(shape) - normal * (grad_weight / n).view(shape)
+    out_dtype = x.dtype if weight is None else weight.dtype
+    return (
+        (upstream * scale.view(shape)).to(x.dtype) if output_mask[0] else None,
+        grad_weight.to(out_dtype) if output_mask[1] else None,
+        grad_bias.to(out_dtype) if output_mask[2] else None,
+    )

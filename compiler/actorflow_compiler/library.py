@@ -1,4 +1,4 @@
-"""The ops of plans that are not torch's: name (without ``actorflow.``) → function."""
+"""Ops of actorflow's own that plans may name: ``actorflow.NAME`` is ``OPS[NAME]``."""
 
 from __future__ import annotations
 
@@ -10,26 +10,41 @@ from torch import Tensor
 
 from actorflow_compiler import layout_ops, optimizers
 
-
-def embedding_part(weight: Tensor, indices: Tensor, start: int) -> Tensor:
-    """Rows of a table of which this device holds those from ``start`` on; zeros for the others."""
-    local = indices - start
-    mine = (local >= 0) & (local < weight.shape[0])
-    rows = torch.nn.functional.embedding(torch.where(mine, local, 0), weight)
-    return torch.where(mine.unsqueeze(-1), rows, 0)
+Kernel = Callable[..., Any]
+OPS: dict[str, Kernel] = {**layout_ops.OPS, **optimizers.OPS}
 
 
-def embedding_part_backward(grad: Tensor, indices: Tensor, rows: int, start: int, padding_index: int, scale: bool) -> Tensor:
-    """The gradient of this device's ``rows`` rows of a table, from ``start`` on."""
-    local = indices - start
-    mine = (local >= 0) & (local < rows)
-    grad = torch.where(mine.unsqueeze(-1), grad, 0)
-    return torch.ops.aten.embedding_dense_backward(grad, torch.where(mine, local, 0), rows, padding_index - start if padding_index >= start else -1, scale)
+def op(name: str) -> Callable[[Kernel], Kernel]:
+    """Register a function as the op ``actorflow.name``: ``@op("first")``.
+
+    It takes tensors and plain Python arguments (tuples for lists) and returns a tensor, or a tuple of them.
+    """
+
+    def register(kernel: Kernel) -> Kernel:
+        assert name not in OPS, name
+        OPS[name] = kernel
+        return kernel
+
+    return register
 
 
-OPS: dict[str, Callable[..., Any]] = {
-    **layout_ops.OPS,
-    **optimizers.OPS,
-    "embedding_part": embedding_part,
-    "embedding_part_backward": embedding_part_backward,
-}
+@op("embedding_part")
+def embedding_part(weight: Tensor, indices: Tensor, first: int) -> Tensor:
+    """Look up rows of a part of a table, whose row 0 is row ``first`` of the whole; zeros for rows that are elsewhere.
+
+    weight (rows, width), indices any shape → (*indices, width); the sum over all parts is the whole lookup.
+    """
+    if not weight.shape[0]:
+        return weight.new_zeros(*indices.shape, weight.shape[1])
+    at = indices - first
+    here = (at >= 0) & (at < weight.shape[0])
+    return torch.where(here.unsqueeze(-1), weight[at.clamp(0, weight.shape[0] - 1)], 0)
+
+
+@op("embedding_part_backward")
+def embedding_part_backward(grad: Tensor, indices: Tensor, first: int, rows: int, skip: int) -> Tensor:
+    """The gradient of ``embedding_part``'s weight (rows, width); row ``skip`` of the whole table gets none."""
+    at = (indices - first).reshape(-1)
+    here = (at >= 0) & (at < rows) & (at != skip - first)
+    out = grad.new_zeros(rows + 1, grad.shape[-1])  # the last row takes what belongs elsewhere
+    return out.index_add_(0, torch.where(here, at, rows), grad.reshape(-1, grad.shape[-1]))[:rows]

@@ -140,7 +140,14 @@ def test_a_main_thread_that_never_wakes_does_not_keep_its_process_alive(joined: 
 def test_an_error_that_a_lost_rank_caused_is_explained_by_it(joined: Joined) -> None:
     ranks = joined(2)
     one, two = ranks.clusters
-    broken = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4242")
+    broken = ValueError("an actor failed")
+    broken.__cause__ = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4242")
     explained, _ = ranks.apart(lambda: one.explain(broken), lambda: two.abort("killed", "was killed"))
     assert isinstance(explained, ClusterError)
     assert "rank 1" in str(explained)
+
+
+def test_an_error_of_ones_own_is_not_explained_away(joined: Joined) -> None:
+    ranks = joined(2)
+    error = ValueError("shapes do not match")
+    assert ranks.clusters[0].explain(error) is error

@@ -1,4 +1,4 @@
-"""Cases of sends and collectives: a data plane of one rank of three enters, its outputs leave, equal on every data plane."""
+"""Sends and collectives: the data plane of one rank of three enters; its outputs leave, equal on every plane."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.messages import DataPlane
@@ -22,6 +22,18 @@ GROUP = (2, 0, 1)  # mesh order is not the order of numbers
 PAIRS = ((0, 1), (1, 0), (1, 2))
 GROUPS = ((0, 1), GROUP)
 PLACE = Placement("cpu", GROUP, (3,))
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+    torch.bool,
+)
 
 Case = Callable[[int, DataPlane], list[Tensor]]
 CASES: dict[str, Case] = {}
@@ -50,6 +62,16 @@ def term(member: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return ((torch.arange(count) + 3 * member) % 7).to(dtype).view(shape)
 
 
+def terms(member: int, columns: int) -> list[Tensor]:
+    """What a member puts into an all_reduce: many dtypes, a number, nothing, and a view."""
+    return [
+        *(term(member, (2, columns), dtype) for dtype in DTYPES),
+        term(member, (), torch.float32),
+        torch.empty(0, 4),
+        term(member, (4, 2), torch.float32).t(),
+    ]
+
+
 def spec(tensor: Tensor) -> TensorSpec:
     """The spec of an output like this tensor."""
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")
@@ -58,27 +80,23 @@ def spec(tensor: Tensor) -> TensorSpec:
 @case
 def all_reduce(rank: int, plane: DataPlane) -> list[Tensor]:
     """Tensors of many dtypes and shapes, one without elements, summed over a group."""
+    return reduced(rank, plane, 3)
+
+
+def reduced(rank: int, plane: DataPlane, columns: int) -> list[Tensor]:
+    """All terms of a rank, summed over the group."""
     me = GROUP.index(rank)
-    dtypes = (
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.uint8,
-        torch.bool,
-    )
-    tensors = [term(me, (2, 3), d) for d in dtypes] + [
-        term(me, (), torch.float32),
-        torch.empty(0, 4),
-        term(me, (4, 2), torch.float32).t(),
-    ]
+    tensors = terms(me, columns)
     before = [t.clone() for t in tensors]
     found = plane.collective(Comm("all_reduce", 0, GROUP), tensors, [spec(t) for t in tensors])
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True)), "an input was changed"
     return found
+
+
+@case
+def large_all_reduce(rank: int, plane: DataPlane) -> list[Tensor]:
+    """As all_reduce, with more bytes than one message should hold."""
+    return reduced(rank, plane, 20_000)
 
 
 @case
@@ -167,21 +185,8 @@ def expected(name: str, rank: int) -> list[Tensor]:
     me = GROUP.index(rank)
     mine = part(5, me)
     rows = slice(mine.start[0], mine.start[0] + mine.size[0])
-    if name == "all_reduce":
-        dtypes = (
-            torch.float32,
-            torch.float64,
-            torch.bfloat16,
-            torch.float16,
-            torch.int64,
-            torch.int32,
-            torch.int16,
-            torch.uint8,
-            torch.bool,
-        )
-        made = [[term(m, (2, 3), d) for d in dtypes] for m in range(WORLD)]
-        for m in range(WORLD):
-            made[m] += [term(m, (), torch.float32), torch.empty(0, 4), term(m, (4, 2), torch.float32).t()]
+    if name in ("all_reduce", "large_all_reduce"):
+        made = [terms(m, 3 if name == "all_reduce" else 20_000) for m in range(WORLD)]
         return [a + b + c for a, b, c in zip(*made, strict=True)]
     if name == "all_gather":
         return [term(0, (5, 2), torch.float32), term(0, (7, 2), torch.bool), term(0, (2, 2), torch.bfloat16)]
@@ -219,7 +224,7 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     """One rank: run every case, give the outputs back."""
     torch.set_num_threads(1)
     limit = timedelta(seconds=SECONDS)
-    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
+    store = TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
     plane = GlooPlane(rank, store, timeout=limit)
     outputs = run_all(rank, plane)
     pipe.send(

@@ -92,8 +92,8 @@ class Program:
             made = tuple(FromRegister(number, i) for i in range(len(out)))
         if body is not None and body not in self.bodies:
             self.bodies.append(body)
-        number = None if body is None else self.bodies.index(body)
-        self.actors.append(Actor(id, name, rank, queue, kind, rate, number, operands, (*made, *into), comm))
+        which = None if body is None else self.bodies.index(body)
+        self.actors.append(Actor(id, name, rank, queue, kind, rate, which, operands, (*made, *into), comm))
         return made
 
     def order(self, before: str, after: str, firings: int = 1, initial: int = 0, fill: int = 1, slots: int = 1) -> None:

@@ -30,7 +30,9 @@ def test_a_transfer_gives_what_its_boxes_say(
     wanted = expected(name, rank)
     assert len(outputs[rank][name]) == len(wanted)
     for found, want in zip(outputs[rank][name], wanted, strict=True):
-        assert found.dtype == want.dtype and found.shape == want.shape and torch.equal(found, want)
+        assert found.dtype == want.dtype
+        assert found.shape == want.shape
+        assert torch.equal(found, want)
 
 
 def test_what_was_sent_does_not_change_with_its_source() -> None:
@@ -55,7 +57,8 @@ def test_closing_wakes_a_blocked_receive() -> None:
     thread.start()
     board.plane(0).close()
     thread.join(5)
-    assert not thread.is_alive() and "rank 1 waited for data of rank 0" in str(raised[0])
+    assert not thread.is_alive()
+    assert "rank 1 waited for data of rank 0" in str(raised[0])
 
 
 def test_operands_must_have_the_dtypes_of_their_targets() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,9 @@ def test_a_kernel_computes_what_the_same_torch_calls_compute() -> None:
 def test_numbers_reach_the_op_exactly(number: float) -> None:
     got: list[object] = []
     run(body(0, step("actorflow.keep", number, outs=[0]), outputs=[0]), keep=got.append)
-    assert got == [number] and type(got[0]) is type(number) and math.copysign(1, got[0]) == math.copysign(1, number)
+    assert got == [number]
+    assert type(got[0]) is type(number)
+    assert math.copysign(1, got[0]) == math.copysign(1, number)
 
 
 def test_not_a_number_reaches_the_op() -> None:
@@ -94,7 +97,8 @@ def test_outputs_that_nobody_uses_are_dropped() -> None:
     x, w, b = torch.randn(2, 4), torch.randn(4), torch.randn(4)
     normal, spread = run(of, x, w, b)
     expected = torch.native_layer_norm(x, (4,), w, b, 1e-5)
-    assert torch.equal(normal, expected[0]) and torch.equal(spread, expected[2])
+    assert torch.equal(normal, expected[0])
+    assert torch.equal(spread, expected[2])
 
 
 def test_a_list_of_one_tensor_is_unpacked() -> None:
@@ -185,7 +189,7 @@ def test_strings_never_become_source() -> None:
 
 
 def test_ops_that_the_scripts_imports_registered_are_allowed() -> None:
-    library = torch.library.Library("actorflow_test_kernels", "DEF")
+    library: Any = torch.library.Library("actorflow_test_kernels", "DEF")
     try:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")

@@ -19,21 +19,12 @@ from actorflow_compiler.plan import (
     OfScalar,
     OfVariable,
     Plan,
-    Variable,
 )
 from actorflow_compiler.sbp import B, P, Split
-from runtime.programs import ADD, MM, V0, V1, V2, V3, V4, V5, V6, Program, body, on, spec, step
+from runtime.programs import ADD, MM, V0, V1, V2, V3, Program, body, on, spec, step
+from runtime.trainings import LIBRARY, torch_training, training
 
 HERE = on(0)
-
-
-def rows(x: torch.Tensor, piece: int) -> torch.Tensor:
-    """Piece ``piece`` of a batch, two rows each: a view."""
-    return x[2 * piece : 2 * piece + 2]
-
-
-LIBRARY = {"rows": rows}
-TAKE = body(2, step("actorflow.rows", V0, V1, outs=[2]), outputs=[2])
 
 
 def forward_only() -> Plan:
@@ -68,8 +59,8 @@ def test_constants_scalars_and_pieces_are_operands() -> None:
     p.result(y, HERE, (B,), (6,))
     with LocalCluster(p.plan(), library={}) as cluster:
         for lr in (0.5, 2):
-            (y,) = cluster.run(scalars={"lr": lr})
-            assert y.tolist() == [c * lr + piece for piece in range(3) for c in (10, 20)]
+            (got,) = cluster.run(scalars={"lr": lr})
+            assert got.tolist() == [c * lr + piece for piece in range(3) for c in (10, 20)]
 
 
 @pytest.mark.parametrize("fill", [1, 2, 4])
@@ -109,89 +100,9 @@ def test_summing_never_changes_what_others_hold() -> None:
     p.result(total, HERE, (B,), (2,))
     p.result(joined, HERE, (B,), (6,))
     with LocalCluster(p.plan(), library={}) as cluster:
-        total, joined = cluster.run({"x": torch.tensor([1.0, 2.0])})
-    assert total.tolist() == [6.0, 9.0]
-    assert joined.tolist() == [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]
-
-
-def training(pieces: int = 4, plane: str = "memory") -> Plan:
-    """Two layers on two ranks, 1F1B-like: tanh(x w0) on rank 0, a squared error on rank 1, SGD on both."""
-    p = Program(pieces)
-    m = pieces
-    p.variables += [Variable(f"w{k}", (3, 3), "float32", on(k), (B,), "parameter") for k in (0, 1)]
-    (x,) = p.actor(
-        "x", OfInput("x"), OfPiece(), body=TAKE, out=[spec(2, 3)], kind="source", queue="source", rate=m, slots=2
-    )
-    f0 = body(2, step("aten.mm.default", V0, V1, outs=[2]), step("aten.tanh.default", V2, outs=[3]), outputs=[3, 0])
-    h, saved = p.actor("F0", x, OfVariable("w0"), body=f0, out=[spec(2, 3), spec(2, 3)], rate=m, slots=m)
-    (h1,) = p.send(h, to=1, rate=m, slots=2, plane=plane)
-    (t,) = p.actor(
-        "t",
-        OfInput("t"),
-        OfPiece(),
-        body=TAKE,
-        out=[spec(2, 3)],
-        kind="source",
-        queue="source",
-        rank=1,
-        rate=m,
-        slots=2,
-    )
-    f1 = body(
-        3,
-        step("aten.mm.default", V0, V1, outs=[3]),
-        step("aten.sub.Tensor", V3, V2, outs=[4]),
-        step("aten.mul.Tensor", V4, V4, outs=[5]),
-        step("aten.sum.default", V5, outs=[6]),
-        outputs=[6, 4, 0],
-    )
-    (loss, error, kept) = p.actor(
-        "F1", h1, OfVariable("w1"), t, body=f1, out=[spec(), spec(2, 3), spec(2, 3)], rank=1, rate=m
-    )
-    b1 = body(
-        3,
-        step("aten.mul.Tensor", V0, 2.0, outs=[3]),
-        step("aten.t.default", V1, outs=[4]),
-        step("aten.mm.default", V4, V3, outs=[5]),
-        step("aten.t.default", V2, outs=[6]),
-        step("aten.mm.default", V3, V6, outs=[7]),
-        outputs=[7, 5],
-    )
-    total = p.actor("loss", loss, out=[spec(combine="sum")], rank=1, rate=m, fill=m, kind="boxing", queue="sink")[0]
-    back = p.actor(
-        "B1", error, kept, OfVariable("w1"), body=b1, out=[spec(2, 3), spec(3, 3)], kind="backward", rank=1, rate=m
-    )
-    (g1,) = p.actor("A1", back[1], out=[spec(3, 3, combine="sum")], rank=1, rate=m, fill=m, kind="weight")
-    (dh,) = p.send(back[0], to=0, rate=m, slots=2, plane=plane)
-    b0 = body(
-        3,
-        step("aten.tanh_backward.default", V0, V1, outs=[3]),
-        step("aten.t.default", V2, outs=[4]),
-        step("aten.mm.default", V4, V3, outs=[5]),
-        outputs=[5],
-    )
-    (g0,) = p.actor("B0", dh, h, saved, body=b0, out=[spec(3, 3, combine="sum")], kind="backward", rate=m, fill=m)
-    sgd = body(3, step("aten.add_.Tensor", V0, V1, outs=[3], alpha=V2), outputs=[])
-    lr = OfScalar("step")
-    for k, g in ((0, g0), (1, g1)):
-        p.actor(f"O{k}", OfVariable(f"w{k}"), g, lr, body=sgd, rank=k, kind="optimizer")
-        p.order(f"O{k}", f"F{k}", firings=m, initial=1)
-    p.result(total, on(1), (B,), (), rank=1)
-    one = [n for _ in range(m) for n in ("F1", "B1", "A1")] + ["O1"]
-    return p.plan({(1, "compute"): one, (1, "sink"): ["loss"] * m + ["sink 0"]})
-
-
-def torch_training(x: torch.Tensor, t: torch.Tensor, w0: torch.Tensor, w1: torch.Tensor, lr: float) -> float:
-    w0.requires_grad_()
-    w1.requires_grad_()
-    loss = ((torch.tanh(x @ w0) @ w1 - t) ** 2).sum()
-    loss.backward()
-    with torch.no_grad():
-        for w in (w0, w1):
-            assert w.grad is not None
-            w -= lr * w.grad
-            w.grad = None
-    return loss.item()
+        sums, parts = cluster.run({"x": torch.tensor([1.0, 2.0])})
+    assert sums.tolist() == [6.0, 9.0]
+    assert parts.tolist() == [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("plane", ["memory", "inline"])
@@ -229,7 +140,7 @@ def data_parallel(world: int) -> Plan:
             outputs=[2, 3],
         )
         y, s = p.actor("F", x, OfVariable("w"), body=f, out=[spec(2, 2), spec(2)], rank=rank)
-        (total,) = p.actor("reduce", s, out=[spec(2)], kind="boxing", queue="comm", rank=rank, comm=reduce)
+        p.actor("reduce", s, out=[spec(2)], kind="boxing", queue="comm", rank=rank, comm=reduce)
         p.result(y, on(*ranks), (Split(0),), (2 * world, 2), rank=rank)
     return p.plan()
 
@@ -323,7 +234,9 @@ def test_a_variable_is_overwritten_in_place() -> None:
             worker.issue(0, {"x": torch.ones(2)}).wait(10)
     finally:
         worker.close()
-    assert w.tolist() == [3.0, 3.0] and w.requires_grad and w.grad is None
+    assert w.tolist() == [3.0, 3.0]
+    assert w.requires_grad
+    assert w.grad is None
 
 
 def test_tensors_die_when_their_last_reader_has_taken_them() -> None:

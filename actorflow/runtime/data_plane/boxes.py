@@ -32,7 +32,8 @@ def check(comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) ->
     parts = len(tensors) if comm.kind == "all_reduce" else len(comm.exchanges)
     if not len(tensors) == len(specs) == parts:
         raise PlanError(
-            f"{comm.kind} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; expected one each"
+            f"{comm.kind} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; "
+            "expected one each"
         )
     for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
         if tensor.dtype != dtype_of(spec.dtype):
@@ -56,7 +57,12 @@ def windows(flat: Tensor, offset: int, boxes: Sequence[Box], dtype: torch.dtype)
 
 def run_bytes(boxes: Sequence[Box], dtype: str) -> int:
     """The room that a run of boxes takes in a flat buffer."""
-    return -(-sum(numel(box.size) for box in boxes) * ITEM_BYTES[dtype] // ALIGN) * ALIGN
+    return padded(sum(numel(box.size) for box in boxes) * ITEM_BYTES[dtype])
+
+
+def padded(nbytes: int) -> int:
+    """The room that some bytes take in a flat buffer."""
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 def join(exchange: Exchange, spec: TensorSpec, pieces: Sequence[Sequence[Tensor]], device: torch.device) -> Tensor:

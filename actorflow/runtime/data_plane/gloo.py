@@ -8,21 +8,24 @@ a collective has a communicator of its own, which one thread uses in the plan's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from actorflow.runtime.data_plane.boxes import check, cut, dtype_of, join, run_bytes, windows
+from actorflow.runtime.data_plane.boxes import check, cut, dtype_of, join, padded, run_bytes, windows
 from actorflow_compiler.errors import ClusterError
-from actorflow_compiler.plan import Comm, TensorSpec
+from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
 
 # Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
 # another one and cut down again.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _CPU = torch.device("cpu")
+
+SMALL = 65536  # bytes; up to here a message costs more than its bytes do
 
 
 class _Work(Protocol):
@@ -46,10 +49,10 @@ class GlooPlane:
     """
 
     def __init__(
-        self, rank: int, store: dist.Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)
+        self, rank: int, store: Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)
     ) -> None:
         self._rank = rank
-        self._store = dist.PrefixStore("actorflow/gloo", store)
+        self._store = PrefixStore("actorflow/gloo", store)
         self._device = device
         self._timeout = timeout
         self._pairs: dict[tuple[int, int], _Communicator] = {}
@@ -67,9 +70,9 @@ class GlooPlane:
     def _communicator(self, kind: str, ranks: tuple[int, ...]) -> _Communicator:
         # dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
         # process has, so it hangs where members are in different numbers of groups; names of our own do not.
-        store = dist.PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
+        store = PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
         try:
-            made = dist.ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
+            made = ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
         except RuntimeError as error:
             raise ClusterError(
                 f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}"
@@ -79,26 +82,50 @@ class GlooPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
         pair = self._pairs[self._rank, to]
-        works = [pair.send([_wire(t)], 1, 0) for t in tensors if t.numel()]
-        for work in works:
+        wires = [_wire(t) for t in tensors]
+        small, large = _by_size([w.numel() for w in wires])
+        if small:
+            flat, parts = _one([wires[i].numel() for i in small])
+            for i, part in zip(small, parts, strict=True):
+                part.copy_(wires[i])
+            wires.append(flat)
+            large.append(len(tensors))
+        for work in [pair.send([wires[i]], 1, 0) for i in large]:
             work.wait()
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``."""
         pair = self._pairs[source, self._rank]
-        outputs = [torch.empty(spec.shape, dtype=dtype_of(spec.dtype)) for spec in specs]
-        works = [pair.recv([_wire(t)], 0, 0) for t in outputs if t.numel()]
-        for work in works:
+        small, large = _by_size([spec.nbytes for spec in specs])
+        wires = [torch.empty(0 if i in small else spec.nbytes, dtype=torch.uint8) for i, spec in enumerate(specs)]
+        if small:
+            flat, parts = _one([specs[i].nbytes for i in small])
+            for i, part in zip(small, parts, strict=True):
+                wires[i] = part
+            wires.append(flat)
+            large.append(len(specs))
+        for work in [pair.recv([wires[i]], 0, 0) for i in large]:
             work.wait()
-        return [t.to(self._device) for t in outputs]
+        return [
+            wire.view(dtype_of(spec.dtype)).view(spec.shape).to(self._device)
+            for wire, spec in zip(wires, specs, strict=False)
+        ]
 
     def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """See ``DataPlane``: one Gloo operation for each dtype of an all_reduce, one in all for the others."""
+        """See ``DataPlane``: one Gloo operation in all, or for each dtype of an all_reduce that is not small.
+
+        In a small all_reduce every member sends all to all, and sums in the order of the group.
+        """
         check(comm, tensors, specs)
         group = self._groups[comm.group]
-        if comm.kind == "all_reduce":
+        if comm.kind != "all_reduce":
+            return self._exchange(group, comm, tensors, specs)
+        size = len(comm.group)
+        if (size - 1) * sum(t.nbytes for t in tensors) > SMALL:
             return self._all_reduce(group, tensors)
-        return self._exchange(group, comm, tensors, specs)
+        whole = [((Box((0,) * t.dim(), tuple(t.shape)),),) * size for t in tensors]
+        terms = replace(comm, exchanges=tuple(Exchange(boxes, boxes, add=True) for boxes in whole))
+        return self._exchange(group, terms, tensors, specs)
 
     def _all_reduce(self, group: _Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
         outputs: list[Tensor | None] = [None] * len(tensors)
@@ -108,7 +135,7 @@ class GlooPlane:
             wide = flat.to(_SUMMED_AS.get(dtype, dtype))
             group.allreduce([wide]).wait()
             flat = wide.to(self._device, dtype)
-            for i, part in zip(indices, flat.split([tensors[i].numel() for i in indices]), strict=True):
+            for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
                 outputs[i] = part.view(tensors[i].shape)
         return cast(list[Tensor], outputs)
 
@@ -150,6 +177,21 @@ class GlooPlane:
         """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
         self._pairs.clear()
         self._groups.clear()
+
+
+def _by_size(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Which of some tensors travel in one message, and which alone; empty ones do not travel."""
+    small = [i for i, n in enumerate(sizes) if 0 < n <= SMALL]
+    if len(small) < 2:
+        small = []
+    return small, [i for i, n in enumerate(sizes) if n and i not in small]
+
+
+def _one(sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    """Flat bytes with room for several runs, and the view of each run."""
+    room = [padded(n) for n in sizes]
+    flat = torch.empty(sum(room), dtype=torch.uint8)
+    return flat, [part[:n] for part, n in zip(torch.split(flat, room), sizes, strict=True)]
 
 
 def _wire(tensor: Tensor) -> Tensor:

@@ -75,6 +75,8 @@ def rebind(call: OpCall, new: dict[int, Arg]) -> tuple[tuple[Arg, ...], tuple[tu
 
     Arguments that were left to their default and now differ become keyword arguments.
     """
+    if not new:
+        return call.args, call.kwargs
     schema = _schema(call.op)
     args = tuple(new.get(i, a) for i, a in enumerate(call.args))
     if schema is None:
@@ -88,3 +90,8 @@ def operand(call: OpCall, value: Arg) -> Meta:
     """The Meta of an argument that must be a tensor."""
     assert isinstance(value, Ref), (call.op, value)
     return call.ins[value.index]
+
+
+def first_out(call: OpCall) -> Meta:
+    """The first output that is used."""
+    return next(m for m in call.outs if m is not None)

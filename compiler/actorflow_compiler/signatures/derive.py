@@ -65,6 +65,8 @@ def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: 
 
 def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
     """Cut one index: an output without it becomes a sum of terms."""
+    if letter in op.never_empty and op.size[letter] // (blocks * unit) < parts:
+        return
     cut = [t.layout(letter, op.size, blocks, unit, parts) for t in op.ins]
     made = [None if o is None else o.layout(letter, op.size, blocks, unit, parts) for o in op.outs]
     lacking = [o is not None and layout is None for o, layout in zip(op.outs, made, strict=True)]

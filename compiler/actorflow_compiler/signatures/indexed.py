@@ -55,6 +55,7 @@ class Instance:
     outs: tuple[Indexed | None, ...]  # None: not used, or ignored by the notation
     size: dict[str, int]
     splittable: tuple[str, ...]
+    never_empty: frozenset[str]  # the op cannot run where one of these has size 0
     affine: bool  # a number other than 0 is added, so a sum of terms does not pass
 
 
@@ -103,7 +104,10 @@ class _Matching:
         )
         self.infer_sizes([*ins, *(o for o in made if o is not None)])
         splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen)
-        return Instance(tuple(map(_unit_dims, ins)), tuple(None if o is None else _unit_dims(o) for o in made), self.size, splittable, self.affine)
+        never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
+        ins = tuple(map(_unit_dims, ins))
+        made = tuple(None if o is None else _unit_dims(o) for o in made)
+        return Instance(ins, made, self.size, splittable, never_empty, self.affine)
 
     def read(self) -> None:
         """Assign the arguments to the slots."""

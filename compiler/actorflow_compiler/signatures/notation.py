@@ -26,6 +26,9 @@ UPPERCASE       an index that may not
 ``_``           ignored: a tensor here must be broadcast, an output here is broadcast
 ==============  ===========================================================================
 
+A term may end in `` !`` and indices (``.`` for those of the leading dims): the op cannot run where one
+of them has size 0, so each device must get some of it.
+
 Arguments past the last entry are ignored.  An index that an output lacks is summed over: splitting
 it makes that output a sum of terms.  Tensors with fewer dims than their entry are aligned at the right.
 """
@@ -68,6 +71,7 @@ class Term:
     slots: tuple[Slot, ...]
     outs: tuple[Template | None, ...]  # None: ignored
     letters: frozenset[str]
+    never_empty: str  # indices of which each device must get some; "." for all of the leading dims
 
     @property
     def reduces(self) -> bool:
@@ -78,12 +82,13 @@ class Term:
 @functools.cache
 def parse(text: str) -> Term:
     """Parse a term; raises ValueError for text that is none."""
-    left, arrow, right = text.partition("->")
+    term, _, never_empty = text.partition(" !")
+    left, arrow, right = term.partition("->")
     if not arrow:
         raise ValueError(f"{text!r} has no '->'")
     slots = tuple(_slot(entry, text) for entry in left.split(",")) if left else ()
     outs = tuple(None if entry == "_" else _template(entry, text) for entry in right.split(","))
-    return Term(text, slots, outs, frozenset(c for c in text if c.isalpha()))
+    return Term(text, slots, outs, frozenset(c for c in text if c.isalpha()), never_empty)
 
 
 def _slot(entry: str, text: str) -> Slot:

@@ -3,7 +3,7 @@
 To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
 or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
 ``actorflow.first``.  Where the term depends on shapes or arguments, give a function of the OpCall
-(``shaped.py``) instead.  Every line is verified by execution in ``tests/compiler``, from a sample
+(``shaped_views.py``, ``shaped_layers.py``) instead.  Every line is verified by execution in ``tests/compiler``, from a sample
 that has to be added there.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actorflow_compiler.signatures import shaped
+from actorflow_compiler.signatures import shaped_layers as layers
+from actorflow_compiler.signatures import shaped_views as views
 from actorflow_compiler.signatures.call import OpCall
 
 Line = str | Callable[[OpCall], str | None]
@@ -19,10 +20,10 @@ Line = str | Callable[[OpCall], str | None]
 _LINES: tuple[tuple[str, Line], ...] = (
     # one operand, not linear
     (
-        "abs acos acosh asin asinh atan atanh bitwise_not bitwise_and.Scalar bitwise_or.Scalar ceil celu clamp clamp_max clamp_min cos cosh "
+        "abs acos acosh asin asinh atan atanh bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar ceil celu clamp clamp_max clamp_min cos cosh "
         "digamma elu eq.Scalar erf erfc erfinv exp exp2 expm1 fill.Scalar floor fmod.Scalar full_like ge.Scalar gelu gt.Scalar hardsigmoid "
         "hardswish hardtanh isfinite isinf isnan le.Scalar leaky_relu lgamma log log10 log1p log2 logical_not logit lt.Scalar mish "
-        "nan_to_num ne.Scalar ones_like pow.Scalar pow.Tensor_Scalar reciprocal relu remainder.Scalar round rsqrt sgn sigmoid sign silu "
+        "nan_to_num ne.Scalar ones_like pow.Tensor_Scalar reciprocal relu remainder.Scalar round rsqrt sgn sigmoid sign silu "
         "sin sinh softplus softshrink hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero div.Scalar_mode",
         ".->.",
     ),
@@ -33,10 +34,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
         "max.other maximum min.other minimum ne.Tensor pow.Tensor_Tensor remainder.Tensor xlogy.Tensor fill.Tensor",
         ".,.->.",
     ),
+    ("pow.Scalar", "_,.->."),
     ("clamp.Tensor", ".,.,.->."),
     ("log_sigmoid_forward", ".->.,."),
     # linear in all, in a factor, or in one of the operands
-    ("neg clone contiguous alias detach lift_fresh lift_fresh_copy positive _to_copy mul.Scalar div.Scalar", ".+->."),
+    ("neg clone alias detach lift_fresh lift_fresh_copy positive _to_copy mul.Scalar div.Scalar", ".+->."),
     ("add.Scalar sub.Scalar rsub.Scalar", ".+,+->."),
     ("add.Tensor sub.Tensor rsub.Tensor lerp.Scalar", ".+,.+->."),
     ("lerp.Tensor addcdiv", ".+,.+,.->."),
@@ -67,7 +69,8 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("linear", ".k*,nk*,n+->.n"),
     # along named dims
     ("sum", ".+->"),
-    ("sum.dim_IntList nansum", shaped.sum_of),
+    ("sum.dim_IntList", ".+,@->/"),
+    ("nansum", ".,@->/"),
     ("mean.dim", ".+,@!->/"),
     ("amax amin any.dim any.dims all.dim all.dims argmax argmin logsumexp prod.dim_int var.correction std.correction", ".,@!->/"),
     ("max.dim min.dim var_mean.correction std_mean.correction", ".,@!->/,/"),
@@ -83,75 +86,72 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("full zeros ones empty.memory_format", "#->."),
     ("new_full new_zeros new_ones new_empty", "_,#->."),
     # positions and shapes
-    ("view _unsafe_view reshape", shaped.view),
+    ("view _unsafe_view reshape", views.view),
     ("t", "ab+->ba"),
-    ("transpose.int", shaped.transpose),
-    ("permute", shaped.permute),
-    ("unsqueeze", shaped.unsqueeze),
-    ("squeeze squeeze.dim squeeze.dims", shaped.squeeze),
-    ("expand", shaped.expand),
-    ("repeat", shaped.repeat),
-    ("slice.Tensor", shaped.slice_),
-    ("slice_backward", shaped.slice_backward),
-    ("slice_scatter", shaped.slice_scatter),
-    ("select.int", shaped.select),
-    ("select_backward", shaped.select_backward),
-    ("select_scatter", shaped.select_scatter),
-    ("unbind.int", shaped.unbind),
-    ("split.Tensor split.sizes split_with_sizes", shaped.split),
-    ("cat", shaped.cat),
-    ("stack", shaped.stack),
-    ("constant_pad_nd", shaped.pad),
-    ("gather", shaped.gather),
-    ("scatter.src scatter.value", shaped.scatter),
-    ("scatter_add", shaped.scatter_add),
-    ("index_select", shaped.index_select),
-    ("index_add", shaped.index_add),
-    ("index.Tensor _unsafe_index.Tensor", shaped.index),
-    ("index_put _unsafe_index_put _index_put_impl", shaped.index_put),
+    ("transpose.int", views.transpose),
+    ("permute", views.permute),
+    ("unsqueeze", views.unsqueeze),
+    ("squeeze squeeze.dim squeeze.dims", views.squeeze),
+    ("expand", views.expand),
+    ("repeat", views.repeat),
+    ("slice.Tensor", views.slice_),
+    ("slice_backward", views.slice_backward),
+    ("slice_scatter", views.slice_scatter),
+    ("select.int", views.select),
+    ("select_backward", views.select_backward),
+    ("select_scatter", views.select_scatter),
+    ("unbind.int", views.unbind),
+    ("split.Tensor split.sizes split_with_sizes", views.split),
+    ("cat", views.cat),
+    ("stack", views.stack),
+    ("constant_pad_nd", views.pad),
+    ("gather", views.gather),
+    ("scatter.src scatter.value", views.scatter),
+    ("scatter_add", views.scatter_add),
+    ("index_select", views.index_select),
+    ("index_add", views.index_add),
+    ("index.Tensor _unsafe_index.Tensor", views.index),
+    ("index_put _unsafe_index_put _index_put_impl", views.index_put),
     # embedding
     ("embedding", "vd+,.<v>->.d"),
-    ("embedding_dense_backward", shaped.embedding_backward),
-    ("actorflow.embedding_part", "Vd+,.->.d"),
-    ("actorflow.embedding_part_backward", ".d+,.->Vd"),
+    ("embedding_dense_backward", layers.embedding_backward),
+    ("actorflow.embedding_part", "vd+,.<v>->.d"),
+    ("actorflow.embedding_part_backward", ".d+,.<v>->vd"),
     # attention: letters b batch, h head, s query, T key, D and E widths
-    ("_scaled_dot_product_flash_attention_for_cpu", shaped.attention),
-    ("_scaled_dot_product_flash_attention_for_cpu_backward", shaped.attention_backward),
+    ("_scaled_dot_product_flash_attention_for_cpu", layers.attention),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", layers.attention_backward),
     ("_scaled_dot_product_flash_attention", "bhSD,bhTD,bhTE->bhSE,bhS,_,_,_,_,_,_,_"),
     ("_scaled_dot_product_flash_attention_backward", "bhSE+,bhSD,bhTD,bhTE,bhSE,bhS->bhSD,bhTD,bhTE"),
     ("_scaled_dot_product_efficient_attention", "bhSD,bhTD,bhTE,bhST->bhSE,bhL,_,_"),
-    ("_scaled_dot_product_efficient_attention_backward", shaped.efficient_attention_backward),
+    ("_scaled_dot_product_efficient_attention_backward", layers.efficient_attention_backward),
     ("_scaled_dot_product_cudnn_attention", "bhSD,bhTD,bhTE,bhST->bhSE,bhS1,_,_,_,_,_,_,_"),
     ("_scaled_dot_product_cudnn_attention_backward", "bhSE+,bhSD,bhTD,bhTE,bhSE,bhS1,_,_,bhST->bhSD,bhTD,bhTE"),
     # norms
-    ("native_layer_norm", shaped.layer_norm),
-    ("native_layer_norm_backward", shaped.layer_norm_backward),
-    ("_fused_rms_norm", shaped.rms_norm),
-    ("_fused_rms_norm_backward", shaped.rms_norm_backward),
-    ("native_group_norm", "nC_,C,C,#0->nC_,nG,nG"),
-    ("native_batch_norm _native_batch_norm_legit", shaped.batch_norm),
-    ("_native_batch_norm_legit.no_stats", shaped.batch_norm),
-    ("_native_batch_norm_legit_functional", shaped.batch_norm),
-    ("native_batch_norm_backward", shaped.batch_norm_backward),
+    ("native_layer_norm", layers.layer_norm),
+    ("native_layer_norm_backward", layers.layer_norm_backward),
+    ("_fused_rms_norm", layers.rms_norm),
+    ("_fused_rms_norm_backward", layers.rms_norm_backward),
+    ("native_group_norm", layers.group_norm),
+    ("native_group_norm_backward", layers.group_norm_backward),
+    ("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _native_batch_norm_legit_functional", layers.batch_norm),
+    ("native_batch_norm_backward", layers.batch_norm_backward),
     # images
-    ("convolution", shaped.convolution),
-    ("convolution_backward", shaped.convolution_backward),
-    ("max_pool2d_with_indices", ".HW->.XY,.XY"),
-    ("max_pool2d_with_indices_backward", ".XY+,.HW,_,_,_,_,_,.XY->.HW"),
-    ("avg_pool2d _adaptive_avg_pool2d", ".HW+->.XY"),
-    ("avg_pool2d_backward _adaptive_avg_pool2d_backward", ".XY+,.HW->.HW"),
-    ("upsample_nearest2d.vec upsample_nearest2d upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d", ".HW+->.XY"),
-    ("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward", ".XY+,_,#->.HW"),
+    ("convolution", layers.convolution),
+    ("convolution_backward", layers.convolution_backward),
+    ("max_pool2d_with_indices", ".cHW->.cXY,.cXY !c"),
+    ("max_pool2d_with_indices_backward", ".cXY+,.cHW,_,_,_,_,_,.cXY->.cHW !c"),
+    ("avg_pool2d _adaptive_avg_pool2d", ".cHW+->.cXY !c"),
+    ("avg_pool2d_backward _adaptive_avg_pool2d_backward", ".cXY+,.cHW->.cHW !c"),
+    ("upsample_nearest2d.vec upsample_nearest2d upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d", ".cHW+->.cXY !c"),
+    ("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward", ".cXY+,_,#->.cHW !c"),
     # losses
-    ("nll_loss_forward", shaped.nll_loss),
-    ("nll_loss2d_forward", shaped.nll_loss),
-    ("nll_loss_backward", shaped.nll_loss_backward),
-    ("nll_loss2d_backward", shaped.nll_loss_backward),
+    ("nll_loss_forward nll_loss2d_forward", layers.nll_loss),
+    ("nll_loss_backward nll_loss2d_backward", layers.nll_loss_backward),
     # ops of our own
     ("actorflow.accumulate actorflow.identity", ".+->."),
     ("actorflow.first", ".+,_->."),
-    ("actorflow.unpack", shaped.unpack),
-    ("actorflow.pack", shaped.pack),
+    ("actorflow.unpack", views.unpack),
+    ("actorflow.pack", views.pack),
     ("actorflow.adam", ".,.,.,.,.,,,->.,.,.,."),
     ("actorflow.sgd", ".,.,.,,->.,."),
     ("actorflow.adagrad", ".,.,.,,,->.,."),

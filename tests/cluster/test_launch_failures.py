@@ -1,0 +1,151 @@
+"""Whole runs through the real launcher in which something goes wrong: they end soon, say why, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actorflow.runtime.settings import Settings
+from cluster.ranks import LIMIT, Ranks, free_port
+from cluster.runs import Run
+
+Start = Callable[..., Run]
+
+# every rank says that it is up and waits: rank 0 for all others, the others for ever
+WAIT = """
+import os, pathlib, sys, threading
+from actorflow.runtime.cluster import current
+
+cluster = current()
+pathlib.Path(sys.argv[1], f"up{cluster.rank}.part").write_text(str(os.getpid()))
+os.rename(f"{sys.argv[1]}/up{cluster.rank}.part", f"{sys.argv[1]}/up{cluster.rank}")
+cluster.goodbye() if cluster.rank == 0 else threading.Event().wait()
+"""
+
+RAISE = """
+from actorflow.runtime.cluster import current
+
+def train(rank):
+    if rank == 1:
+        raise ValueError("no such file")  # here
+
+train(current().rank)
+current().gather("losses", b"")
+"""
+
+
+def pids_of_ranks(run: Run, folder: Path, count: int) -> list[int]:
+    """Wait until all ranks are up."""
+    deadline = time.monotonic() + LIMIT
+    paths = [folder / f"up{rank}" for rank in range(count)]
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, run.output
+        assert run.process.poll() is None, run.output
+        time.sleep(0.02)
+    return [int(path.read_text()) for path in paths]
+
+
+def ends_within(run: Run, seconds: float) -> int:
+    """The exit status; fails where the run takes longer, or leaves a process."""
+    start = time.monotonic()
+    status = run.wait()
+    assert time.monotonic() - start < seconds, run.output
+    assert run.ranks_left() == []
+    return status
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("number", "cause"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "stopped answering")]
+)
+def test_a_lost_rank_ends_the_run_within_eight_seconds(
+    start: Start, tmp_path: Path, number: signal.Signals, cause: str, rank: int
+) -> None:
+    run = start(WAIT, "--devices", "2", "--", str(tmp_path))
+    pids = pids_of_ranks(run, tmp_path, 2)
+    os.kill(pids[rank], number)
+    assert ends_within(run, 8.0) == 1
+    assert re.search(
+        rf"actorflow: rank {rank} \(\S+, pid {pids[rank]}\) {cause}; noticed by rank {1 - rank}", run.output
+    )
+    assert str(tmp_path / "logs0") in run.output
+    if rank == 1:
+        assert "ClusterError: the run ended because rank 1" in run.output  # at the line where rank 0 waited
+
+
+def test_a_script_that_raises_on_one_rank_shows_its_line(start: Start, tmp_path: Path) -> None:
+    run = start(RAISE, "--devices", "2")
+    assert ends_within(run, LIMIT) == 1
+    assert "raised ValueError: no such file (script.py:8: train(current().rank))" not in run.output
+    assert re.search(
+        r"rank 1 \(\S+, pid \d+\) raised ValueError: no such file \(script.py:6: raise ValueError", run.output
+    )
+    traceback = (tmp_path / "logs0/rank1.stderr.log").read_text()
+    assert traceback.startswith("Traceback (most recent call last):\n  File")
+    assert "runpy" not in traceback
+    assert "no such file" in (tmp_path / "logs0/rank1.error.json").read_text()
+
+
+def test_a_killed_launcher_takes_its_ranks_along(start: Start, tmp_path: Path) -> None:
+    run = start(WAIT, "--devices", "2", "--", str(tmp_path))
+    pids_of_ranks(run, tmp_path, 2)
+    run.process.kill()
+    run.wait()
+    deadline = time.monotonic() + 3.0
+    while run.ranks_left() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert run.ranks_left() == []
+
+
+def test_ctrl_c_ends_the_run_quietly(start: Start, tmp_path: Path) -> None:
+    run = start(WAIT, "--devices", "2", "--", str(tmp_path))
+    pids_of_ranks(run, tmp_path, 2)
+    run.process.send_signal(signal.SIGINT)
+    assert ends_within(run, 8.0) == 130
+    assert "Traceback" not in run.output
+
+
+def test_different_arguments_on_two_nodes_are_shown_on_both(start: Start) -> None:
+    node = ("--insecure", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    runs = [start("pass", *node, "--node-rank", str(n), "--", "--lr", f"0.{n}") for n in (0, 1)]
+    for run in runs:
+        assert ends_within(run, LIMIT) == 1
+        assert re.search(
+            r"arguments of the script:\n +rank 0 \(node 0, .*\): --lr 0.0\n +rank 1 .*: --lr 0.1", run.output
+        )
+
+
+def test_a_missing_node_is_named_after_the_join_timeout(start: Start) -> None:
+    node = ("--insecure", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    run = start("pass", *node, "--devices", "2", "--join-timeout", "3")
+    assert ends_within(run, LIMIT) == 1
+    assert "ranks 2-3 (node 1) did not join within 3 s" in run.output
+
+
+def test_a_wrong_token_is_told_on_the_node_that_has_it(start: Start, ranks: Ranks) -> None:
+    port = free_port()
+    master = ranks.make(
+        Settings(world=2, nnodes=2, master_port=port, token="secret", join_timeout=LIMIT, script=__file__)
+    )
+    master.begin()
+    node = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    run = start("pass", *node, env={"ACTORFLOW_TOKEN": "guess"})
+    assert ends_within(run, LIMIT) == 1
+    assert "turned rank 1 away: their tokens differ" in run.output
+    assert master.failure is None
+
+
+def test_a_port_in_use_is_named_with_its_option(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = start("pass", "--devices", "2", "--ctrl-port", str(port))
+        assert ends_within(run, LIMIT) == 1
+    assert f"port {port} " in run.output
+    assert "--ctrl-port" in run.output

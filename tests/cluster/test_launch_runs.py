@@ -1,0 +1,107 @@
+"""Whole runs through the real launcher that go well, and the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from actorflow.cli import main
+from cluster.ranks import free_port
+from cluster.runs import Run
+
+Start = Callable[..., Run]
+
+SHOW = """
+import os, random, sys
+import torch
+from actorflow.runtime.cluster import current
+
+cluster = current()
+seen = [cluster.rank, cluster.world, sys.argv[1:], os.path.basename(sys.path[0]), sys.stdin.read(), __name__]
+random_numbers = (random.random(), torch.rand(1).item(), hash("actorflow"))
+everybody = cluster.gather("random numbers", repr(random_numbers).encode())
+print("seen", seen)
+if everybody is not None:
+    print("equal", len(set(everybody)) == 1)
+"""
+
+
+def test_every_rank_runs_the_script_and_the_master_has_the_terminal(start: Start, tmp_path: Path) -> None:
+    run = start(SHOW, "--devices", "2", "--", "--epochs", "3", "$5 ${local_rank}")
+    assert run.wait() == 0
+    arguments = "['--epochs', '3', '$5 ${local_rank}']"
+    assert f"seen [0, 2, {arguments}, '{tmp_path.name}', '', '__main__']" in run.output
+    assert "equal True" in run.output
+    assert "seen [1" not in run.output
+    assert f"seen [1, 2, {arguments}" in (tmp_path / "logs0/rank1.stdout.log").read_text()
+    assert run.ranks_left() == []
+
+
+def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> None:
+    node = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    runs = [start(SHOW, *node, "--node-rank", str(n), env={"ACTORFLOW_TOKEN": "secret"}) for n in (0, 1)]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert "seen [0, 2, []" in runs[0].output
+    assert "equal True" in runs[0].output
+    assert "seen [1, 2, []" in (tmp_path / "logs1/rank1.stdout.log").read_text()
+
+
+def test_one_device_needs_no_cluster_and_keeps_the_scripts_exit_status(start: Start) -> None:
+    run = start("import sys; print('alone'); sys.exit(3)", "--devices", "1")
+    assert run.wait() == 3
+    assert "alone" in run.output
+    assert "rank 0" in run.output
+    assert "ended with exit status 3" in run.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "missing.py"], "missing.py"),
+        (["run", "script.py", "--devices", "0"], "--devices"),
+        (["run", "script.py", "--devices", "two"], "--devices"),
+        (["run", "script.py", "--join-timeout", "0"], "--join-timeout"),
+        (["run", "script.py", "--ctrl-port", "70000"], "--ctrl-port"),
+        (["run", "script.py", "--epochs", "3"], "after --: actorflow run SCRIPT -- --epochs"),
+        (["run", "script.py", "--nnodes", "2", "--node-rank", "2"], "2 is not below --nnodes 2"),
+        (["run", "script.py", "--nnodes", "2"], "--master-addr"),
+        (["run", "script.py", "--nnodes", "2", "--master-addr", "a", "--master-port", "1"], "ACTORFLOW_TOKEN"),
+        (["run", "script.py", "--token-file", "empty"], "long random text"),
+        (["run", "script.py", "--token-file", "token", "--insecure"], "--insecure contradicts"),
+        (["plan", "script.py"], "--devices"),
+        (["plan", "script.py", "--devices", "2", "--out", "plan.yaml"], ".json"),
+        (["plan", "script.py", "--devices", "2"], "without a call"),
+        (["plan", "script.py", "--devices", "2", "--job", "evaluate"], "'evaluate'"),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_do(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACTORFLOW_TOKEN", raising=False)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("script.py").write_text("pass\n")
+    Path("empty").write_text("\n")
+    Path("token").write_text("secret\n")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert told in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ([], "actorflow run train.py --devices 4            four devices on this machine"),
+        (["run"], "actorflow run train.py --devices 4 -- --epochs 3"),
+        (["plan"], "actorflow plan train.py --devices 64 --out plan.json"),
+    ],
+)
+def test_help_shows_commands_to_copy(command: list[str], example: str) -> None:
+    result = CliRunner().invoke(main, [*command, "--help"])
+    assert result.exit_code == 0
+    assert example in [line.strip() for line in result.output.splitlines()]

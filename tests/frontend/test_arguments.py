@@ -1,0 +1,116 @@
+"""Taking a call's arguments apart, and what a job returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from actorflow import tree
+from actorflow.arguments import checksum, flatten, shapes_text
+from actorflow_compiler.errors import CallError
+
+Pair = namedtuple("Pair", ["loss", "extra"])
+
+
+@dataclass
+class Output:
+    loss: Any
+    logits: Any = None
+
+
+def function(x: Any, batch: Any = None, *more: Any, flag: bool = True, **named: Any) -> None: ...
+
+
+SIGNATURE = inspect.signature(function)
+
+
+def test_tensors_that_share_the_first_ones_dim_0_are_the_batch():
+    call = flatten(
+        "job", SIGNATURE, (torch.ones(4, 2), {"ids": np.ones(4), "table": torch.ones(7, 4)}, torch.ones(())), {}
+    )
+    assert [(s.name, s.shape, s.batch) for s in call.specs] == [
+        ("x", (4, 2), True), ("batch.ids", (4,), True), ("batch.table", (7, 4), False), ("more.0", (), False),
+    ]  # fmt: skip
+    assert "batch.table: float32[7,4]" in shapes_text(call.specs)
+
+
+def test_the_arguments_come_back_as_they_were_with_other_tensors():
+    call = flatten("job", SIGNATURE, (torch.ones(4), {"a": [1, torch.zeros(4)]}), {"flag": False, "z": torch.ones(4)})
+    assert call.restore(["A", "B", "C"]) == (("A", {"a": [1, "B"]}), {"flag": False, "z": "C"})  # type: ignore[list-item]
+    assert call.spoken == "job(x: float32[4], batch.a.0=1, batch.a.1: float32[4], flag=False, z: float32[4])"
+
+
+def test_the_key_follows_shapes_dtypes_and_plain_values_but_not_contents():
+    def key(*args: Any, **kwargs: Any) -> Any:
+        return flatten("job", SIGNATURE, args, kwargs).key
+
+    x = torch.ones(4)
+    assert key(x) == key(torch.zeros(4))
+    assert hash(key(x)) == hash(key(torch.zeros(4)))
+    different = [
+        key(x), key(torch.ones(5)), key(x.double()), key(x, 1), key(x, 1.0), key(x, True), key(x, "1"), key(x, flag=False), key(x, [1])
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)
+    unhashable = np.random.default_rng()
+    assert key(x, unhashable) == key(x, unhashable)
+
+
+def test_the_script_may_reuse_its_tensors_and_arrays():
+    x, y = torch.ones(2), np.ones(2)
+    call = flatten("job", SIGNATURE, (x, y), {})
+    x.zero_()
+    y[:] = 0
+    assert all((t == 1).all() for t in call.tensors)
+
+
+def test_arguments_that_fit_no_parameter_are_an_error_that_shows_the_signature():
+    with pytest.raises(CallError, match=r"job\(a\).*too many"):
+        flatten("job", inspect.signature(lambda a: a), (1, 2), {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_checksum_sees_every_change(dtype: torch.dtype):
+    x = torch.zeros(3, 2, dtype=dtype)
+    before = checksum([x])
+    assert before == checksum([torch.zeros(3, 2, dtype=dtype).T.contiguous().T])
+    x[2, 1] = 1
+    assert checksum([x]) != before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(1), None, 3, "text", [torch.ones(1), 2.5], (torch.ones(1),), {"loss": torch.ones(1), "n": {1: (True, None)}},
+        Output(torch.ones(1), [torch.zeros(2)]), Pair(torch.ones(1), "x"),
+    ],
+    ids=["tensor", "none", "number", "text", "list", "tuple", "dict", "dataclass", "named tuple"],
+)  # fmt: skip
+def test_what_a_job_returns_is_rebuilt_from_json(value: Any):
+    import json
+
+    tensors: list[Tensor] = []
+    shape = json.loads(json.dumps(tree.describe(value, tensors)))
+    again = tree.rebuild(shape, tensors, globals())
+    assert again == value
+    assert type(again) is type(value)
+
+
+def test_what_cannot_travel_is_refused_with_its_type():
+    with pytest.raises(CallError, match="Generator"):
+        tree.describe([np.random.default_rng()], [])
+    with pytest.raises(CallError, match="key"):
+        tree.describe({(1, 2): 3}, [])
+
+
+def test_only_dataclasses_and_named_tuples_can_be_rebuilt():
+    with pytest.raises(CallError, match="os:system"):
+        tree.rebuild({"class": "os:system", "fields": []}, [])
+    with pytest.raises(CallError, match="subprocess:Popen"):
+        tree.rebuild({"class": "subprocess:Popen", "fields": [["args", {"value": "true"}]]}, [])

@@ -1,0 +1,143 @@
+"""Stand-ins for tensors that a plan owns."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actorflow.owned import Owned
+from actorflow_compiler.errors import StateError
+
+
+class Values:
+    """Holds the values, as a plan would."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Tensor] = {}
+
+    def read(self, name: str) -> Tensor:
+        return self.now[name].clone()
+
+    def write(self, name: str, value: Tensor) -> None:
+        self.now[name] = value.clone()
+
+
+values = Values()
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    made = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    for module in made.modules():
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
+                assert tensor is not None
+                name = f"{type(module).__name__}.{key}"
+                values.now[name] = tensor.detach().clone()
+                tensors[key] = Owned.of(tensor, name, values)  # type: ignore[assignment]
+    return made
+
+
+def test_it_tells_what_a_tensor_without_memory_can_tell(model: Any):
+    weight = model[0].weight
+    assert isinstance(weight, nn.Parameter)
+    assert not isinstance(model[1].running_mean, nn.Parameter)
+    assert (weight.shape, weight.dtype, weight.numel(), weight.requires_grad, weight.is_leaf) == (
+        (3, 2),
+        torch.float32,
+        6,
+        True,
+        True,
+    )
+    assert weight.grad is None
+    assert [n for n, _ in model.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert sum(p.numel() for p in model.parameters()) == 15
+
+
+def test_printing_it_tells_that_a_plan_owns_it(model: Any):
+    assert "Linear.weight" in repr(model[0].weight)
+    assert "owned by the plan" in str(model[0].weight)
+    assert "Linear(in_features=2" in repr(model)
+
+
+def test_state_dict_holds_values_and_can_be_saved_copied_and_loaded(model: Any):
+    state = model.state_dict()
+    assert all(type(v) is Tensor for v in state.values())
+    file = io.BytesIO()
+    torch.save(copy.deepcopy(state), file)
+    file.seek(0)
+    other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other[0].weight, values.now["Linear.weight"])
+    with torch.no_grad():
+        other[0].weight.fill_(7)
+    model.load_state_dict(other.state_dict())
+    assert (values.now["Linear.weight"] == 7).all()
+    assert isinstance(model[0].weight, Owned)
+
+
+def test_a_deep_copy_or_a_pickle_of_the_model_is_a_real_model(model: Any):
+    x = torch.randn(4, 2)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other[0].weight) is nn.Parameter
+        assert other[0].weight.requires_grad
+        assert other(x).shape == (4, 3)
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "linear": lambda m: m(torch.ones(1, 2)),
+    "sum": lambda m: m[0].weight.sum(),
+    ".data": lambda m: m[0].weight.data,
+    "add": lambda m: m[0].weight + 1,
+    "half": lambda m: m.half(),
+    "mul_": lambda m: m[0].weight.mul_(2),
+    "tolist": lambda m: m[0].weight.tolist(),
+    "cat": lambda m: torch.cat([m[0].weight, m[0].weight]),
+    "getitem": lambda m: m[0].weight[0],
+    "numpy": lambda m: m[0].weight.numpy(),
+}
+
+
+@pytest.mark.parametrize("named", USES)
+def test_any_other_use_names_the_parameter_and_points_to_a_predict_job(model: Any, named: str):
+    with pytest.raises(StateError, match=r"Linear\.weight") as caught:
+        USES[named](model)
+    assert named in str(caught.value)
+    assert 'type="predict"' in str(caught.value)
+
+
+def test_requires_grad_can_be_changed(model: Any):
+    model[0].requires_grad_(False)
+    assert not model[0].weight.requires_grad
+    model[0].weight.requires_grad = True
+    assert model[0].weight.requires_grad
+
+
+def test_harmless_things_that_scripts_do_work(model: Any):
+    model.train()
+    model.eval()
+    model.zero_grad()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.zero_grad()
+    assert "Adam" in repr(optimizer)
+    assert torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0
+
+
+def test_swapping_makes_every_reference_a_stand_in():
+    linear = nn.Linear(2, 3)
+    optimizer = torch.optim.Adam(linear.parameters())
+    linear(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept = list(linear.parameters())
+    torch.utils.swap_tensors(linear.weight, Owned.of(linear.weight, "w", values))
+    assert isinstance(kept[0], Owned)
+    assert kept[0] is linear.weight is optimizer.param_groups[0]["params"][0]
+    assert kept[0] in optimizer.state

@@ -1,0 +1,211 @@
+"""Jobs on several ranks, through the real launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.runs import Run
+
+HEAD = """
+import torch, torch.nn.functional as F
+from torch import nn
+import actorflow as flow
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+def batch(i, n=12):
+    g = torch.Generator().manual_seed(i)
+    return torch.randn(n, 8, generator=g), torch.randint(0, 4, (n,), generator=g)
+
+def trainer(model, optimizer):
+    def step(x, y):
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+    return step
+
+def same(a, b):
+    for name in b:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+
+rank, world = flow.env.rank(), flow.env.world_size()
+model, eager = make(), make()
+optimizer, eager_optimizer = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, eager))
+step, eager_step = flow.global_function(trainer(model, optimizer)), trainer(eager, eager_optimizer)
+"""
+
+
+LIMIT = 100  # seconds
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that is over."""
+
+    code: int
+    text: str  # the terminal and the logs of all ranks
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Ended]:
+    """Run the lines of a script on some ranks, to its end."""
+
+    def start(script: str, devices: int = 2, *arguments: str) -> Ended:
+        path = tmp_path / "script.py"
+        path.write_text(HEAD + textwrap.dedent(script))
+        logs = tmp_path / "logs"
+        made = Run(tmp_path, path, "--devices", str(devices), "--log-dir", str(logs), *arguments)
+        try:
+            code = made.process.wait(LIMIT)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(made.process.pid, signal.SIGKILL)
+        assert made.ranks_left() == []
+        return Ended(code, made.output + "".join(p.read_text() for p in sorted(logs.glob("*.log"))))
+
+    return start
+
+
+def test_one_rank_alone_may_read_state_while_the_others_go_on(run: Callable[..., Ended]):
+    ended = run("""
+        flow.distribute(model, {r"2\\.weight": flow.sbp.split(0), r"0\\.weight": flow.sbp.split(1)})
+        for i in range(6):
+            step(*batch(i))
+            eager_step(*batch(i))
+            if i % 2 == rank:  # the other rank makes more calls meanwhile
+                same(model.state_dict(), eager.state_dict())
+                same(optimizer.state_dict()["state"][0], eager_optimizer.state_dict()["state"][0])
+                print("read", i)
+    """)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("read") == 6
+
+
+def test_state_is_loaded_into_every_ranks_part(run: Callable[..., Ended]):
+    ended = run("""
+        flow.distribute(model, {r"2\\..*": flow.sbp.split(0)})
+        for i in range(2):
+            step(*batch(i)); eager_step(*batch(i))
+        saved = model.state_dict(), optimizer.state_dict()
+        for i in range(2):
+            step(*batch(i))
+        model.load_state_dict(saved[0]); optimizer.load_state_dict(saved[1])
+        if rank == 1:
+            same(model.state_dict(), eager.state_dict())
+        for i in range(3):
+            torch.testing.assert_close(float(step(*batch(i))), eager_step(*batch(i)).item(), rtol=1e-5, atol=1e-6)
+        print("equal")
+    """)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("equal") == 2
+
+
+def test_a_large_result_stays_with_its_owners_until_one_rank_reads_it_and_goes_when_all_have_dropped_it(
+    run: Callable[..., Ended],
+):
+    ended = run("""
+        import gc, time
+        from actorflow.runtime.session import current
+        wide = nn.Linear(8, 4000)
+        expected = nn.Linear(8, 4000)
+        expected.load_state_dict(wide.state_dict())
+        predict = flow.global_function(type="predict")(lambda x: wide(x))
+        x, _ = batch(0)
+        kept = [predict(x + i) for i in range(5)]
+        assert current().world == 1 or len(current().results._kept) == 5
+        if rank == 1:
+            torch.testing.assert_close(kept[3].detach(), expected(x + 3).detach())
+            print("read")
+        del kept
+        end = time.monotonic() + 20
+        while current().results._kept and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not current().results._kept
+        print("gone")
+    """)
+    assert ended.code == 0, ended.text
+    assert (ended.text.count("read"), ended.text.count("gone")) == (1, 2)
+
+
+def test_a_rank_with_other_values_takes_those_of_the_master(run: Callable[..., Ended]):
+    ended = run("""
+        if rank == 1:
+            with torch.no_grad():
+                model[2].weight.fill_(3)
+        for i in range(3):
+            torch.testing.assert_close(float(step(*batch(i))), eager_step(*batch(i)).item(), rtol=1e-5, atol=1e-6)
+        same(model.state_dict(), eager.state_dict())
+        print("equal")
+    """)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("equal") == 2
+    assert "model.2.weight" in ended.text
+    assert "took the master's values" in ended.text
+
+
+BAD = {
+    "another batch size": ("step(*batch(0, 12 + rank))", ["rank 0 made call 1", "float32[12,8]", "float32[13,8]"]),
+    "other contents": ("step(*batch(rank))", ["rank 0 made call 1", "rank 1 made call 1", "contents"]),
+    "another model": (
+        "if rank: model[2] = nn.Linear(16, 4, bias=False)\nstep(*batch(0))",
+        ["differs between ranks", "rank 0 has parameter", "rank 1 has"],
+    ),
+    "another learning mode": (
+        "if rank: model.eval()\nstep(*batch(0))",
+        ["4 of 4 modules training", "0 of 4 modules training"],
+    ),
+    "a branch on data": (
+        "@flow.global_function\ndef bad(x, y):\n    if x.sum() > 0:\n        return x\n    return y\nbad(*batch(0))",
+        ["if x.sum() > 0:", "captured"],
+    ),
+    "state loaded on one rank": (
+        "step(*batch(0))\nif rank: model.load_state_dict(model.state_dict())\nfloat(step(*batch(0)))",
+        ["rank 0 made call 2", "writes of state"],
+    ),
+    "more placements than devices": (
+        "flow.place(model, {'2': flow.placement('cpu', [2])})\nstep(*batch(0))",
+        ["rank 2", "2 devices"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_ends_the_run_with_an_error_that_says_what_differs(run: Callable[..., Ended], kind: str):
+    script, said = BAD[kind]
+    ended = run(script)
+    assert ended.code != 0
+    for text in said:
+        assert text in ended.text, ended.text
+
+
+def test_a_plan_that_is_all_that_is_wanted_ends_the_script_before_it_trains(run: Callable[..., Ended], tmp_path: Path):
+    path = tmp_path / "plan_script.py"
+    path.write_text(
+        HEAD + "predict = flow.global_function(type='predict')(lambda x: model(x))\n"
+        "assert torch.equal(predict(batch(0)[0]), eager(batch(0)[0]))\nstep(*batch(0))\nprint('trained')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "actorflow", "plan", str(path), "--devices", "4"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trained" not in done.stdout
+    assert "rank 3" in done.stdout

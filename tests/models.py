@@ -1,0 +1,131 @@
+"""Nothing enters; small models with real data leave, and the eager training on one device that every plan must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from gpt import GPT, draw_batch, stdlib_bytes
+
+Batch = tuple[Tensor, Tensor]
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+CONTEXT = 32  # bytes of text that the small GPT sees
+
+
+class Mlp(nn.Module):
+    """Pixels float32[n, 64] to the logits of ten digits."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.second = nn.Linear(width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(F.relu(self.second(F.relu(self.first(images)))))
+        return logits
+
+
+class Cnn(nn.Module):
+    """The same with convolutions, batch norm and pooling."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv_1 = nn.Conv2d(1, channels, 3, padding=1)
+        self.norm_1 = nn.BatchNorm2d(channels)
+        self.conv_2 = nn.Conv2d(channels, 2 * channels, 3, padding=1)
+        self.norm_2 = nn.BatchNorm2d(2 * channels)
+        self.head = nn.Linear(2 * channels * 4, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm_1(self.conv_1(images.view(-1, 1, 8, 8)))), 2)
+        x = F.max_pool2d(F.relu(self.norm_2(self.conv_2(x))), 2)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+
+def small_gpt() -> nn.Module:
+    """The GPT of the example, of 4 layers."""
+    return GPT(layers=4, width=32, heads=4, context=CONTEXT)
+
+
+def digit_batches(sizes: Sequence[int]) -> list[Batch]:
+    """Batches of these sizes of scikit-learn's digits, one after another: images float32[n, 64] in 0 … 1, digits int64[n]."""
+    digits = load_digits()
+    images, targets = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    rows = [*torch.tensor(sizes).cumsum(0).tolist()]
+    return [(images[end - size : end], targets[end - size : end]) for size, end in zip(sizes, rows, strict=True)]
+
+
+def text_batches(sizes: Sequence[int]) -> list[Batch]:
+    """Batches of these sizes of the standard library's source: bytes int64[n, CONTEXT] and those that follow."""
+    text, generator = stdlib_bytes(), torch.Generator().manual_seed(0)
+    return [draw_batch(text, size, CONTEXT, generator) for size in sizes]
+
+
+def cross_entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the batch (and, for text, over its bytes)."""
+    return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What to train, and how; ``model()`` is the same model each time."""
+
+    make: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], Optimizer]
+    batches: Callable[[Sequence[int]], list[Batch]]
+    stages: tuple[str, str]  # names of the modules of two pipeline stages, as regular expressions
+    batch_norm: bool = False
+    loss: Loss = cross_entropy
+
+    def model(self) -> nn.Module:
+        """A new model that starts from the same parameters."""
+        torch.manual_seed(0)
+        return self.make()
+
+
+CASES = {
+    "mlp": Case(Mlp, lambda m: AdamW(m.parameters(), lr=1e-3), digit_batches, ("first", "second|head")),
+    "cnn": Case(
+        Cnn,
+        lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
+        digit_batches,
+        (r".*_1", r".*_2|head"),
+        batch_norm=True,
+    ),
+    "gpt": Case(
+        small_gpt,
+        lambda m: AdamW(m.parameters(), lr=1e-3),
+        text_batches,
+        (r"embed|positions|blocks\.[01]", r"blocks\.[23]|norm|head"),
+    ),
+}
+
+
+def reference(
+    model: nn.Module, optimizer: Optimizer, loss: Loss, batches: Sequence[Batch], micro_batches: int = 1
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train eagerly: the loss of every step, and the state that the model ends with.
+
+    With ``micro_batches`` gradients are accumulated over the pieces of a batch, each with its share of the
+    mean: what batch norm, which sees one piece at a time, is compared to.  Other models: the full batch.
+    """
+    losses = []
+    for inputs, targets in batches:
+        total = 0.0
+        for piece in zip(inputs.tensor_split(micro_batches), targets.tensor_split(micro_batches), strict=True):
+            part = loss(model, *piece) * (len(piece[0]) / len(inputs))
+            part.backward()  # type: ignore[no-untyped-call]
+            total += part.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}

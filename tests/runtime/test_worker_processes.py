@@ -1,0 +1,58 @@
+"""Workers in processes of their own, with tensors over Gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.trainings import SECONDS, batches, serve, torch_training, weights
+
+
+def train(calls: int, dies: int | None = None) -> list[Any]:
+    """What each of two ranks says in the end; None for one that died."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    links = context.Pipe()
+    pipes = [context.Pipe() for _ in range(2)]
+    ranks = [
+        context.Process(target=serve, args=(rank, port, links[rank], pipes[rank][1], calls, dies), daemon=True)
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        for theirs in (*links, *(pipe[1] for pipe in pipes)):
+            theirs.close()
+        said: list[Any] = []
+        for rank, (mine, _) in enumerate(pipes):
+            assert mine.poll(SECONDS), f"rank {rank} said nothing in {SECONDS} s"
+            said.append(None if rank == dies else mine.recv())
+        for rank, (mine, _) in enumerate(pipes):
+            if rank != dies:
+                mine.send("done")
+                ranks[rank].join(SECONDS)
+                assert ranks[rank].exitcode == 0
+        return said
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def test_a_pipeline_over_processes_trains_like_torch() -> None:
+    (_, got0), (losses, got1) = train(calls=6)
+    w0, w1 = weights()
+    wanted = [torch_training(x, t, w0, w1, 0.01) for x, t in batches(6)]
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    torch.testing.assert_close(torch.tensor(got0), w0.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(got1), w1.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_whose_peer_dies_gets_an_error_and_does_not_hang() -> None:
+    said, _ = train(calls=2, dies=1)
+    assert "ActorError: rank 0" in said or "ClusterError: rank 1 is gone" in said

@@ -1,0 +1,170 @@
+"""Running an op on parts of its operands: real calls go in, what is wrong with a signature comes out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.library import OPS
+from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.sbp import Broadcast, PartialSum, Split, local_shape
+from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
+from actorflow_compiler.signatures.call import overload
+
+MERGED_RANDOMLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}  # values mean nothing
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A call with real operands and what it returned."""
+
+    call: OpCall
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...]
+
+
+def instance(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, used: Sequence[bool] | None = None) -> Instance:
+    """Run an op whole; ``used`` says which outputs count."""
+    operands: list[Tensor] = []
+
+    def plain(value: Any) -> Arg:
+        if isinstance(value, Tensor):
+            operands.append(value)
+            return Ref(len(operands) - 1)
+        if isinstance(value, list | tuple):
+            return tuple(plain(v) for v in value)
+        if isinstance(value, torch.device):
+            return Symbol(f"device:{value.type}")
+        return Symbol(str(value)) if isinstance(value, torch.dtype | torch.layout | torch.memory_format) else value
+
+    plain_args = tuple(plain(a) for a in args)
+    plain_kwargs = tuple((k, plain(v)) for k, v in (kwargs or {}).items())
+    results = run(op, plain_args, plain_kwargs, operands)
+    if used is not None:
+        results = [r if u else None for r, u in zip(results, used, strict=True)]
+    outs = tuple(None if r is None else meta(r) for r in results)
+    return Instance(OpCall(op, plain_args, plain_kwargs, tuple(map(meta, operands)), outs), tuple(operands), tuple(results))
+
+
+def run(op: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Run an op as a plan names it."""
+
+    def real(value: Arg) -> Any:
+        if isinstance(value, Ref):
+            return tensors[value.index]
+        if isinstance(value, tuple):
+            return [real(v) for v in value]
+        if isinstance(value, Symbol):
+            return torch.device(value.text[7:]) if value.text.startswith("device:") else getattr(torch, value.text.removeprefix("torch."))
+        return value
+
+    function = OPS.get(op.removeprefix("actorflow."), None) if op.startswith("actorflow.") else None
+    out = (function or overload(op))(*map(real, args), **{k: real(v) for k, v in kwargs})
+    flat = list(out) if isinstance(out, list | tuple) else [out]
+    return [r if isinstance(r, Tensor) else None for r in flat]
+
+
+def meta(tensor: Tensor) -> Meta:
+    """Shape and dtype."""
+    return Meta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def wrong(case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = localise) -> str | None:
+    """Shard the operands, run the op on each device, and compare; None if all is right."""
+    generator = torch.Generator().manual_seed(7)
+    shards = [shard(x, s, parts, generator) for x, s in zip(case.operands, signature.ins, strict=True)]
+    results: list[list[Tensor | None]] = []
+    for index in range(parts):
+        op, args, kwargs, metas = make(case.call, signature, parts, index)
+        local = run(op, args, kwargs, [x[index].clone() for x in shards])
+        if len(local) != len(case.results):
+            return f"device {index} has {len(local)} outputs"
+        expected = iter(metas)
+        for r, whole, layout in zip(local, case.results, signature.outs, strict=True):
+            if whole is None or layout is None:
+                continue
+            if r is None or meta(r) != (said := next(expected)):
+                return f"device {index}: {meta(r) if r is not None else None} where {said} was said"
+            if tuple(r.shape) != local_shape(whole.shape, layout, parts, index):
+                return f"device {index}: shape {tuple(r.shape)} for {layout}"
+        results.append(local)
+    if case.call.op in MERGED_RANDOMLY:
+        return None
+    for j, (whole, layout) in enumerate(zip(case.results, signature.outs, strict=True)):
+        if whole is None or layout is None:
+            continue
+        made = [r[j] for r in results]
+        assert all(m is not None for m in made)
+        tensors = [m for m in made if m is not None]
+        if isinstance(layout, Broadcast) and any(not close(t, tensors[0], 0.0) for t in tensors):
+            return f"output {j}: devices differ"
+        joined = unshard(tensors, layout)
+        scale = 10.0 if any(isinstance(s, PartialSum) for s in signature.ins) else 1.0
+        if not close(joined, whole, max(tolerance, 1e-5 if whole.dtype != torch.float64 else 0.0) * scale):
+            return f"output {j}: wrong values"
+    return None
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Equal up to rounding."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point() or not tolerance:
+        return torch.equal(a, b) or (a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+
+
+def granular(case: Instance, parts: int) -> set[Split]:
+    """Cuts with blocks and units that the operands could have."""
+    found = set()
+    for m in case.call.ins:
+        for dim, n in enumerate(m.shape):
+            found |= {Split(dim, k, u) for k in (1, 2, 3) for u in (1, 2, 3) if (k, u) != (1, 1) and n and n % (k * u) == 0 and n // k > u}
+    return found
+
+
+def failures(case: Instance, parts: int, tolerance: float = 1e-8, wanted: bool = True) -> Iterator[str]:
+    """What is wrong with any of the derived signatures."""
+    for signature in signatures(case.call, parts, wanted=granular(case, parts) if wanted else ()):
+        try:
+            found = wrong(case, signature, parts, tolerance)
+        except Exception as error:
+            found = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if found:
+            yield f"{case.call.op} {[str(m) for m in case.call.ins]} over {parts}, {signature} ({signature.letter}): {found}"
+
+
+class Collector(torch.fx.Interpreter):
+    """Runs a captured graph and keeps every distinct op instance."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[OpCall, Instance] = {}
+        self.nodes = 0
+        self._node: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = super().call_function(target, args, kwargs)
+        if target is operator.getitem or "copy_" in str(target):
+            return out
+        self.nodes += 1
+        assert self._node is not None
+        count = len(out) if isinstance(out, list | tuple) else 1
+        used = [isinstance(out, Tensor)] * count
+        for user in self._node.users:
+            if user.target is operator.getitem:
+                used[user.args[1]] = True  # type: ignore[index,call-overload]
+        case = instance(str(target), args, kwargs, used)
+        self.found.setdefault(case.call, case)
+        return out
