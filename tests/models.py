@@ -1,4 +1,4 @@
-"""Nothing enters; small models with real data leave, and the eager training on one device that every plan must equal."""
+"""Small models, real data for them, and the eager training on one device that every plan must equal."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def small_gpt() -> nn.Module:
 
 
 def digit_batches(sizes: Sequence[int]) -> list[Batch]:
-    """Batches of these sizes of scikit-learn's digits, one after another: images float32[n, 64] in 0 … 1, digits int64[n]."""
+    """Batches of these sizes of scikit-learn's digits: images float32[n, 64] in 0 … 1 and digits int64[n]."""
     digits = load_digits()
     images, targets = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    rows = [*torch.tensor(sizes).cumsum(0).tolist()]
-    return [(images[end - size : end], targets[end - size : end]) for size, end in zip(sizes, rows, strict=True)]
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    return [(images[end - size : end], targets[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
 def text_batches(sizes: Sequence[int]) -> list[Batch]:

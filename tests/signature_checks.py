@@ -147,7 +147,7 @@ class Collector(torch.fx.Interpreter):
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
         self.found: dict[OpCall, Instance] = {}
-        self.nodes = 0
+        self.calls: dict[torch.fx.Node, OpCall] = {}
         self._node: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -158,7 +158,6 @@ class Collector(torch.fx.Interpreter):
         out = super().call_function(target, args, kwargs)
         if target is operator.getitem or "copy_" in str(target):
             return out
-        self.nodes += 1
         assert self._node is not None
         count = len(out) if isinstance(out, list | tuple) else 1
         used = [isinstance(out, Tensor)] * count
@@ -166,5 +165,8 @@ class Collector(torch.fx.Interpreter):
             if user.target is operator.getitem:
                 used[user.args[1]] = True  # type: ignore[index,call-overload]
         case = instance(str(target), args, kwargs, used)
-        self.found.setdefault(case.call, case)
+        self.calls[self._node] = case.call
+        copies = tuple(x.clone() for x in case.operands)
+        results = tuple(None if r is None else r.clone() for r in case.results)
+        self.found.setdefault(case.call, Instance(case.call, copies, results))
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.decompositions import TABLE
+from actorflow_compiler.decompositions import BATCH_NORM, TABLE
 
 
-def step_graph(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+def step_graph(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, batch_norm_in_sums: bool = False
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """The decomposed graph of one forward and backward pass with clipping and SGD, and its inputs."""
     model.double()
     names = [n for n, _ in model.named_parameters()]
@@ -35,8 +38,21 @@ def step_graph(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Te
     def run(*tensors: Tensor) -> list[Tensor]:
         return step(list(tensors[:a]), list(tensors[a:b]), tensors[-2], tensors[-1])
 
-    raw = make_fx(run)(*flat)
-    return make_fx(functionalize(raw, remove="mutations"), decomposition_table=TABLE)(*flat), flat
+    raw = _Functional(make_fx(run)(*flat))
+    table = TABLE | BATCH_NORM if batch_norm_in_sums else TABLE
+    return make_fx(functionalize(lambda *v: raw.run(*v), remove="mutations"), decomposition_table=table)(*flat), flat
+
+
+class _Functional(torch.fx.Interpreter):
+    """Writes out what batch norm does to its statistics."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not torch.ops.aten.native_batch_norm.default:
+            return super().call_function(target, args, kwargs)
+        *out, mean, var = torch.ops.aten._native_batch_norm_legit_functional(*args)
+        args[3].copy_(mean)
+        args[4].copy_(var)
+        return tuple(out)
 
 
 class Mlp(nn.Module):

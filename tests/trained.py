@@ -54,7 +54,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm_1(x))
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
@@ -191,5 +196,7 @@ def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[fl
         for size in sizes:
             x, y = case.batch(size)
             losses.append(cluster.run({"x": x, "y": y}, scalars)[0].item())
-        state = {v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"}
+        state = {
+            v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"
+        }
     return losses, state, plan

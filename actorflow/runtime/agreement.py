@@ -11,6 +11,7 @@ from torch import Tensor
 
 from actorflow.arguments import checksum
 from actorflow.owned import Owned
+from actorflow.runtime import keys
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.variables import State, real_optimizer_state
@@ -38,8 +39,7 @@ class Report:
 
 def report(state: State, hints: Hints, contents: bool) -> Report:
     """This rank's report; ``contents`` says whether to look at the values too."""
-    lines = [f"module {name}: {type(module).__name__}" for name, module in state.modules.items()]
-    lines += [f"optimizer {name}: {type(optimizer).__name__}" for name, optimizer in state.optimizers.items()]
+    lines = keys.lines(state)
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
         lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten
@@ -30,12 +29,12 @@ from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, make_everywhere, make_plan
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.failure import Failure
+from actorflow.runtime.keys import fresh, key_of, spoken
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.results import Results
 from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.capture import FUSABLE
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -44,7 +43,6 @@ from actorflow_compiler.variables import State
 __all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "finish"]
 
 CHECK_CONTENTS = 100  # calls of one plan between two looks at the contents of the arguments
-SCALARS = ("lr", "weight_decay")  # settings that are read at each call
 
 
 class PlanReady(BaseException):
@@ -74,6 +72,7 @@ class JobLike(Protocol):
 class Compiled:
     """A plan that is installed, and how a call feeds it."""
 
+    spoken: str  # a call of it as people write it
     number: int
     plan: Plan
     shape: tree.Shape
@@ -120,14 +119,11 @@ class Session:
             return self._pretend(job, arguments, args, kwargs)
         if self.worker is not None:
             self.variables.refresh()
-        key = (arguments.key, *self._settings(job, job.state))
+        key = key_of(arguments, job.state, fresh(job.state, self._stepped))
         compiled = job.plans.get(key)
-        look = compiled is None or compiled.calls % CHECK_CONTENTS == 0
-        number = self.calls
-        self.calls += 1
-        self.cluster.gate(number, *self._spoken(job, arguments, key, look and self.world > 1))
+        number = self._announce(job, arguments, compiled)
         if compiled is None:
-            compiled = self._compile(job, arguments, number)
+            compiled = self._compile(job, arguments, number, spoken(arguments, key))
             job.plans[key] = compiled
         return self._issue(job, compiled, arguments, number)
 
@@ -161,60 +157,30 @@ class Session:
         handles = self.results.handles(number, call, compiled.plan.results)
         return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
 
-    def _settings(self, job: JobLike, state: State) -> tuple[Any, ...]:
-        """What else decides which plan runs: flags of modules and parameters, autocast, settings of optimizers."""
-        training = tuple(m.training for root in state.modules.values() for m in root.modules())
-        gradients = _requires_grad(h.tensor for h in state.held.values())
-        autocast = tuple(
-            (torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))) for kind in ("cpu", "cuda")
-        )
-        optimizers = tuple(
-            (
-                len(group["params"]),
-                *(
-                    (k, repr(v))
-                    for k, v in group.items()
-                    if k in optimizer.defaults and not _is_read_later(optimizer, k)
-                ),
-            )
-            for optimizer in state.optimizers.values()
-            for group in optimizer.param_groups
-        )
-        return training, gradients, autocast, str(torch.get_default_dtype()), optimizers, self._fresh(state)
-
-    def _fresh(self, state: State) -> bool:
-        """Whether the coming step is an optimizer's first one and differs from those after it."""
-        return any(
-            group.get("dampening") and group.get("momentum")
-            for name, optimizer in state.optimizers.items()
-            if name not in self._stepped and not optimizer.state
-            for group in optimizer.param_groups
-        )
-
-    def _spoken(self, job: JobLike, arguments: Arguments, key: tuple[Any, ...], look: bool) -> tuple[str, str]:
-        """A digest of what must be equal on all ranks, and the call as people write it."""
-        writes = self.variables.writes if self.worker is not None else 0
-        structure, specs, plain = arguments.key
-        values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
-        settings = hashlib.sha256(repr([structure, specs, values, key[1:]]).encode()).hexdigest()[:8]
-        training, gradients, *_ = key[1:]
-        text = (
-            f"{arguments.spoken} [{sum(training)} of {len(training)} modules training, {sum(gradients)} of {len(gradients)} "
-            f"tensors with gradients, settings {settings}, {writes} writes of state"
-        )
-        if look:
-            text += f", contents {checksum(arguments.tensors):08x}"
-        text += "]"
-        return hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16], text
+    def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
+        """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
+        number = self.calls
+        self.calls += 1
+        text = ""
+        if self.world > 1:
+            writes = self.variables.writes if self.worker is not None else 0
+            known = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
+            text = f"{known}, {writes} writes of state"
+            if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
+                text += f", contents {checksum(arguments.tensors):08x}"
+            text += "]"
+        digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
+        self.cluster.gate(number, digest, text)
+        return number
 
     # -- compiling ---------------------------------------------------------------------------------
 
     def _order(self, job: JobLike, arguments: Arguments, fixed: dict[str, Any]) -> Order:
         state = job.state = find(job.function, job.model, job.optimizer, self.names)
-        train, hints, fresh = job.type == "train", hints_of(state), self._fresh(state)
-        return Order(job.name, job.function, arguments, state, hints, train, job.micro_batches, fixed, fresh)
+        train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
+        return Order(job.name, job.function, arguments, state, hints, train, job.micro_batches, fixed, first)
 
-    def _compile(self, job: JobLike, arguments: Arguments, number: int) -> Compiled:
+    def _compile(self, job: JobLike, arguments: Arguments, number: int, text: str) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
         order = self._order(job, arguments, fixed)
         state = order.state
@@ -239,6 +205,7 @@ class Session:
         if steps:
             self._stepped.update(state.optimizers)
         return Compiled(
+            text,
             plan_number,
             made.plan,
             made.shape,
@@ -410,20 +377,10 @@ def hints_of(state: State) -> Hints:
     return Hints(layouts, hints.places)
 
 
-def _is_read_later(optimizer: torch.optim.Optimizer, key: str) -> bool:
-    """Whether a setting is read at each call, so that no plan depends on it; of other optimizers it is a constant."""
-    return key in SCALARS and type(optimizer) in FUSABLE
-
-
 def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
     for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)}):
         optimizer, group, key = name.rsplit(".", 2)
         yield name, state.optimizers[optimizer], int(group), key
-
-
-def _requires_grad(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
-    with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
-        return tuple(t.requires_grad for t in tensors)
 
 
 _session: Session | None = None

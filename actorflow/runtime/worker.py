@@ -7,6 +7,7 @@ hands communication to lanes, which hand back what came of it.  Nothing polls an
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
@@ -28,7 +29,7 @@ from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Ins
 
 _ISSUED = Issued()
 _Task = tuple[Job, Unit, Fire, list[Tensor]]  # a communication: its operands are gathered already
-_JOIN = 5.0  # seconds that close() waits for a thread which a dead peer may hold for ever
+_JOIN = 5.0  # seconds that close() waits for threads, which a peer that stands still may hold for ever
 
 
 class Worker:
@@ -67,6 +68,7 @@ class Worker:
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
         # Only the compute thread touches the following.
+        self._plans: dict[int, Job] = {}  # those whose kept messages were taken in
         self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for the compute thread
         self._waiting: deque[tuple[Job, Call]] = deque()  # issued, not begun
         self._permits: set[int] = set()
@@ -105,7 +107,7 @@ class Worker:
         with self._changed:
             self._raise_failure()
             self._jobs[number] = job
-            self._inbox.put((self._replay, job))
+            self._inbox.put((self._take_up, job))
             self._changed.notify_all()
 
     def issue(
@@ -117,7 +119,7 @@ class Worker:
         them.  ``inputs`` must stay as they are until the call is done.  Raises CallError for
         missing arguments, and the worker's failure.
         """
-        inputs, scalars = inputs or {}, scalars or {}
+        inputs, scalars = dict(inputs or {}), dict(scalars or {})
         with self._changed:
             self._raise_failure()
             job = self._jobs.get(number)
@@ -191,9 +193,10 @@ class Worker:
                     self._callbacks.clear()
                     self._halt()
             lanes = list(self._lanes.values())
+        end = time.monotonic() + _JOIN
         for thread in (self._thread, *(lane.thread for lane in lanes)):
             if thread is not threading.current_thread():
-                thread.join(_JOIN)
+                thread.join(max(0.0, end - time.monotonic()))
 
     def explain(self) -> str:
         """What every queue and thread of the rank is at, and what it waits for."""
@@ -262,7 +265,8 @@ class Worker:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _replay(self, job: Job) -> None:
+    def _take_up(self, job: Job) -> None:
+        self._plans[job.number] = job
         for peer, message in self._early.pop(job.number, ()):
             self._take_in(peer, message)
 
@@ -302,7 +306,7 @@ class Worker:
             self._changed.notify_all()
 
     def _take_in(self, peer: int, message: Message) -> None:
-        job = self._jobs.get(message.plan)
+        job = self._plans.get(message.plan)
         if job is None:
             self._early.setdefault(message.plan, []).append((peer, message))
         elif isinstance(message, Credit):

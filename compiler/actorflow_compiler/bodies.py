@@ -20,14 +20,26 @@ class Built:
 
 
 def build_body(
-    steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str], find: Callable[[int], int]
+    steps: Sequence[Step],
+    inputs: Sequence[int],
+    outputs: Sequence[tuple[int, Target]],
+    variables: Mapping[int, str],
+    find: Callable[[int], int],
 ) -> Built:
     """Make the body of an actor.
 
     ``steps`` are over local values, ``find`` resolves aliases; ``inputs`` are the operands in
     order; ``outputs`` pairs values with targets; ``variables`` names the inputs that are variables.
     """
-    steps = [Step(s.op, substitute(s.args, lambda v: Ref(find(v))), tuple((k, substitute(a, lambda v: Ref(find(v)))) for k, a in s.kwargs), s.outs) for s in steps]
+    steps = [
+        Step(
+            s.op,
+            substitute(s.args, lambda v: Ref(find(v))),
+            tuple((k, substitute(a, lambda v: Ref(find(v)))) for k, a in s.kwargs),
+            s.outs,
+        )
+        for s in steps
+    ]
     writer = _InPlace(steps, outputs, variables)
     return _number(writer.run(), inputs, writer.outputs, writer.updated)
 
@@ -44,7 +56,9 @@ class _Group:
 class _InPlace:
     """Rewrites functional optimizer ops and step counters to ops that update variables where they are."""
 
-    def __init__(self, steps: Sequence[Step], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str]) -> None:
+    def __init__(
+        self, steps: Sequence[Step], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str]
+    ) -> None:
         self.steps, self.variables = steps, variables
         self.outputs = list(outputs)
         self.updated: list[str] = []
@@ -52,7 +66,9 @@ class _InPlace:
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
         self.counters: dict[Arg, list[int]] = {}  # added number → variables
         self.groups: dict[object, _Group] = {}
-        self.fresh = max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
+        self.fresh = (
+            max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
+        )
         last_read: dict[int, int] = {}
         for k, s in enumerate(steps):
             for v in s.reads():
@@ -83,7 +99,9 @@ class _InPlace:
         def at(v: int) -> Ref:
             return Ref(self.alias.get(v, v))
 
-        return Step(step.op, substitute(step.args, at), tuple((n, substitute(a, at)) for n, a in step.kwargs), step.outs)
+        return Step(
+            step.op, substitute(step.args, at), tuple((n, substitute(a, at)) for n, a in step.kwargs), step.outs
+        )
 
     def take_over(self, k: int, variable: int, new: int) -> bool:
         """Whether ``variable`` may be updated in place by step k, whose result ``new`` it becomes."""
@@ -98,7 +116,12 @@ class _InPlace:
 
     def counter(self, k: int, step: Step) -> bool:
         """``step + 1`` that becomes the new step."""
-        if step.op != "aten.add.Tensor" or step.kwargs or not isinstance(step.args[0], Ref) or not isinstance(step.args[1], int | float):
+        if (
+            step.op != "aten.add.Tensor"
+            or step.kwargs
+            or not isinstance(step.args[0], Ref)
+            or not isinstance(step.args[1], int | float)
+        ):
             return False
         variable = step.args[0].index
         if not self.take_over(k, variable, step.outs[0]):
@@ -110,7 +133,9 @@ class _InPlace:
         op, lists, changed = IN_PLACE[step.op]
         given = dict(zip((n for n in arguments(step.op) if n != "group"), step.args, strict=True))
         settings = tuple((n, v) for n, v in given.items() if n not in lists)
-        group = self.groups.setdefault((op, tuple((n, type(v), v) for n, v in settings), given.get(lists[2]) is None), _Group(op, settings))
+        group = self.groups.setdefault(
+            (op, tuple((n, type(v), v) for n, v in settings), given.get(lists[2]) is None), _Group(op, settings)
+        )
         results = dict(zip(changed, step.outs, strict=False))
         for name in lists:
             operand = given[name]
@@ -135,7 +160,9 @@ class _InPlace:
         self.counters, self.groups = {}, {}
 
 
-def _number(steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tuple[int, Target]], updated: Sequence[str]) -> Built:
+def _number(
+    steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tuple[int, Target]], updated: Sequence[str]
+) -> Built:
     """Count values from 0, operands first, and drop what nobody reads."""
     needed = {v for v, _ in outputs}
     kept: list[Step] = []
@@ -158,4 +185,3 @@ def _number(steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tupl
         final.append(Step(step.op, args, kwargs, tuple(outs)))
     body = Body(len(inputs), tuple(final), tuple(number[v] for v, _ in outputs))
     return Built(body, tuple(t for _, t in outputs), tuple(updated))
-

@@ -96,7 +96,9 @@ def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> 
     return tuple(out)
 
 
-def route(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp) -> tuple[Hop, ...]:
+def route(
+    shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+) -> tuple[Hop, ...]:
     """The primitives that take a value from one layout to another, in order."""
     hops: list[Hop] = []
     here = source_sbp
@@ -171,7 +173,9 @@ def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Pl
     elif not same:
         kind = "send"
     else:
-        kind = "all_gather" if all(e == B or e == s for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
+        kind = (
+            "all_gather" if all(e == B or e == s for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
+        )
     return Hop(kind, source, source_sbp, target, target_sbp, (source.ranks,) if same else (), tuple(parts))
 
 
@@ -196,6 +200,9 @@ def _overlap(have: Indices, want: Indices) -> tuple[Part, ...]:
         starts = [0, *cuts.tolist(), len(at_h)]
         runs.append([(int(at_h[i]), int(at_w[i]), j - i) for i, j in itertools.pairwise(starts)])
     return tuple(
-        Part(Box(tuple(r[0] for r in pick), tuple(r[2] for r in pick)), Box(tuple(r[1] for r in pick), tuple(r[2] for r in pick)))
+        Part(
+            Box(tuple(r[0] for r in pick), tuple(r[2] for r in pick)),
+            Box(tuple(r[1] for r in pick), tuple(r[2] for r in pick)),
+        )
         for pick in itertools.product(*runs)
     )

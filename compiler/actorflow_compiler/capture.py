@@ -63,7 +63,11 @@ def capture(
     def stand_in(real: Tensor) -> Tensor:
         with mode:
             fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
-            return nn.Parameter(fake, real.requires_grad) if isinstance(real, nn.Parameter) else fake.requires_grad_(real.requires_grad)
+            return (
+                nn.Parameter(fake, real.requires_grad)
+                if isinstance(real, nn.Parameter)
+                else fake.requires_grad_(real.requires_grad)
+            )
 
     with stand_ins(state, stand_in) as fakes, _optimizers(state, fakes, mode, train) as optimizer_state:
         with mode:
@@ -82,7 +86,10 @@ def capture(
             gradients.check_end(fakes)
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
-            owner = {n.name: groups.get(name, "") for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
+            owner = {
+                n.name: groups.get(name, "")
+                for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)
+            }
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
             runner = _Expanding(raw, owner)
             functional = make_fx(
@@ -92,7 +99,10 @@ def capture(
                 _allow_non_fake_inputs=True,
             )(*values)
     kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
-    info = Names(tuple((name, kinds[name]) for name in held), tuple((a.name, "batch" if a.batch else "argument") for a in arguments))
+    info = Names(
+        tuple((name, kinds[name]) for name in held),
+        tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
+    )
     by_identity = {id(h.tensor): h.name for h in state.held.values()}
     return to_graph(functional, info, by_identity, optimizer_state.parameter, fresh)
 
@@ -124,7 +134,9 @@ class _Expanding(torch.fx.Interpreter):
             return self._each(name.removeprefix("aten::_foreach_"), args, kwargs)
         if name == "aten::native_batch_norm" and args[5] and args[3] is not None:
             x, weight, bias, mean, var, *rest = args
-            *out, new_mean, new_var = torch.ops.aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, *rest)
+            *out, new_mean, new_var = torch.ops.aten._native_batch_norm_legit_functional(
+                x, weight, bias, mean, var, *rest
+            )
             mean.copy_(new_mean)
             var.copy_(new_var)
             return tuple(out)
@@ -189,7 +201,13 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
     name_of = {id(t): n for n, t in fakes.items()}
     try:
         for name, optimizer in state.optimizers.items():
-            saved.append((optimizer, optimizer.state, [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]))
+            saved.append(
+                (
+                    optimizer,
+                    optimizer.state,
+                    [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+                )
+            )
             if not train:
                 continue
             optimizer.state = type(optimizer.state)(dict) if hasattr(optimizer.state, "default_factory") else {}  # type: ignore[assignment]

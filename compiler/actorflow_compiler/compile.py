@@ -49,7 +49,9 @@ def compile_step(
     """
     captured = capture(step, arguments, state, train=train, places=hints.places, fresh=fresh)
     everywhere = Placement(device_type, tuple(range(world)), (world,))
-    placed = place_ops(captured.graph, world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter)
+    placed = place_ops(
+        captured.graph, world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter
+    )
     pieces = cut_in_time(placed.graph, micro_batches if train else 1)
     graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1)
     graph = merge_equal(graph, RANDOM)
@@ -63,7 +65,9 @@ def compile_step(
     segmented = segment(program)
     notes = pieces.notes
     if captured.random and world > 1:
-        notes += ("the step draws random numbers; every device draws its own, so a run on several devices differs from one device's",)
+        notes += (
+            "the step draws random numbers; every device draws its own, so a run on several devices differs from one device's",
+        )
     return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes)
 
 
@@ -96,14 +100,18 @@ def lay_variables(
 def fit_hint(name: str, meta: Meta, hint: Sequence[Sbp | None], placement: Placement) -> NdSbp:
     """A hint as the layout of a variable on its placement; raises LayoutError where it does not fit."""
     if len(hint) > len(placement.hierarchy):
-        raise LayoutError(f"{name} is distributed as {show(h or B for h in hint)}, but its placement {placement} has {len(placement.hierarchy)} mesh axis")
+        raise LayoutError(
+            f"{name} is distributed as {show(h or B for h in hint)}, but its placement {placement} has {len(placement.hierarchy)} mesh axis"
+        )
     out: list[Sbp] = []
     shape = meta.shape
     for axis, size in enumerate(placement.hierarchy):
         wanted = hint[axis] if axis < len(hint) else None
         entry = check_fits(wanted or B, shape, size, name)
         if not isinstance(entry, Split) and entry != B:
-            raise LayoutError(f"{name} is distributed as {entry}; a parameter can be split or broadcast, a partial sum is only made by ops")
+            raise LayoutError(
+                f"{name} is distributed as {entry}; a parameter can be split or broadcast, a partial sum is only made by ops"
+            )
         shape = local_shape(shape, entry, size, 0)
         out.append(entry)
     return tuple(out)

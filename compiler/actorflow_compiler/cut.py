@@ -6,11 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow_compiler.bodies import build_body
-from actorflow_compiler.lower import Item, Program, resolve
+from actorflow_compiler.lower import Item, resolve
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
-    Actor, Body, Comm, Constant, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan, Read, Register, Result, Summary, Target,
-    TensorSpec, ToResult, Variable, verify,
+    Actor,
+    Body,
+    Comm,
+    Constant,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    Read,
+    Register,
+    Result,
+    Summary,
+    Target,
+    TensorSpec,
+    ToResult,
+    Variable,
+    verify,
 )  # fmt: skip
 from actorflow_compiler.segment import Segment, Segmented
 
@@ -66,11 +84,22 @@ class _Cutter:
         program = self.program
         done, useful = program.flops_done, program.flops
         summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
-        results = tuple(Result(i, meta.shape, meta.dtype, place, sbp) for i, (_, place, sbp, meta) in enumerate(program.results))
+        results = tuple(
+            Result(i, meta.shape, meta.dtype, place, sbp) for i, (_, place, sbp, meta) in enumerate(program.results)
+        )
         return verify(
             Plan(
-                self.name, self.world, self.pieces, tuple(bodies), tuple(actors), tuple(registers), variables, results,
-                constants=constants, notes=notes, summary=summary,
+                self.name,
+                self.world,
+                self.pieces,
+                tuple(bodies),
+                tuple(actors),
+                tuple(registers),
+                variables,
+                results,
+                constants=constants,
+                notes=notes,
+                summary=summary,
             )  # fmt: skip
         )
 
@@ -124,16 +153,26 @@ class _Cutter:
                     one.flops += item.flops
                     self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
 
-    def draft_comm(self, item: Item, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]) -> None:
+    def draft_comm(
+        self, item: Item, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]
+    ) -> None:
         assert callable(draft)
         rate = self.pieces if item.pieces else 1
         for rank, comm in item.comms.items():
             if comm.kind == "send":
                 key: object = ("send", comm.group, item.phase, item.pieces, level, stage)
-                queue, kind, name = f"send:{comm.group[1]}", "send", f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}"
+                queue, kind, name = (
+                    f"send:{comm.group[1]}",
+                    "send",
+                    f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}",
+                )
             else:
                 key = (comm.kind, comm.group, item.phase, item.pieces, level, rank)
-                queue, kind, name = "comm", "boxing", f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}"
+                queue, kind, name = (
+                    "comm",
+                    "boxing",
+                    f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
+                )
             one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
             assert one.comm is not None
             if one.moves and comm.kind not in ("send", "all_reduce"):
@@ -145,7 +184,9 @@ class _Cutter:
     def draft_sinks(self) -> None:
         for index, (value, place, _, _) in enumerate(self.program.results):
             for rank in place.ranks:
-                self.drafts.append(Draft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index))
+                self.drafts.append(
+                    Draft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index)
+                )
 
     # ---- registers
 
@@ -229,7 +270,15 @@ class _Cutter:
         rank = draft.rank
         if draft.result is not None:
             value = self.find(draft.moves[0][0], rank)
-            return Actor(number, draft.name, rank, draft.queue, draft.kind, operands=(self.operand(value, rank, at),), targets=(ToResult(draft.result),))
+            return Actor(
+                number,
+                draft.name,
+                rank,
+                draft.queue,
+                draft.kind,
+                operands=(self.operand(value, rank, at),),
+                targets=(ToResult(draft.result),),
+            )
         if draft.comm is not None:
             return self.comm_actor(number, draft, at)
         inputs = self.operand_values(draft)
@@ -241,7 +290,9 @@ class _Cutter:
             operands = [self.operand(v, rank, at) for v in inputs]
         outputs = self.outputs(draft, inputs, at, writes)
         steps = [s for i in draft.items for s in i.steps[rank]]
-        variables = {v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"}
+        variables = {
+            v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"
+        }
         built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
         self.updated_by[number] = set(built.updated)
         index = bodies.setdefault(built.body, len(bodies))
@@ -250,7 +301,11 @@ class _Cutter:
         )  # fmt: skip
 
     def outputs(
-        self, draft: Draft, inputs: list[int], at: Mapping[tuple[int, int], FromRegister], writes: Mapping[tuple[int, int], list[str]]
+        self,
+        draft: Draft,
+        inputs: list[int],
+        at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]],
     ) -> list[tuple[int, Target]]:
         """Values to give away and where they go."""
         rank = draft.rank
@@ -262,7 +317,9 @@ class _Cutter:
         return pairs
 
     def _joins_of(self, value: int, rank: int) -> list[int]:
-        return [joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value]
+        return [
+            joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value
+        ]
 
     def comm_actor(self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister]) -> Actor:
         assert draft.comm is not None
@@ -282,7 +339,19 @@ class _Cutter:
                     exchanges.append(comm.exchanges[i])
         plane = "inline" if comm.kind == "send" and nbytes <= INLINE else "gloo"
         comm = Comm(comm.kind, comm.id, comm.group, tuple(exchanges), plane)
-        return Actor(number, draft.name, rank, draft.queue, draft.kind, draft.rate, None, tuple(operands), tuple(targets), comm, stage=draft.stage)
+        return Actor(
+            number,
+            draft.name,
+            rank,
+            draft.queue,
+            draft.kind,
+            draft.rate,
+            None,
+            tuple(operands),
+            tuple(targets),
+            comm,
+            stage=draft.stage,
+        )
 
     def variable_registers(self, actors: Sequence[Actor], first: int) -> list[Register]:
         """Registers without tensors that keep readers and the writer of a variable in turn."""

@@ -63,6 +63,14 @@ def _mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fal
     return (total / _count(x, dims)).to(dtype or x.dtype)
 
 
+@_for(aten.sum.default, aten.sum.dim_IntList)
+def _count_true(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Truth values counted in floating point, where the counts of parts may be added up; exact below 2**53."""
+    if x.dtype != torch.bool:
+        return NotImplemented
+    return _sum(x.to(torch.float64), _dims(x, dim), keepdim).to(dtype or torch.int64)
+
+
 @_for(aten.linalg_vector_norm.default)
 def _vector_norm(x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """The root of the sum of squares, or the sum of absolute values."""

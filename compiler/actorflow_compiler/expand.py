@@ -86,7 +86,11 @@ def _trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
         if isinstance(arg, tuple):
             return [concrete(a, tensors) for a in arg]
         if isinstance(arg, Symbol):
-            return torch.device(arg.text.removeprefix("device:")) if arg.text.startswith("device:") else getattr(torch, arg.text.removeprefix("torch."))
+            return (
+                torch.device(arg.text.removeprefix("device:"))
+                if arg.text.startswith("device:")
+                else getattr(torch, arg.text.removeprefix("torch."))
+            )
         return arg
 
     def run(*tensors: torch.Tensor) -> Any:

@@ -17,7 +17,15 @@ from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.plan import Constant
 from actorflow_compiler.torch_internals import constant_of
 
-IDENTITIES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default", "aten.lift.default"})
+IDENTITIES = frozenset(
+    {
+        "aten.detach.default",
+        "aten.alias.default",
+        "aten.lift_fresh_copy.default",
+        "aten.lift_fresh.default",
+        "aten.lift.default",
+    }
+)
 RANDOM = frozenset({
     "aten.bernoulli.p", "aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.native_dropout.default", "aten.rand.default", "aten.rand_like.default",
     "aten.randn.default", "aten.randn_like.default", "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
@@ -60,13 +68,22 @@ class Capture:
     random: bool  # whether the step draws random numbers
 
 
-def to_graph(module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool) -> Capture:
+def to_graph(
+    module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool
+) -> Capture:
     """Convert; ``known`` maps ``id(tensor)`` of the script's tensors to their names, ``parameter`` optimizer state to parameters."""
     return _Converter(module, names, known, parameter, fresh).run()
 
 
 class _Converter:
-    def __init__(self, module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        names: Names,
+        known: Mapping[int, str],
+        parameter: Mapping[str, str],
+        fresh: bool,
+    ) -> None:
         self.module, self.names, self.known, self.parameter, self.fresh = module, names, known, parameter, fresh
         self.metas: dict[int, Meta] = {}
         self.value: dict[torch.fx.Node, Any] = {}  # fx node → value number, or a list of them
@@ -97,7 +114,9 @@ class _Converter:
         random = any(n.op in RANDOM for n in self.nodes)
         graph = verify(prune(merge_equal(graph, RANDOM)))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
-        return Capture(graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter, random)
+        return Capture(
+            graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter, random
+        )
 
     def placeholder(self, fx_node: torch.fx.Node) -> None:
         index = len(self.inputs)
@@ -177,7 +196,9 @@ class _Converter:
         self.made[outs[0]] = (op, args)
         self.nodes.append(Node(op, args, kwargs, tuple(outs), phase, node.placement, node.where))
 
-    def simplify(self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...], Kwargs]:
+    def simplify(
+        self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
+    ) -> tuple[str, tuple[Arg, ...], Kwargs]:
         """The same op without needless inputs; an empty name says that the result is the first argument."""
         result = fx_node.meta.get("val")
         if op == "aten.copy.default" and self.metas[args[0].index] == self.metas[args[1].index]:
@@ -198,7 +219,11 @@ class _Converter:
         if op in FILLS and isinstance(result, Tensor):  # a constant depends on no tensor, only on its shape
             fill = FILLS[op](args)
             dtype = Symbol(str(result.dtype))
-            return "aten.full.default", (tuple(result.shape), fill), (("dtype", dtype), ("device", Symbol(f"device:{result.device.type}")))
+            return (
+                "aten.full.default",
+                (tuple(result.shape), fill),
+                (("dtype", dtype), ("device", Symbol(f"device:{result.device.type}"))),
+            )
         return op, args, kwargs
 
     def read_scalars(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:

@@ -21,7 +21,9 @@ _places: weakref.WeakKeyDictionary[nn.Module, dict[str, Placement]] = weakref.We
 class Hints:
     """Hints resolved against the modules of one job."""
 
-    layouts: Mapping[str, tuple[Sbp | None, ...]] = field(default_factory=dict)  # variable name → one entry for each mesh axis
+    layouts: Mapping[str, tuple[Sbp | None, ...]] = field(
+        default_factory=dict
+    )  # variable name → one entry for each mesh axis
     places: Mapping[int, Placement] = field(default_factory=dict)  # id(module) → placement
 
 
@@ -56,7 +58,9 @@ def resolve(modules: Mapping[str, nn.Module]) -> Hints:
         for prefix, module in root.named_modules():
             full = f"{root_name}.{prefix}" if prefix else root_name
             for pattern, sbp in _layouts.get(module, {}).items():
-                for name in [n for n, _ in module.named_parameters(remove_duplicate=False)] + [n for n, _ in module.named_buffers()]:
+                for name in [n for n, _ in module.named_parameters(remove_duplicate=False)] + [
+                    n for n, _ in module.named_buffers()
+                ]:
                     if re.fullmatch(pattern, name):
                         layouts[f"{full}.{name}"] = sbp
             for pattern, placement in _places.get(module, {}).items():
@@ -73,4 +77,6 @@ def _matching(pattern: str, names: list[str], what: str, model: str) -> None:
         raise LayoutError(f"{pattern!r} is not a regular expression: {error}") from error
     if not found:
         shown = ", ".join(names[:8])
-        raise LayoutError(f"{pattern!r} matches no {what} of {model}; a pattern must match a whole name; there are: {shown}{', …' if len(names) > 8 else ''}")
+        raise LayoutError(
+            f"{pattern!r} matches no {what} of {model}; a pattern must match a whole name; there are: {shown}{', …' if len(names) > 8 else ''}"
+        )

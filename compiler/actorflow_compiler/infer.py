@@ -24,7 +24,9 @@ CASCADE = 24  # ops that are looked at together when one op is made whole earlie
 BANDWIDTH = 2e9  # bytes/s between two devices
 LATENCY = 1e-4  # s for each communication
 ODD_CUT = 1.0  # s for cutting a batch along another dim than its first: data parallelism is where inference starts
-REDUNDANT = 1e-6  # s for each floating-point operation done more than once: far above its price, so that it is the last resort
+REDUNDANT = (
+    1e-6  # s for each floating-point operation done more than once: far above its price, so that it is the last resort
+)
 BYTE_HELD = 1e-14  # s for each byte of a copy that could have been a part; only breaks ties
 FREE_KINDS = frozenset({"batch", "argument", "constant", "scalar", "piece"})  # every rank has all of these
 
@@ -193,7 +195,9 @@ class _Axis:
             found = signatures(call, parts, wanted=tuple(wanted)) if parts > 1 else signatures(call, parts)[:1]
             self.options.append(tuple(found))
             self.work.append(flops_of(call) * (self.rate.get(n.outs[0], 1)) * (1 - 1 / parts))
-            best = min(found, key=lambda s, n=n, reads=reads, w=self.work[-1]: self._inputs(n, reads, s) + self._own(n, s, w))  # type: ignore[misc]
+            best = min(
+                found, key=lambda s, n=n, reads=reads, w=self.work[-1]: self._inputs(n, reads, s) + self._own(n, s, w)
+            )  # type: ignore[misc]
             self.choice.append(best)
             self._count(n, reads, best, 1)
             self._settle(n, best)
@@ -237,8 +241,11 @@ class _Axis:
         value may have to be gathered later.
         """
         whole, now = self.options[k][0], self.choice[k]
-        cut = any(self.layout[v] == B and isinstance(s, Split) and v not in self.is_free for v, s in zip(self.reads[k], now.ins, strict=True))
-        if self.work[k] or now is whole or not cut and not any(isinstance(o, PartialSum) for o in now.outs):
+        cut = any(
+            self.layout[v] == B and isinstance(s, Split) and v not in self.is_free
+            for v, s in zip(self.reads[k], now.ins, strict=True)
+        )
+        if self.work[k] or now is whole or (not cut and not any(isinstance(o, PartialSum) for o in now.outs)):
             return False
         cone, seen = [k], {k}
         for j in cone:
@@ -277,7 +284,11 @@ class _Axis:
         if self.size(n.placement) == 1:
             return 0.0
         split = s.letter is not None
-        held = sum(self.metas[o].nbytes for o, layout in zip(n.outs, s.outs, strict=True) if o >= 0 and not isinstance(layout, Split))
+        held = sum(
+            self.metas[o].nbytes
+            for o, layout in zip(n.outs, s.outs, strict=True)
+            if o >= 0 and not isinstance(layout, Split)
+        )
         return (0.0 if split else work * REDUNDANT) + held * BYTE_HELD
 
     def _count(self, n: Node, reads: tuple[int, ...], s: Signature, by: int) -> None:

@@ -17,10 +17,14 @@ def carve(x: Tensor, start: Sequence[int], size: Sequence[int]) -> Tensor:
     return x
 
 
-def arrange(parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+def arrange(
+    parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype
+) -> Tensor:
     """A tensor of ``shape`` with each part put at its start, and zeros elsewhere."""
     covered = sum(p.numel() for p in parts) == torch.Size(shape).numel()
-    out = (torch.empty if covered else torch.zeros)(tuple(shape), dtype=dtype, device=parts[0].device if parts else None)
+    out = (torch.empty if covered else torch.zeros)(
+        tuple(shape), dtype=dtype, device=parts[0].device if parts else None
+    )
     for part, start in zip(parts, starts, strict=True):
         carve(out, start, part.shape).copy_(part)
     return out

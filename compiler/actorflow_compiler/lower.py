@@ -58,7 +58,14 @@ class Program:
     flops_done: float
 
 
-def lower(graph: Graph, layouts: Layouts, pieces: int, everywhere: Placement, gather: Mapping[int, bool], homes: Mapping[str, tuple[Placement, NdSbp]]) -> Program:
+def lower(
+    graph: Graph,
+    layouts: Layouts,
+    pieces: int,
+    everywhere: Placement,
+    gather: Mapping[int, bool],
+    homes: Mapping[str, tuple[Placement, NdSbp]],
+) -> Program:
     """Lower; ``gather[v]`` says whether result v goes to every rank; ``homes`` says where each variable lies."""
     return _Lowering(graph, layouts, pieces, everywhere).run(gather, homes)
 
@@ -78,7 +85,9 @@ class _Lowering:
         self.next = max(graph.metas, default=0) + 1
         self.comm_id = 0
         self.flops = self.flops_done = 0.0
-        self._local: dict[tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]] = {}
+        self._local: dict[
+            tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]
+        ] = {}
 
     def new(self, sbp: NdSbp, name: str) -> int:
         self.sbp[self.next], self.names[self.next] = show(sbp), name
@@ -130,18 +139,30 @@ class _Lowering:
     def node(self, k: int, n: Node) -> None:
         assert n.placement is not None
         call, operands = call_of(n, self.graph.metas)
-        reads = [self.obtain(v, n.placement, need, n.phase) for v, need in zip(operands, self.layouts.operands[k], strict=True)]
+        reads = [
+            self.obtain(v, n.placement, need, n.phase)
+            for v, need in zip(operands, self.layouts.operands[k], strict=True)
+        ]
         for o in n.outs:
             if o >= 0:
-                self.begin(o, n.placement, self.layouts.value[o], f"{n.where}:{n.op.split('.')[1]}" if n.where else n.op.split(".")[1])
+                self.begin(
+                    o,
+                    n.placement,
+                    self.layouts.value[o],
+                    f"{n.where}:{n.op.split('.')[1]}" if n.where else n.op.split(".")[1],
+                )
                 self.maker[o] = (n.phase, n.pieces)
         if n.op in JOINS:
             combine = JOINS[n.op] if n.op.endswith("accumulate") else f"cat:{n.args[1]}"
-            self.items.append(Item("join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where))
+            self.items.append(
+                Item("join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where)
+            )
             return
         steps, work = {}, 0.0
         for index, rank in enumerate(n.placement.ranks):
-            local, metas = self.localised(call, self.layouts.chosen[k], coordinates(n.placement, index), n.placement.hierarchy)
+            local, metas = self.localised(
+                call, self.layouts.chosen[k], coordinates(n.placement, index), n.placement.hierarchy
+            )
             made = iter(metas)
             for o, meta in zip(n.outs, call.outs, strict=True):
                 if meta is not None:
@@ -159,20 +180,44 @@ class _Lowering:
         outs = tuple(o for o in n.outs if o >= 0)
         self.computed.update(outs)
         self.items.append(
-            Item("compute", n.phase, n.placement, n.pieces, tuple(reads), outs, steps, flops=work / n.placement.size, where=n.where)
+            Item(
+                "compute",
+                n.phase,
+                n.placement,
+                n.pieces,
+                tuple(reads),
+                outs,
+                steps,
+                flops=work / n.placement.size,
+                where=n.where,
+            )
         )
 
-    def localised(self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...]) -> tuple[OpCall, tuple[Meta, ...]]:
+    def localised(
+        self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...]
+    ) -> tuple[OpCall, tuple[Meta, ...]]:
         """The op as the device at these mesh coordinates runs it, and the metas of its used outputs."""
         key = (call, chosen, at, hierarchy)
         if key not in self._local:
             outs = tuple(m for m in call.outs if m is not None)
             for signature, index, parts in zip(chosen, at, hierarchy, strict=True):
-                same = next((s for s in signatures(call, parts, wanted=_wanted(signature)) if (s.ins, s.outs, s.letter) == (signature.ins, signature.outs, signature.letter)), signature)
+                same = next(
+                    (
+                        s
+                        for s in signatures(call, parts, wanted=_wanted(signature))
+                        if (s.ins, s.outs, s.letter) == (signature.ins, signature.outs, signature.letter)
+                    ),
+                    signature,
+                )
                 op, args, kwargs, outs = localise(call, same, parts, index)
-                ins = tuple(Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))
+                ins = tuple(
+                    Meta(local_shape(m.shape, s, parts, index), m.dtype)
+                    for m, s in zip(call.ins, signature.ins, strict=True)
+                )
                 rest = iter(outs)
-                call = OpCall(op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs))
+                call = OpCall(
+                    op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
+                )
             self._local[key] = (call, outs)
         return self._local[key]
 
@@ -215,7 +260,10 @@ class _Lowering:
             self.items.append(Item("comm", made_in, hop.source, pieces, (value,), (out,), comms=comms))
         elif hop.kind in ("all_gather", "all_to_all", "reduce_scatter"):
             number = self.count()
-            comms = {rank: Comm(hop.kind, number, hop.source.ranks, (_exchange(hop, i),)) for i, rank in enumerate(hop.source.ranks)}
+            comms = {
+                rank: Comm(hop.kind, number, hop.source.ranks, (_exchange(hop, i),))
+                for i, rank in enumerate(hop.source.ranks)
+            }
             self.items.append(Item("comm", made_in, hop.source, pieces, (value,), (out,), comms=comms))
         else:
             self.copy(hop, value, out, made_in, phase, pieces)
@@ -248,10 +296,14 @@ class _Lowering:
         pre = made_in if hop.kind == "send" else phase if made_in != "source" else "source"
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
-            self.items.append(Item("compute", pre, hop.source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()}))
+            self.items.append(
+                Item("compute", pre, hop.source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()})
+            )
         for origin, to, pairs in sends:
             comm = Comm("send", self.count(), (origin, to))
-            self.items.append(Item("comm", made_in, hop.source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm}))
+            self.items.append(
+                Item("comm", made_in, hop.source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm})
+            )
         steps: dict[int, tuple[Step, ...]] = {}
         reads = set()
         for to in hop.target.ranks:
@@ -276,7 +328,9 @@ class _Lowering:
             return value
         number = self.new((), self.names[value])
         self.metas[(number, rank)] = Meta(part.source.size, meta.dtype)
-        cuts.setdefault(rank, []).append(Step("actorflow.carve", (Ref(value), part.source.start, part.source.size), (), (number,)))
+        cuts.setdefault(rank, []).append(
+            Step("actorflow.carve", (Ref(value), part.source.start, part.source.size), (), (number,))
+        )
         return number
 
 

@@ -20,7 +20,9 @@ def adam(
     lr: float, weight_decay: float, beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool, group: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of Adam (``decoupled``: AdamW) → new param, exp_avg, exp_avg_sq, max_exp_avg_sq (empty without it)."""
-    out = [t.clone() for t in (param, exp_avg, exp_avg_sq)] + [param.new_empty(0) if max_exp_avg_sq is None else max_exp_avg_sq.clone()]
+    out = [t.clone() for t in (param, exp_avg, exp_avg_sq)] + [
+        param.new_empty(0) if max_exp_avg_sq is None else max_exp_avg_sq.clone()
+    ]
     adam_(
         [out[0]], [grad], [out[1]], [out[2]], [] if max_exp_avg_sq is None else [out[3]], [step],
         lr, weight_decay, beta1, beta2, eps, maximize, decoupled,
@@ -97,7 +99,9 @@ def adagrad_(
     lr: float, weight_decay: float, lr_decay: float, eps: float, maximize: bool,
 ) -> None:  # fmt: skip
     """Adagrad in place over many tensors; ``steps`` are already counted up."""
-    aten._fused_adagrad_(params, grads, sums, steps, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, maximize=maximize)
+    aten._fused_adagrad_(
+        params, grads, sums, steps, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, maximize=maximize
+    )
 
 
 # functional op → (in-place op, tensor operands that it takes as lists, operands that it updates, in output order)

@@ -103,19 +103,27 @@ class _Walk:
         return name[variable].rpartition(".")[0] in {m.rpartition(".")[0] for m in moving}
 
     def node(self, n: Node) -> None:
-        if n.phase == "optimizer" or any(v in self.computed for v in n.reads()) and not any(v in self.piece for v in n.reads()):
+        if (
+            n.phase == "optimizer"
+            or (any(v in self.computed for v in n.reads())
+            and not any(v in self.piece for v in n.reads()))
+        ):
             self.emit_whole(n)
             return
         layouts = [self.layout(v) for v in n.reads()]
         if n.op in PIECEWISE:
             ins, outs = PIECEWISE[n.op]
-            self.notes_once(f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does")
+            self.notes_once(
+                f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does"
+            )
             self.emit_piecewise(n, ins, outs)
             return
         if n.op not in RANDOM and (signature := self.choose(n, layouts)) is not None:
             self.emit_pieces(n, signature)
             return
-        self.notes_once(f"{n.op} cannot be split into micro-batches here{f' ({n.where})' if n.where else ''}: its inputs are packed and it runs once")
+        self.notes_once(
+            f"{n.op} cannot be split into micro-batches here{f' ({n.where})' if n.where else ''}: its inputs are packed and it runs once"
+        )
         self.emit_whole(n)
 
     def notes_once(self, note: str) -> None:
@@ -159,7 +167,9 @@ class _Walk:
         values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
         outs = []
         local = iter(metas)
-        for o, meta, layout in zip(n.outs, (next(local) if m is not None else None for m in call.outs), signature.outs, strict=True):
+        for o, meta, layout in zip(
+            n.outs, (next(local) if m is not None else None for m in call.outs), signature.outs, strict=True
+        ):
             if o < 0 or meta is None or layout is None:
                 outs.append(-1)
                 continue
@@ -193,7 +203,16 @@ class _Walk:
                 self.piece.pop(o, None)
         self.append(n, n.op, call.args, call.kwargs, values, outs, False)
 
-    def append(self, n: Node, op: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...], values: list[int], outs: list[int], pieces: bool) -> None:
+    def append(
+        self,
+        n: Node,
+        op: str,
+        args: tuple[Arg, ...],
+        kwargs: tuple[tuple[str, Arg], ...],
+        values: list[int],
+        outs: list[int],
+        pieces: bool,
+    ) -> None:
         def at(i: int) -> Ref:
             return Ref(values[i])
 

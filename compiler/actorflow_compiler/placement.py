@@ -29,7 +29,9 @@ class Placement:
         if len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
             raise LayoutError(f"a placement needs distinct, non-negative ranks; {list(self.ranks)} was found")
         if math.prod(self.hierarchy) != len(self.ranks):
-            raise LayoutError(f"a mesh of shape {self.hierarchy} needs {math.prod(self.hierarchy)} ranks; {len(self.ranks)} were found")
+            raise LayoutError(
+                f"a mesh of shape {self.hierarchy} needs {math.prod(self.hierarchy)} ranks; {len(self.ranks)} were found"
+            )
 
     @property
     def size(self) -> int:

@@ -368,6 +368,7 @@ def verify(plan: Plan) -> Plan:
     it has; every operand or target register is read or written by that actor; every queue's order
     holds each of its actors ``rate`` times.
     """
+
     def fail(where: str, what: str) -> None:
         raise PlanError(f"plan {plan.name!r}: {where}: {what}")
 
@@ -394,7 +395,10 @@ def verify(plan: Plan) -> Plan:
             if reader.rank != home:
                 fail(where, f"reader {reader.name} is on rank {reader.rank}, the slots are on rank {home}")
             if read.firings < 1 or reader.rate != read.firings * (producer.rate // register.fill):
-                fail(where, f"rates do not balance: {producer.rate // register.fill} tokens, {reader.name} reads {reader.rate}/{read.firings}")
+                fail(
+                    where,
+                    f"rates do not balance: {producer.rate // register.fill} tokens, {reader.name} reads {reader.rate}/{read.firings}",
+                )
     for actor in plan.actors:
         where = f"actor {actor.name}"
         if actor.kind not in KINDS:
@@ -424,7 +428,10 @@ def verify(plan: Plan) -> Plan:
 def _verify_body(body: Body, actor: Actor, fail: object) -> None:
     assert callable(fail)
     if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
-        fail(f"actor {actor.name}", f"its body takes {body.inputs} and gives {len(body.outputs)}, the actor {len(actor.operands)} and {len(actor.targets)}")
+        fail(
+            f"actor {actor.name}",
+            f"its body takes {body.inputs} and gives {len(body.outputs)}, the actor {len(actor.operands)} and {len(actor.targets)}",
+        )
     known = set(range(body.inputs))
     for step in body.steps:
         missing = [v for v in step.reads() if v not in known]
@@ -451,4 +458,7 @@ def _verify_orders(plan: Plan, fail: object) -> None:
             counts[id] = counts.get(id, 0) + 1
     if expected != found:
         where = next(k for k in {**expected, **found} if expected.get(k) != found.get(k))
-        fail(f"rank {where[0]}, queue {where[1]}", f"the order fires {found.get(where)}, the rates ask for {expected.get(where)}")
+        fail(
+            f"rank {where[0]}, queue {where[1]}",
+            f"the order fires {found.get(where)}, the rates ask for {expected.get(where)}",
+        )

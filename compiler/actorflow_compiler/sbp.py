@@ -135,7 +135,9 @@ def check_fits(sbp: Sbp, shape: Sequence[int], parts: int, what: str) -> Sbp:
     fixed = Split(sbp.dim % rank, sbp.blocks, sbp.unit)
     size = shape[fixed.dim]
     if size % (fixed.blocks * fixed.unit):
-        raise LayoutError(f"{what} has shape {tuple(shape)}: dim {fixed.dim} of {size} is not a multiple of {fixed.blocks * fixed.unit} as {fixed} needs")
+        raise LayoutError(
+            f"{what} has shape {tuple(shape)}: dim {fixed.dim} of {size} is not a multiple of {fixed.blocks * fixed.unit} as {fixed} needs"
+        )
     if size < parts:
         raise LayoutError(
             f"{what} has shape {tuple(shape)}: dim {fixed.dim} of size {size} cannot be split over {parts} devices; "

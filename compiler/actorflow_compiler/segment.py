@@ -52,7 +52,9 @@ def segment(program: Program) -> Segmented:
     segments: list[Segment | None] = []
     comm: list[tuple[int, int]] = []
     part_of: dict[int, int] = {}
-    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads} | {v for i in program.items if i.kind == "join" for v in i.reads}
+    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads} | {
+        v for i in program.items if i.kind == "join" for v in i.reads
+    }
     joined = {i.reads[0]: i.writes[0] for i in program.items if i.kind == "join"}
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
     for item, level in zip(program.items, levels, strict=True):
@@ -73,7 +75,11 @@ def segment(program: Program) -> Segmented:
         part, size = filled.get(here, (0, 0))
         segments.append(replace(here, part=part))
         part_of.update(dict.fromkeys(item.writes, part))
-        size += sum(_bytes(program.metas, v, item.placement) for v in item.writes if v in reduced and (item.pieces is False or v in joined))
+        size += sum(
+            _bytes(program.metas, v, item.placement)
+            for v in item.writes
+            if v in reduced and (item.pieces is False or v in joined)
+        )
         filled[here] = (part + 1, 0) if size >= BUCKET else (part, size)
     return Segmented(program, tuple(segments), tuple(comm))
 
@@ -92,8 +98,14 @@ def _levels(program: Program) -> list[int]:
             if v not in made:
                 continue
             before, maker = made[v]
-            step = maker.kind != "comm" and item.kind == "compute" and (
-                maker.pieces != item.pieces or PHASE_ORDER[maker.phase] > PHASE_ORDER[item.phase] or maker.placement != item.placement
+            step = (
+                maker.kind != "comm"
+                and item.kind == "compute"
+                and (
+                    maker.pieces != item.pieces
+                    or PHASE_ORDER[maker.phase] > PHASE_ORDER[item.phase]
+                    or maker.placement != item.placement
+                )
             )
             level = max(level, before + (1 if step and maker.kind == "compute" else 0))
         levels.append(level)
@@ -120,7 +132,14 @@ def _repeat_views(program: Program, levels: list[int]) -> tuple[Program, list[in
             return v
         view = program.items[m]
         there = (view.phase, view.placement, view.pieces, levels[m])
-        if not _is_view(view) or view.placement != reader.placement or view.phase == "source" or here == there or view.pieces and not reader.pieces:
+        if (
+            not _is_view(view)
+            or view.placement != reader.placement
+            or view.phase == "source"
+            or here == there
+            or (view.pieces
+            and not reader.pieces)
+        ):
             return v
         if (v, here) not in copies:
             rename = {r: local(r, reader, level) for r in view.reads}
@@ -142,7 +161,11 @@ def _repeat_views(program: Program, levels: list[int]) -> tuple[Program, list[in
 
 
 def _is_view(item: Item) -> bool:
-    return item.kind == "compute" and len(item.writes) == 1 and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
+    return (
+        item.kind == "compute"
+        and len(item.writes) == 1
+        and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
+    )
 
 
 def _renamed(item: Item, rename: Mapping[int, int]) -> Item:
@@ -151,11 +174,22 @@ def _renamed(item: Item, rename: Mapping[int, int]) -> Item:
 
     steps = {
         rank: tuple(
-            Step(s.op, substitute(s.args, at), tuple((k, substitute(v, at)) for k, v in s.kwargs), tuple(rename.get(o, o) for o in s.outs)) for s in list_
+            Step(
+                s.op,
+                substitute(s.args, at),
+                tuple((k, substitute(v, at)) for k, v in s.kwargs),
+                tuple(rename.get(o, o) for o in s.outs),
+            )
+            for s in list_
         )
         for rank, list_ in item.steps.items()
     }
-    return replace(item, reads=tuple(rename.get(v, v) for v in item.reads), writes=tuple(rename.get(v, v) for v in item.writes), steps=steps)
+    return replace(
+        item,
+        reads=tuple(rename.get(v, v) for v in item.reads),
+        writes=tuple(rename.get(v, v) for v in item.writes),
+        steps=steps,
+    )
 
 
 def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
@@ -166,6 +200,8 @@ def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int
             continue
         kept.append((item, level))
         needed.update(item.reads)
-        needed.update(program.alias[(v, r)] for v in item.reads for r in item.placement.ranks if (v, r) in program.alias)
+        needed.update(
+            program.alias[(v, r)] for v in item.reads for r in item.placement.ranks if (v, r) in program.alias
+        )
     kept.reverse()
     return replace(program, items=tuple(i for i, _ in kept)), [level for _, level in kept]

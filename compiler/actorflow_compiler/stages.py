@@ -25,7 +25,9 @@ class Placed:
     owners: Mapping[str, Placement]  # of variables
 
 
-def place_ops(graph: Graph, world: int, device_type: str, fixed: Mapping[str, Placement], parameter: Mapping[str, str]) -> Placed:
+def place_ops(
+    graph: Graph, world: int, device_type: str, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
+) -> Placed:
     """Give every node and variable a placement.
 
     ``fixed`` holds the variables that an earlier plan has placed; ``parameter`` maps optimizer
@@ -56,7 +58,9 @@ def place_ops(graph: Graph, world: int, device_type: str, fixed: Mapping[str, Pl
 class _Chooser:
     """One forward walk that decides where each node goes; None means that it is free."""
 
-    def __init__(self, graph: Graph, everywhere: Placement, fixed: Mapping[str, Placement], parameter: Mapping[str, str]) -> None:
+    def __init__(
+        self, graph: Graph, everywhere: Placement, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
+    ) -> None:
         self.graph = graph
         self.order: dict[Placement, int] = {}
         self.placement: list[Placement | None] = []
@@ -69,7 +73,9 @@ class _Chooser:
             if n.placement is not None and n.phase == "forward":
                 self.order.setdefault(n.placement, len(self.order))
         self.parameter = parameter
-        self.reach: dict[int, set[str]] = {v: {name} for v, name in self.variables.items()}  # value → variables that it is made of alone
+        self.reach: dict[int, set[str]] = {
+            v: {name} for v, name in self.variables.items()
+        }  # value → variables that it is made of alone
         self._owners_of_parameters()
         for n in graph.nodes:
             p = self._of(n)
@@ -121,14 +127,18 @@ class _Chooser:
         return pick(inputs, key=lambda p: self.order.setdefault(p, len(self.order)))
 
 
-def _repeat_free(graph: Graph, placement: list[Placement | None], everywhere: Placement) -> tuple[tuple[Node, ...], dict[int, Meta]]:
+def _repeat_free(
+    graph: Graph, placement: list[Placement | None], everywhere: Placement
+) -> tuple[tuple[Node, ...], dict[int, Meta]]:
     """Copy every free node to each placement that reads it."""
     wanted: dict[int, dict[Placement, None]] = {}
     for value in graph.roots():
         wanted.setdefault(value, {})
     plans: list[tuple[Node, list[Placement]]] = []
     for n, p in zip(reversed(graph.nodes), reversed(placement), strict=True):
-        places = [p] if p is not None else list(dict.fromkeys(q for o in n.outs for q in wanted.get(o, {}))) or [everywhere]
+        places = (
+            [p] if p is not None else list(dict.fromkeys(q for o in n.outs for q in wanted.get(o, {}))) or [everywhere]
+        )
         plans.append((n, places))
         for v in n.reads():
             wanted.setdefault(v, {}).update(dict.fromkeys(places))

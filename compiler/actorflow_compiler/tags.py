@@ -56,7 +56,9 @@ class Tags:
     def _set(custom: dict[str, Any] | None) -> None:
         fx_traceback.current_meta["custom"] = custom or {}
 
-    def backward(self, engine: Callable[..., Any], roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def backward(
+        self, engine: Callable[..., Any], roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a backward pass with every op marked by the forward op it belongs to."""
         self.before_backward()
         before = fx_traceback.current_meta.get("custom")

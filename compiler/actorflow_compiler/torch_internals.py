@@ -63,7 +63,9 @@ def looks_compiling() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def backward_engine(wrap: Callable[[Callable[..., Any], tuple[Any, ...], tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
+def backward_engine(
+    wrap: Callable[[Callable[..., Any], tuple[Any, ...], tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[None]:
     """Run every backward pass through ``wrap(engine, root tensors, args, kwargs)``."""
     import torch.autograd.graph as ag
 

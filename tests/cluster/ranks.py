@@ -11,7 +11,7 @@ from typing import Any
 from actorflow.runtime.cluster import Cluster
 from actorflow.runtime.settings import Settings
 
-LIMIT = 30.0  # seconds after which a test is taken to hang
+LIMIT = 90.0  # seconds after which a test is taken to hang
 
 
 def free_port() -> int:

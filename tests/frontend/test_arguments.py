@@ -55,7 +55,8 @@ def test_the_key_follows_shapes_dtypes_and_plain_values_but_not_contents():
     assert key(x) == key(torch.zeros(4))
     assert hash(key(x)) == hash(key(torch.zeros(4)))
     different = [
-        key(x), key(torch.ones(5)), key(x.double()), key(x, 1), key(x, 1.0), key(x, True), key(x, "1"), key(x, flag=False), key(x, [1])
+        key(x), key(torch.ones(5)), key(x.double()), key(x, 1), key(x, 1.0), key(x, True), key(x, "1"),
+        key(x, flag=False), key(x, [1]),
     ]  # fmt: skip
     assert len(set(different)) == len(different)
     unhashable = np.random.default_rng()
@@ -87,7 +88,8 @@ def test_a_checksum_sees_every_change(dtype: torch.dtype):
 @pytest.mark.parametrize(
     "value",
     [
-        torch.ones(1), None, 3, "text", [torch.ones(1), 2.5], (torch.ones(1),), {"loss": torch.ones(1), "n": {1: (True, None)}},
+        torch.ones(1), None, 3, "text", [torch.ones(1), 2.5], (torch.ones(1),),
+        {"loss": torch.ones(1), "n": {1: (True, None)}},
         Output(torch.ones(1), [torch.zeros(2)]), Pair(torch.ones(1), "x"),
     ],
     ids=["tensor", "none", "number", "text", "list", "tuple", "dict", "dataclass", "named tuple"],

@@ -125,13 +125,15 @@ def test_containers_dataclasses_slots_and_namespaces_are_opened():
         return models, parts, space, slotted, x
 
     assert set(names(find(step))) == {
-        "models.0.weight", "models.1.weight", "parts.heads.a.weight", "parts.masks.0", "parts.masks.1", "space.model.weight",
-        "slotted.model.weight", "slotted.mask",
+        "models.0.weight", "models.1.weight", "parts.heads.a.weight", "parts.masks.0", "parts.masks.1",
+        "space.model.weight", "slotted.model.weight", "slotted.mask",
     }  # fmt: skip
 
 
 def test_defaults_and_partials_are_searched():
-    def step(x: Tensor, model: nn.Module, *, offset: Tensor = torch.ones(1), scale: Any = (torch.ones(2),)) -> Tensor:
+    one, pair = torch.ones(1), (torch.ones(2),)
+
+    def step(x: Tensor, model: nn.Module, *, offset: Tensor = one, scale: Any = pair) -> Tensor:
         return model(x) + offset + scale[0]  # type: ignore[no-any-return]
 
     state = find(functools.partial(step, model=nn.Linear(1, 1, bias=False)))
@@ -156,7 +158,9 @@ def test_every_place_of_a_tensor_gets_another_one_and_the_first_one_back():
 
     def held_now() -> list[Tensor]:
         pair = holder["pair"]
-        assert isinstance(pair, Pair) and inner.__defaults__ and inner.__kwdefaults__
+        assert isinstance(pair, Pair)
+        assert inner.__defaults__
+        assert inner.__kwdefaults__
         return [
             holder["list"][0], pair.left, pair.right[0], parts.masks[0], slotted.mask, cell, inner.__defaults__[0],
             inner.__kwdefaults__["other"], partial.args[0],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, softplus
 
 import actorflow as flow
 from actorflow.lazy import Result
@@ -47,7 +47,7 @@ def batches(count: int, size: int = 12) -> list[tuple[Tensor, Tensor]]:
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
+        loss = cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -102,7 +102,7 @@ def test_a_call_returns_handles_that_keep_no_more_than_their_own_value():
     @flow.global_function
     def step(x: Tensor, y: Tensor) -> Any:
         logits = model(x)
-        loss = F.cross_entropy(logits, y)
+        loss = cross_entropy(logits, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -254,14 +254,14 @@ def test_two_jobs_share_a_discriminator_as_in_a_gan():
         g_optimizer, d_optimizer = torch.optim.SGD(g.parameters(), lr=0.1), torch.optim.Adam(d.parameters(), lr=0.01)
 
         def d_step(x: Tensor) -> Tensor:
-            loss = F.softplus(-d(x)).mean() + F.softplus(d(g(x).detach())).mean()
+            loss = softplus(-d(x)).mean() + softplus(d(g(x).detach())).mean()
             loss.backward()
             d_optimizer.step()
             d_optimizer.zero_grad()
             return loss
 
         def g_step(x: Tensor) -> Tensor:
-            loss = F.softplus(-d(g(x))).mean()
+            loss = softplus(-d(g(x))).mean()
             loss.backward()
             g_optimizer.step()
             g_optimizer.zero_grad()
@@ -363,7 +363,7 @@ def test_arguments_that_do_not_fit_each_other_show_the_users_line_and_all_shapes
         step(torch.randn(8, 8), torch.zeros(6, dtype=torch.long))
     text = str(caught.value)
     assert "test_jobs.py" in text
-    assert "loss = F.cross_entropy(model(x), y)" in text
+    assert "loss = cross_entropy(model(x), y)" in text
     assert "x: float32[8,8] (batch)" in text
     assert "y: int64[6]" in text
     float(step(*batches(1)[0]))  # a call that failed does no harm to those after it

@@ -19,7 +19,7 @@ from actorflow_compiler.plan import OfInput, OfPiece, OfScalar, OfVariable, Plan
 from actorflow_compiler.sbp import B
 from runtime.programs import V0, V1, V2, V3, V4, V5, V6, Program, body, on, spec, step
 
-SECONDS = 60.0  # for everything that a process does
+SECONDS = 100.0  # for everything that a process does
 
 
 def rows(x: torch.Tensor, piece: int) -> torch.Tensor:

@@ -45,11 +45,12 @@ class GlooPlane:
     """A data plane over TCP for one rank; tensors that are not on the CPU are staged through it.
 
     ``store`` is shared by all ranks of the run.  A call that is blocked when a peer dies fails
-    within milliseconds; one whose peer stands still fails after ``timeout``, as Gloo cannot be woken.
+    within milliseconds; one whose peer stands still fails after ``timeout``, as Gloo cannot be woken:
+    the control plane has to notice that.
     """
 
     def __init__(
-        self, rank: int, store: Store, device: torch.device = _CPU, timeout: timedelta = timedelta(minutes=30)
+        self, rank: int, store: Store, device: torch.device = _CPU, timeout: timedelta = timedelta(days=1)
     ) -> None:
         self._rank = rank
         self._store = PrefixStore("actorflow/gloo", store)

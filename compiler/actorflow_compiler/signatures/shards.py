@@ -14,7 +14,7 @@ def shard(tensor: Tensor, sbp: Sbp, parts: int, generator: torch.Generator | Non
     """The parts of ``tensor`` on each of ``parts`` devices along one mesh axis.
 
     Parts of a split are copies; broadcast parts are the tensor itself.  A sum of terms is the tensor
-    on the first device and zeros on the others; with a ``generator``, random terms of its size.
+    on the first device and zeros on the others; with a ``generator``, random terms of about its size.
     Raises LayoutError for a split that does not fit the tensor.
     """
     if isinstance(sbp, Split):
@@ -24,7 +24,7 @@ def shard(tensor: Tensor, sbp: Sbp, parts: int, generator: torch.Generator | Non
         return [tensor] * parts
     if generator is None:
         return [tensor, *(torch.zeros_like(tensor) for _ in range(parts - 1))]
-    scale = tensor[tensor.isfinite()].abs().max().clamp(min=1e-2) if tensor.isfinite().any() else 1.0
+    scale = tensor[tensor.isfinite()].abs().max().clamp(1e-2, 1e3) if tensor.isfinite().any() else 1.0
     terms = [torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * scale for _ in range(parts - 1)]
     return [tensor - sum(terms), *terms]
 

@@ -1,0 +1,87 @@
+"""A job's arguments and state go in; the key of the plan that a call needs, and the call as people write it, come out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.arguments import Arguments
+from actorflow_compiler.capture import FUSABLE
+from actorflow_compiler.variables import State
+
+__all__ = ["fresh", "key_of", "lines", "spoken"]
+
+SCALARS = ("lr", "weight_decay")  # settings that are read at each call
+
+
+def key_of(arguments: Arguments, state: State, first: bool) -> tuple[Any, ...]:
+    """What decides which plan runs: arguments, flags of modules and parameters, autocast, optimizers' settings.
+
+    ``first`` says that the coming step is an optimizer's first one and differs from those after it.
+    """
+    training = tuple(m.training for root in state.modules.values() for m in root.modules())
+    gradients = _requires_grad(h.tensor for h in state.held.values())
+    return arguments.key, training, gradients, _autocast(), _optimizers(state), first
+
+
+def fresh(state: State, stepped: set[str]) -> bool:
+    """Whether an optimizer's coming step is its first one and differs from those after it; ``stepped`` had theirs."""
+    return any(
+        group.get("dampening") and group.get("momentum")
+        for name, optimizer in state.optimizers.items()
+        if name not in stepped and not optimizer.state
+        for group in optimizer.param_groups
+    )
+
+
+def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
+    """A call as people write it, with what else of its key can differ between ranks; the same for the same key."""
+    (structure, specs, plain), training, gradients, *others = key
+    values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
+    digest = hashlib.sha256(repr([structure, specs, values, training, gradients, others]).encode()).hexdigest()[:8]
+    return (
+        f"{arguments.spoken} [{sum(training)} of {len(training)} modules training, {sum(gradients)} of "
+        f"{len(gradients)} tensors with gradients, settings {digest}"
+    )
+
+
+def lines(state: State) -> list[str]:
+    """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
+    modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
+    found = [
+        f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
+        for root, n, m in modules
+    ]
+    for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state), strict=True):
+        found.append(f"optimizer {name}: {type(optimizer).__name__} {groups}")
+    return [*found, f"autocast and dtype: {_autocast()}"]
+
+
+def _autocast() -> tuple[Any, ...]:
+    kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
+    return (*kinds, str(torch.get_default_dtype()))
+
+
+def _optimizers(state: State) -> tuple[Any, ...]:
+    """For each optimizer, for each group: how many parameters, and the settings that are not read at each call."""
+    return tuple(
+        tuple(
+            (len(group["params"]), *((k, repr(v)) for k, v in group.items() if _is_constant(optimizer, k)))
+            for group in optimizer.param_groups
+        )
+        for optimizer in state.optimizers.values()
+    )
+
+
+def _is_constant(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether a setting is a constant of the plan; schedulers add keys that the optimizer does not know."""
+    return key in optimizer.defaults and not (key in SCALARS and type(optimizer) in FUSABLE)
+
+
+def _requires_grad(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
+    with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
+        return tuple(t.requires_grad for t in tensors)

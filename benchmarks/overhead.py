@@ -1,0 +1,154 @@
+"""Nothing enters; prints what actorflow costs: a step against eager PyTorch's, compiling a GPT-2, one fire of an actor.
+
+python benchmarks/overhead.py          all three, each in a process of its own
+python benchmarks/overhead.py step     one of them: step, compile or fire
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import torch
+import torch.nn.functional as F
+
+import actorflow as flow
+from actorflow.runtime import cluster
+from actorflow.runtime.session import PlanReady, current
+from actorflow.runtime.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+from gpt import GPT, draw_batch, stdlib_bytes
+
+PARTS = ("step", "compile", "fire")
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Measure what actorflow costs on one machine."""
+    if context.invoked_subcommand is not None:
+        return
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
+    for part in PARTS:
+        print(flush=True)
+        subprocess.run([sys.executable, __file__, part], check=True)
+
+
+@main.command()
+@click.option("--rounds", default=12, help="Times that each variant is measured, one after the other.")
+@click.option("--steps", default=2, help="Steps in one measurement.")
+@click.option("--width", default=384)
+@click.option("--layers", default=6)
+@click.option("--context", default=128)
+@click.option("--batch", default=8)
+def step(rounds: int, steps: int, width: int, layers: int, context: int, batch: int) -> None:
+    """A training step of a GPT on one device, against eager PyTorch."""
+    tokens, targets = draw_batch(stdlib_bytes(), batch, context, torch.Generator().manual_seed(0))
+
+    def make(fused: bool | None) -> tuple[GPT, Callable[[], torch.Tensor]]:
+        torch.manual_seed(0)
+        model = GPT(layers, width, 6, context)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+
+        def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return model, train_step
+
+    model, planned = make(None)
+    job = flow.global_function(type="train")(planned)
+    eager = {"eager": make(None)[1], "eager, fused AdamW": make(True)[1]}
+
+    def ours() -> float:
+        for _ in range(steps):
+            loss = job(tokens, targets)
+        worker = current().worker
+        assert worker is not None
+        worker.wait_all()  # the loss is there before the optimizer is done
+        return float(loss)
+
+    def plain(run: Callable[..., torch.Tensor]) -> Callable[[], float]:
+        def go() -> float:
+            for _ in range(steps):
+                loss = run(tokens, targets)
+            return loss.item()
+
+        return go
+
+    variants = {"actorflow": ours} | {name: plain(run) for name, run in eager.items()}
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"A step of a GPT of {size:.1f}M parameters, batch {batch} × {context} tokens, AdamW, one device")
+    losses = {name: run() for name, run in variants.items()}  # compiles, allocates and warms up
+    taken: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(rounds):
+        names = list(variants) if turn % 2 else list(variants)[::-1]
+        for name in names:
+            start = time.perf_counter()
+            losses[name] = variants[name]()
+            taken[name].append((time.perf_counter() - start) / steps * 1e3)
+    for name, times in taken.items():
+        median, low, high = statistics.median(times), min(times), max(times)
+        print(f"  {name:20} {median:8.1f} ms   ({low:.1f} … {high:.1f})   loss {losses[name]:.6f}")
+    for name in eager:
+        ratios = [a / b for a, b in zip(taken["actorflow"], taken[name], strict=True)]
+        print(f"  actorflow / {name:20} {statistics.median(ratios):.3f}   (median of {rounds} rounds)")
+
+
+@main.command(name="compile")
+@click.option("--devices", default=4, help="Devices of the cluster that is pretended.")
+@click.option("--layers", default=12)
+@click.option("--micro-batches", default=1)
+def compile_(devices: int, layers: int, micro_batches: int) -> None:
+    """Compiling a training step of GPT-2 (124M parameters), as `actorflow plan` does it."""
+    cluster.use(cluster.Alone(Settings(world=devices, devices=devices, pretend=True)))
+    model = GPT(layers, width=768, heads=12, context=1024, vocabulary=50257)
+    model.head.weight = model.embed.weight
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    @flow.global_function(type="train", micro_batches=micro_batches)
+    def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    tokens = torch.zeros(8, 1024, dtype=torch.long)
+    size = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"Compiling a GPT-2 of {layers} layers, {size:.0f}M parameters, batch 8 × 1024 tokens, for {devices} devices")
+    before = _peak()
+    start = time.perf_counter()
+    try:
+        train_step(tokens, tokens)
+    except PlanReady as ready:
+        taken = time.perf_counter() - start
+        print(f"  time               {taken:8.1f} s   ({len(ready.plan.actors)} actors)")
+        print(f"  peak memory        {_peak():8.0f} MB   (torch and the model alone: {before:.0f})")
+
+
+@main.command()
+def fire() -> None:
+    """One fire of an actor, in process."""
+    subprocess.run([sys.executable, str(Path(__file__).with_name("fire.py"))], check=True)
+
+
+def _peak() -> float:
+    """The most memory this process has held, in MB (10⁶ bytes)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts in KiB
+
+
+if __name__ == "__main__":
+    main()
