@@ -8,10 +8,10 @@ import types
 from collections.abc import Callable
 from typing import Any, overload
 
+from actorflow.runtime.keys import Keys
 from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.plan import Plan
-from actorflow_compiler.variables import State
 
 __all__ = ["Job", "global_function"]
 
@@ -45,7 +45,7 @@ class Job:
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
         self.plans: dict[Any, Compiled] = {}  # by key
-        self.state: State | None = None  # what the last search found
+        self.keys: Keys | None = None  # of what the last search found
         self.last: Compiled | None = None
         self._bound: dict[int, tuple[Any, Job]] = {}  # by id of the object that a method belongs to
 

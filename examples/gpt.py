@@ -150,8 +150,8 @@ def main():
             drawn = torch.multinomial(F.softmax(logits / 0.7, dim=1), 1, generator=generator)
             window = torch.cat([window[:, 1:], drawn], dim=1)
             written.append(drawn)
-        longest = max(torch.cat(written, dim=1).tolist(), key=lambda sample: len(set(sample)))
-        print(f"\nThe model writes:\n{bytes(longest).decode(errors='replace')}")
+        sample = bytes(torch.cat(written, dim=1)[0].tolist())
+        print(f"\nThe model writes:\n{sample.decode(errors='replace')}")
 
 
 if __name__ == "__main__":

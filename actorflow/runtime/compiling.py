@@ -157,8 +157,8 @@ def _only_predicts(plan: Plan) -> None:
     """Raise StateError if a plan that predicts would change state."""
     for name in sorted(_written(plan)):
         raise StateError(
-            f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call model.eval() '
-            f'before it (batch norm in training mode counts), or make it of type "train"'
+            f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call '
+            f'model.eval() before it (batch norm in training mode counts), or make it of type "train"'
         )
 
 

@@ -1,31 +1,39 @@
-"""A job's arguments and state go in; the key of the plan that a call needs, and the call as people write it, come out."""
+"""A call's arguments and state go in; the key of its plan, and the call as people write it, come out."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from actorflow.arguments import Arguments
 from actorflow_compiler.capture import FUSABLE
 from actorflow_compiler.variables import State
 
-__all__ = ["fresh", "key_of", "lines", "spoken"]
+__all__ = ["Keys", "fresh", "lines", "spoken"]
 
 SCALARS = ("lr", "weight_decay")  # settings that are read at each call
 
 
-def key_of(arguments: Arguments, state: State, first: bool) -> tuple[Any, ...]:
-    """What decides which plan runs: arguments, flags of modules and parameters, autocast, optimizers' settings.
+class Keys:
+    """Makes the keys of one job's calls.
 
-    ``first`` says that the coming step is an optimizer's first one and differs from those after it.
+    What a key is made of besides the arguments: the flags of the modules and parameters that the
+    search found, autocast, and the settings of optimizers that are constants of a plan.
     """
-    training = tuple(m.training for root in state.modules.values() for m in root.modules())
-    gradients = _requires_grad(h.tensor for h in state.held.values())
-    return arguments.key, training, gradients, _autocast(), _optimizers(state), first
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._modules = tuple(m for root in state.modules.values() for m in root.modules())
+        self._held = tuple(state.held.values())
+
+    def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
+        """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
+        training = tuple([m.training for m in self._modules])
+        with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
+            gradients = tuple([h.tensor.requires_grad for h in self._held])
+        return arguments.key, training, gradients, _autocast(), _optimizers(self.state), first
 
 
 def fresh(state: State, stepped: set[str]) -> bool:
@@ -52,13 +60,14 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def lines(state: State) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
-    found = [
+    found = [f"autocast and dtype: {_autocast()}"]
+    found += [
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
     ]
     for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state), strict=True):
         found.append(f"optimizer {name}: {type(optimizer).__name__} {groups}")
-    return [*found, f"autocast and dtype: {_autocast()}"]
+    return found
 
 
 def _autocast() -> tuple[Any, ...]:
@@ -80,8 +89,3 @@ def _optimizers(state: State) -> tuple[Any, ...]:
 def _is_constant(optimizer: torch.optim.Optimizer, key: str) -> bool:
     """Whether a setting is a constant of the plan; schedulers add keys that the optimizer does not know."""
     return key in optimizer.defaults and not (key in SCALARS and type(optimizer) in FUSABLE)
-
-
-def _requires_grad(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
-    with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
-        return tuple(t.requires_grad for t in tensors)

@@ -29,7 +29,7 @@ from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, make_everywhere, make_plan
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.failure import Failure
-from actorflow.runtime.keys import fresh, key_of, spoken
+from actorflow.runtime.keys import Keys, fresh, spoken
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.results import Results
@@ -64,7 +64,7 @@ class JobLike(Protocol):
     model: Any
     optimizer: Any
     plans: dict[Any, Compiled]
-    state: State | None
+    keys: Keys | None
     last: Compiled | None
 
 
@@ -113,13 +113,13 @@ class Session:
         if self._capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
         arguments = flatten(job.name, job.signature, args, kwargs)
-        if job.state is None:
-            job.state = find(job.function, job.model, job.optimizer, self.names)
+        if job.keys is None:
+            job.keys = Keys(find(job.function, job.model, job.optimizer, self.names))
         if self.cluster.settings.pretend:
             return self._pretend(job, arguments, args, kwargs)
         if self.worker is not None:
             self.variables.refresh()
-        key = key_of(arguments, job.state, fresh(job.state, self._stepped))
+        key = job.keys.key(arguments, fresh(job.keys.state, self._stepped))
         compiled = job.plans.get(key)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
@@ -176,7 +176,8 @@ class Session:
     # -- compiling ---------------------------------------------------------------------------------
 
     def _order(self, job: JobLike, arguments: Arguments, fixed: dict[str, Any]) -> Order:
-        state = job.state = find(job.function, job.model, job.optimizer, self.names)
+        state = find(job.function, job.model, job.optimizer, self.names)
+        job.keys = Keys(state)
         train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
         return Order(job.name, job.function, arguments, state, hints, train, job.micro_batches, fixed, first)
 

@@ -68,7 +68,6 @@ class Worker:
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
         # Only the compute thread touches the following.
-        self._plans: dict[int, Job] = {}  # those whose kept messages were taken in
         self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for the compute thread
         self._waiting: deque[tuple[Job, Call]] = deque()  # issued, not begun
         self._permits: set[int] = set()
@@ -107,7 +106,7 @@ class Worker:
         with self._changed:
             self._raise_failure()
             self._jobs[number] = job
-            self._inbox.put((self._take_up, job))
+            self._inbox.put((self._replay, job))
             self._changed.notify_all()
 
     def issue(
@@ -265,8 +264,7 @@ class Worker:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _take_up(self, job: Job) -> None:
-        self._plans[job.number] = job
+    def _replay(self, job: Job) -> None:
         for peer, message in self._early.pop(job.number, ()):
             self._take_in(peer, message)
 
@@ -306,7 +304,7 @@ class Worker:
             self._changed.notify_all()
 
     def _take_in(self, peer: int, message: Message) -> None:
-        job = self._plans.get(message.plan)
+        job = self._jobs.get(message.plan)
         if job is None:
             self._early.setdefault(message.plan, []).append((peer, message))
         elif isinstance(message, Credit):

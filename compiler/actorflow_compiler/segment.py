@@ -98,20 +98,35 @@ def _levels(program: Program) -> list[int]:
             if v not in made:
                 continue
             before, maker = made[v]
-            step = (
-                maker.kind != "comm"
-                and item.kind == "compute"
-                and (
-                    maker.pieces != item.pieces
-                    or PHASE_ORDER[maker.phase] > PHASE_ORDER[item.phase]
-                    or maker.placement != item.placement
-                )
-            )
-            level = max(level, before + (1 if step and maker.kind == "compute" else 0))
+            level = max(level, before + (maker.kind == item.kind == "compute" and _leaves(maker, item)))
         levels.append(level)
         for v in item.writes:
             made[v] = (level + (item.kind != "compute"), item)
-    return levels
+    return _as_late_as_their_readers(program, levels)
+
+
+def _leaves(maker: Item, reader: Item) -> bool:
+    """Whether the way from one op to the next leaves the segment for good."""
+    if maker.phase == "source":
+        return False  # sources are actors of their own, before all others
+    earlier = PHASE_ORDER[maker.phase] > PHASE_ORDER[reader.phase]
+    return earlier or maker.pieces != reader.pieces or maker.placement != reader.placement
+
+
+def _as_late_as_their_readers(program: Program, levels: list[int]) -> list[int]:
+    """Optimizer ops that wait for nothing (counting steps) join the segment of those that read them."""
+    out = list(levels)
+    first: dict[int, int] = {}  # value → the lowest level at which it is read; -1: by something that is no optimizer op
+    for k in range(len(out) - 1, -1, -1):
+        item = program.items[k]
+        late = item.kind == "compute" and item.phase == "optimizer"
+        if late:
+            readers = [first[v] for v in item.writes if v in first]
+            out[k] = max(out[k], min(readers, default=out[k]))
+        for v in item.reads:
+            level = out[k] if late else -1
+            first[v] = min(first.get(v, level), level)
+    return out
 
 
 def _repeat_views(program: Program, levels: list[int]) -> tuple[Program, list[int]]:

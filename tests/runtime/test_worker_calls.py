@@ -317,11 +317,11 @@ def test_a_variable_that_is_not_here_is_named(make: Callable[..., Worker]) -> No
         make(library={}).install(0, p.plan())
 
 
-def receiving(plane: str = "memory", slots: int = 1) -> Plan:
+def receiving(plane: str = "memory") -> Plan:
     """Rank 0 sends two numbers to rank 1."""
     p = Program(name="receiving")
     (a,) = p.actor("x", OfInput("x"), out=[spec(2)], kind="source", queue="source")
-    (b,) = p.send(a, to=1, plane=plane, slots=slots)
+    (b,) = p.send(a, to=1, plane=plane)
     p.result(b, on(1), (B,), (2,), rank=1)
     return p.plan()
 
@@ -364,24 +364,6 @@ def test_messages_for_a_plan_that_is_not_installed_yet_are_kept() -> None:
         assert wire.wait_for(2) == [(0, Credit(0, 1)), (0, Credit(1, 1))]
     finally:
         worker.close()
-
-
-def test_kept_messages_come_before_later_ones(make: Callable[..., Worker]) -> None:
-    """Token 0 comes long before the plan, token 1 is in the inbox while the plan is installed."""
-    hold = Hold()
-    worker = make(rank=1, wire=Wire(), library={"hold": hold})
-    p = Program()
-    p.actor("F", OfInput("x"), body=body(1, step("actorflow.hold", V0, outs=[1]), outputs=[1]), out=[spec(1)], rank=1)
-    worker.install(0, p.plan().for_rank(1))
-    values = [torch.tensor([float(i), 0.0]).numpy().tobytes() for i in range(2)]
-    worker.deliver(0, Ready(1, 1, 0, 8, (values[0],)))
-    worker.issue(0, x())
-    assert hold.begun.acquire(timeout=SOON)
-    worker.deliver(0, Ready(1, 1, 1, 8, (values[1],)))
-    worker.install(1, receiving("inline", slots=2).for_rank(1))
-    calls = [worker.issue(1) for _ in range(2)]
-    hold.go.release()
-    assert [call.result(0, SOON).tolist() for call in calls] == [[0.0, 0.0], [1.0, 0.0]]
 
 
 def test_a_sender_waits_for_credit(make: Callable[..., Worker]) -> None:

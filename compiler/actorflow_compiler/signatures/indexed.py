@@ -99,9 +99,7 @@ class _Matching:
         free = [c for c in string.ascii_lowercase if c not in self.term.letters][:rank]
         named = self.named_dims(free)
         ins = tuple(self.indexed(i, free, named) for i in range(len(self.call.ins)))
-        made = tuple(
-            None if t is None or m is None else Indexed(m, self.groups(t, m, free, named)) for t, m in zip(templates, outs, strict=False)
-        )
+        made = tuple(None if t is None or m is None else self.made(t, m, free, named) for t, m in zip(templates, outs, strict=False))
         self.infer_sizes([*ins, *(o for o in made if o is not None)])
         splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen)
         never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
@@ -148,6 +146,12 @@ class _Matching:
             return Indexed(meta, ((),) * len(meta.shape))
         o, _ = self.pairs[i]
         return Indexed(meta, self.groups(o.dims, meta, free, named), o.mark, o.values)
+
+    def made(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> Indexed:
+        groups = self.groups(template, meta, free, named)
+        if "/" not in template and len(template) + ("." in template) * (len(free) - 1) != len(meta.shape):
+            raise _Mismatch
+        return Indexed(meta, groups)
 
     def groups(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> tuple[Group, ...]:
         """One group for each dim, aligned at the right."""
