@@ -7,6 +7,7 @@ functions and methods of the user's own code that it calls.  It is the same on e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dis
 import functools
 import site
@@ -30,6 +31,7 @@ from actorflow_compiler.variables import Held, State
 __all__ = ["Names", "find"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
+CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 METHODS = (types.FunctionType, staticmethod, classmethod, property)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
@@ -122,8 +124,9 @@ class _Search:
                 self.tuple("args", function.args, PartialArgs(function))
                 self.mapping("", function.keywords)
         elif isinstance(function, types.FunctionType):
-            if self.once(function) and is_user_file(function.__code__.co_filename):
-                self.pending.append(lambda: self.code(function))
+            if self.once(function):
+                own = is_user_file(function.__code__.co_filename)
+                self.pending.append(lambda: self.code(function) if own else self.wrapped_by(function))
         elif isinstance(function, staticmethod | classmethod):
             self.function(function.__func__)
         elif isinstance(function, property):
@@ -132,6 +135,13 @@ class _Search:
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
             self.value(self_name, function, Item({}, ""))
+
+    def wrapped_by(self, function: types.FunctionType) -> None:
+        """Follow what a function of a library was made from: ``torch.no_grad()`` and the like wrap functions."""
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                if isinstance(cell.cell_contents, CALLABLES):
+                    self.function(cell.cell_contents)
 
     def code(self, function: types.FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from actorflow_compiler.library import OPS
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.optimizers import IN_PLACE
 from actorflow_compiler.sbp import Broadcast, PartialSum, Split, local_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
 from actorflow_compiler.signatures.call import overload
 
-MERGED_RANDOMLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}  # values mean nothing
+MERGED_RANDOMLY = {
+    "aten.empty_like.default",
+    "aten.empty.memory_format",
+    "aten.new_empty.default",
+}  # values mean nothing
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class Instance:
     results: tuple[Tensor | None, ...]
 
 
-def instance(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, used: Sequence[bool] | None = None) -> Instance:
+def instance(
+    op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, used: Sequence[bool] | None = None
+) -> Instance:
     """Run an op whole; ``used`` says which outputs count."""
     operands: list[Tensor] = []
 
@@ -48,25 +55,34 @@ def instance(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None,
     if used is not None:
         results = [r if u else None for r, u in zip(results, used, strict=True)]
     outs = tuple(None if r is None else meta(r) for r in results)
-    return Instance(OpCall(op, plain_args, plain_kwargs, tuple(map(meta, operands)), outs), tuple(operands), tuple(results))
+    return Instance(
+        OpCall(op, plain_args, plain_kwargs, tuple(map(meta, operands)), outs), tuple(operands), tuple(results)
+    )
 
 
-def run(op: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], tensors: Sequence[Tensor]) -> list[Tensor | None]:
+def run(
+    op: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], tensors: Sequence[Tensor]
+) -> list[Tensor | None]:
     """Run an op as a plan names it."""
-
-    def real(value: Arg) -> Any:
-        if isinstance(value, Ref):
-            return tensors[value.index]
-        if isinstance(value, tuple):
-            return [real(v) for v in value]
-        if isinstance(value, Symbol):
-            return torch.device(value.text[7:]) if value.text.startswith("device:") else getattr(torch, value.text.removeprefix("torch."))
-        return value
-
-    function = OPS.get(op.removeprefix("actorflow."), None) if op.startswith("actorflow.") else None
-    out = (function or overload(op))(*map(real, args), **{k: real(v) for k, v in kwargs})
+    if op in IN_PLACE:  # its form in a graph has the name of a parameter group, too
+        out = overload(f"{op}.default")(*(real(a, tensors) for a in args), "group")
+    else:
+        function = OPS[op.removeprefix("actorflow.")] if op.startswith("actorflow.") else overload(op)
+        out = function(*(real(a, tensors) for a in args), **{k: real(v, tensors) for k, v in kwargs})
     flat = list(out) if isinstance(out, list | tuple) else [out]
     return [r if isinstance(r, Tensor) else None for r in flat]
+
+
+def real(value: Arg, tensors: Sequence[Tensor]) -> Any:
+    """An argument of a plan as torch takes it."""
+    if isinstance(value, Ref):
+        return tensors[value.index]
+    if isinstance(value, tuple):
+        return [real(v, tensors) for v in value]
+    if isinstance(value, Symbol):
+        text = value.text
+        return torch.device(text[7:]) if text.startswith("device:") else getattr(torch, text.removeprefix("torch."))
+    return value
 
 
 def meta(tensor: Tensor) -> Meta:
@@ -74,7 +90,9 @@ def meta(tensor: Tensor) -> Meta:
     return Meta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def wrong(case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = localise) -> str | None:
+def wrong(
+    case: Instance, signature: Signature, parts: int, tolerance: float = 1e-8, make: Callable[..., Any] = localise
+) -> str | None:
     """Shard the operands, run the op on each device, and compare; None if all is right."""
     generator = torch.Generator().manual_seed(7)
     shards = [shard(x, s, parts, generator) for x, s in zip(case.operands, signature.ins, strict=True)]
@@ -126,7 +144,12 @@ def granular(case: Instance, parts: int) -> set[Split]:
     found = set()
     for m in case.call.ins:
         for dim, n in enumerate(m.shape):
-            found |= {Split(dim, k, u) for k in (1, 2, 3) for u in (1, 2, 3) if (k, u) != (1, 1) and n and n % (k * u) == 0 and n // k > u}
+            found |= {
+                Split(dim, k, u)
+                for k in (1, 2, 3)
+                for u in (1, 2, 3)
+                if (k, u) != (1, 1) and n and n % (k * u) == 0 and n // k > u
+            }
     return found
 
 
@@ -138,7 +161,8 @@ def failures(case: Instance, parts: int, tolerance: float = 1e-8, wanted: bool =
         except Exception as error:
             found = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         if found:
-            yield f"{case.call.op} {[str(m) for m in case.call.ins]} over {parts}, {signature} ({signature.letter}): {found}"
+            shapes = [str(m) for m in case.call.ins]
+            yield f"{case.call.op} {shapes} over {parts}, {signature} ({signature.letter}): {found}"
 
 
 class Collector(torch.fx.Interpreter):

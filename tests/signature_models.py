@@ -64,7 +64,9 @@ class Mlp(nn.Module):
         self.last = nn.Linear(6, 7)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer, act in zip(self.layers, (F.relu, F.gelu, torch.tanh, F.silu, torch.sigmoid, F.leaky_relu), strict=True):
+        for layer, act in zip(
+            self.layers, (F.relu, F.gelu, torch.tanh, F.silu, torch.sigmoid, F.leaky_relu), strict=True
+        ):
             x = act(layer(x))
         out: Tensor = self.last(x)
         return out
@@ -156,7 +158,12 @@ class Llama(nn.Module):
         y = self.norm(x)
         q, k, v = (t.view(b, s, -1, self.each).transpose(1, 2) for t in (self.q(y), self.k(y), self.v(y)))
         q, k = self.rotate(q), self.rotate(k)
-        k, v = (t[:, :, None].expand(b, self.groups, self.heads // self.groups, s, self.each).reshape(b, self.heads, s, self.each) for t in (k, v))
+        k, v = (
+            t[:, :, None]
+            .expand(b, self.groups, self.heads // self.groups, s, self.each)
+            .reshape(b, self.heads, s, self.each)
+            for t in (k, v)
+        )
         mask = torch.full((s, s), float("-inf"), dtype=x.dtype).triu(1)[None, None]
         scores = (q @ k.transpose(2, 3)) * self.each**-0.5 + mask
         x = x + self.o((F.softmax(scores, -1) @ v).transpose(1, 2).contiguous().view(b, s, -1))

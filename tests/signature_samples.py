@@ -37,38 +37,64 @@ def calls(op: str) -> list[Call]:
     return found
 
 
-UNARY = (
-    "abs acos acosh asin asinh atan atanh ceil celu cos cosh digamma elu erf erfc erfinv exp exp2 expm1 floor full_like gelu hardsigmoid hardswish "
-    "hardtanh isfinite isinf isnan leaky_relu lgamma log log10 log1p log2 logit mish nan_to_num ones_like reciprocal relu round rsqrt sgn sigmoid "
-    "sign silu sin sinh softplus softshrink hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero neg clone alias detach "
-    "lift_fresh lift_fresh_copy positive log_sigmoid_forward"
-).split()
+def words(text: str) -> list[str]:
+    """A list of names."""
+    return text.split()
+
+
+UNARY = words(
+    "abs acos acosh asin asinh atan atanh ceil celu cos cosh digamma elu erf erfc erfinv exp exp2 expm1 floor "
+    "full_like gelu hardsigmoid hardswish hardtanh isfinite isinf isnan leaky_relu lgamma log log10 log1p log2 "
+    "logit mish nan_to_num ones_like reciprocal relu round rsqrt sgn sigmoid sign silu sin sinh softplus softshrink "
+    "hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero neg clone alias detach lift_fresh "
+    "lift_fresh_copy positive log_sigmoid_forward"
+)
 SCALAR: dict[str, tuple[Any, ...]] = {
-    "full_like": (2.0,), "threshold": (0.1, 0.5), "clamp_max": (0.2,), "clamp_min": (0.2,), "fill.Scalar": (3.0,), "fmod.Scalar": (0.4,),
-    "remainder.Scalar": (0.4,), "pow.Tensor_Scalar": (3,), "div.Scalar_mode": (0.3,), "mul.Scalar": (0.3,), "div.Scalar": (0.3,),
-    "add.Scalar": (0.3,), "sub.Scalar": (0.3,), "rsub.Scalar": (0.3,),
-}  # fmt: skip
-BINARY = (
-    "atan2 clamp_max.Tensor clamp_min.Tensor copysign.Tensor floor_divide fmod.Tensor hypot logaddexp max.other maximum min.other minimum "
-    "pow.Tensor_Tensor remainder.Tensor xlogy.Tensor add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor copy"
-).split()
-COMPARE = "eq ge gt le lt ne".split()
-GRADIENT = (
-    "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward hardsigmoid_backward "
-    "hardswish_backward leaky_relu_backward softplus_backward softshrink_backward hardshrink_backward elu_backward log_sigmoid_backward "
-    "native_dropout_backward"
-).split()
+    "full_like": (2.0,),
+    "threshold": (0.1, 0.5),
+    "clamp_max": (0.2,),
+    "clamp_min": (0.2,),
+    "fill.Scalar": (3.0,),
+    "fmod.Scalar": (0.4,),
+    "remainder.Scalar": (0.4,),
+    "pow.Tensor_Scalar": (3,),
+    "div.Scalar_mode": (0.3,),
+    "mul.Scalar": (0.3,),
+    "div.Scalar": (0.3,),
+    "add.Scalar": (0.3,),
+    "sub.Scalar": (0.3,),
+    "rsub.Scalar": (0.3,),
+}
+BINARY = words(
+    "atan2 clamp_max.Tensor clamp_min.Tensor copysign.Tensor floor_divide fmod.Tensor hypot logaddexp max.other "
+    "maximum min.other minimum pow.Tensor_Tensor remainder.Tensor xlogy.Tensor add.Tensor sub.Tensor rsub.Tensor "
+    "mul.Tensor div.Tensor copy"
+)
+COMPARE = words("eq ge gt le lt ne")
+GRADIENT = words(
+    "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward "
+    "hardsigmoid_backward hardswish_backward leaky_relu_backward softplus_backward softshrink_backward "
+    "hardshrink_backward elu_backward log_sigmoid_backward native_dropout_backward"
+)
 GRADIENT_ARGS: dict[str, tuple[Any, ...]] = {
-    "threshold_backward": (0.1,), "hardtanh_backward": (-0.5, 0.5), "leaky_relu_backward": (0.1, False), "softplus_backward": (1.0, 20.0),
-    "softshrink_backward": (0.5,), "hardshrink_backward": (0.5,), "native_dropout_backward": (2.0,),
-}  # fmt: skip
+    "threshold_backward": (0.1,),
+    "hardtanh_backward": (-0.5, 0.5),
+    "leaky_relu_backward": (0.1, False),
+    "softplus_backward": (1.0, 20.0),
+    "softshrink_backward": (0.5,),
+    "hardshrink_backward": (0.5,),
+    "native_dropout_backward": (2.0,),
+}
 
 
 def _calls(op: str) -> Iterator[Any]:
     if op in UNARY or op in SCALAR:
         low, high = (1.1, 2.0) if op == "acosh" else (0.05, 0.95)
         for shape in SHAPES:
-            yield [f(*shape, low=low, high=high), *SCALAR.get(op, ())], {"rounding_mode": "floor"} if op == "div.Scalar_mode" else {}
+            yield (
+                [f(*shape, low=low, high=high), *SCALAR.get(op, ())],
+                {"rounding_mode": "floor"} if op == "div.Scalar_mode" else {},
+            )
         if op in ("add.Scalar", "sub.Scalar", "rsub.Scalar"):
             yield [f(5, 3), 0.0]
     elif op in BINARY:
@@ -88,7 +114,13 @@ def _calls(op: str) -> Iterator[Any]:
         args = list(GRADIENT_ARGS.get(op, ()))
         for shape in SHAPES:
             x = b(*shape) if op == "native_dropout_backward" else f(*shape)
-            y = [1.0, 1.0, 1.0, False, x] if op == "elu_backward" else [x, f(*shape)] if op == "log_sigmoid_backward" else [x, *args]
+            y = (
+                [1.0, 1.0, 1.0, False, x]
+                if op == "elu_backward"
+                else [x, f(*shape)]
+                if op == "log_sigmoid_backward"
+                else [x, *args]
+            )
             yield [f(*shape), *y]
     else:
         yield from SAMPLES[op]()
@@ -122,8 +154,14 @@ def _arg_reduce() -> Iterator[Any]:
 
 
 def _attention(backward: bool) -> Iterator[Any]:
-    for batch, heads, s, t, causal, mask in ((5, 3, 4, 4, True, None), (2, 6, 5, 7, False, None), (3, 4, 5, 6, False, (3, 4, 5, 6)),
-                                            (3, 4, 5, 6, False, (3, 1, 5, 6)), (3, 2, 5, 6, False, (5, 6)), (1, 5, 3, 3, True, None)):  # fmt: skip
+    for batch, heads, s, t, causal, mask in (
+        (5, 3, 4, 4, True, None),
+        (2, 6, 5, 7, False, None),
+        (3, 4, 5, 6, False, (3, 4, 5, 6)),
+        (3, 4, 5, 6, False, (3, 1, 5, 6)),
+        (3, 2, 5, 6, False, (5, 6)),
+        (1, 5, 3, 3, True, None),
+    ):
         q, k, v = f(batch, heads, s, 8), f(batch, heads, t, 8), f(batch, heads, t, 8)
         kwargs = {"attn_mask": None if mask is None else f(*mask), "scale": 0.3}
         if not backward:
@@ -134,7 +172,13 @@ def _attention(backward: bool) -> Iterator[Any]:
 
 
 def _layer_norm(backward: bool) -> Iterator[Any]:
-    for shape, normal, affine in (((5, 3, 6), [6], True), ((2, 5), [5], True), ((5, 6), [6], False), ((3, 4, 2, 5), [2, 5], True), ((4,), [4], True)):
+    for shape, normal, affine in (
+        ((5, 3, 6), [6], True),
+        ((2, 5), [5], True),
+        ((5, 6), [6], False),
+        ((3, 4, 2, 5), [2, 5], True),
+        ((4,), [4], True),
+    ):
         x = f(*shape)
         w, bias = (f(*normal), f(*normal)) if affine else (None, None)
         if not backward:
@@ -173,7 +217,9 @@ def _batch_norm(op: str) -> Iterator[Any]:
             elif op != "backward":
                 yield [x, f(channels), f(channels), *statistics, training, 0.1, 1e-5]
             else:
-                _, mean, inv = torch.ops.aten.native_batch_norm(x, f(channels), f(channels), *[s.clone() for s in statistics], training, 0.1, 1e-5)
+                _, mean, inv = torch.ops.aten.native_batch_norm(
+                    x, f(channels), f(channels), *[s.clone() for s in statistics], training, 0.1, 1e-5
+                )
                 yield [f(*x.shape), x, f(channels), *statistics, mean, inv, training, 1e-5, [True, True, True]]
 
 
@@ -210,7 +256,11 @@ def _pool(op: str) -> Iterator[Any]:
             yield [f(*y.shape), x, [2, 2], [2, 1], [1, 0], False, True, None]
         else:
             y, at = torch.ops.aten.max_pool2d_with_indices(x, [3, 2], [2, 2], [1, 0])
-            yield [x, [3, 2], [2, 2], [1, 0]] if op == "max" else [f(*y.shape), x, [3, 2], [2, 2], [1, 0], [1, 1], False, at]
+            yield (
+                [x, [3, 2], [2, 2], [1, 0]]
+                if op == "max"
+                else [f(*y.shape), x, [3, 2], [2, 2], [1, 0], [1, 1], False, at]
+            )
 
 
 def _upsample(op: str) -> Iterator[Any]:
@@ -240,20 +290,53 @@ def _losses(backward: bool, dims: int) -> Iterator[Any]:
 
 def _views() -> Iterator[Any]:
     for x, y in (
-        ((5, 3, 4), (15, 4)), ((15, 4), (5, 3, 4)), ((5, 12), (5, 3, 4)), ((5, 3, 4), (5, 12)), ((6, 4), (2, 12)), ((6, 4), (4, 6)), ((5, 1, 6), (5, 6)),
-        ((4, 6, 5), (6, 20)), ((5, 3, 2, 4), (15, 8)), ((1, 5), (5, 1)), ((), (1, 1)), ((5, 6), (30,)), ((7, 6), (7, 3, 2)), ((0, 3), (3, 0)),
-        ((2, 6), (2, 2, 3)), ((2, 4, 2), (8, 2)), ((5, 4, 6, 3), (20, 18)), ((12, 5), (3, 2, 2, 5)),
-    ):  # fmt: skip
+        ((5, 3, 4), (15, 4)),
+        ((15, 4), (5, 3, 4)),
+        ((5, 12), (5, 3, 4)),
+        ((5, 3, 4), (5, 12)),
+        ((6, 4), (2, 12)),
+        ((6, 4), (4, 6)),
+        ((5, 1, 6), (5, 6)),
+        ((4, 6, 5), (6, 20)),
+        ((5, 3, 2, 4), (15, 8)),
+        ((1, 5), (5, 1)),
+        ((), (1, 1)),
+        ((5, 6), (30,)),
+        ((7, 6), (7, 3, 2)),
+        ((0, 3), (3, 0)),
+        ((2, 6), (2, 2, 3)),
+        ((2, 4, 2), (8, 2)),
+        ((5, 4, 6, 3), (20, 18)),
+        ((12, 5), (3, 2, 2, 5)),
+    ):
         yield [f(*x), list(y)]
 
 
 def _slices() -> Iterator[Any]:
-    for args in ([0, 1, 4], [1], [1, 0, 2], [1, 2, 4], [1, 4, 9223372036854775807], [1, -2, 6], [0, 1, 9, 2], [1, 0, 3], [-1, 3, 6]):
+    for args in (
+        [0, 1, 4],
+        [1],
+        [1, 0, 2],
+        [1, 2, 4],
+        [1, 4, 9223372036854775807],
+        [1, -2, 6],
+        [0, 1, 9, 2],
+        [1, 0, 3],
+        [-1, 3, 6],
+    ):
         yield [f(5, 6), *args]
 
 
 def _slice_backward() -> Iterator[Any]:
-    for dim, lo, hi, step in ((0, 1, 4, 1), (1, 0, 6, 1), (1, 0, 2, 1), (1, 2, 4, 1), (1, 3, 6, 1), (0, 0, 5, 2), (1, 0, 9223372036854775807, 1)):
+    for dim, lo, hi, step in (
+        (0, 1, 4, 1),
+        (1, 0, 6, 1),
+        (1, 0, 2, 1),
+        (1, 2, 4, 1),
+        (1, 3, 6, 1),
+        (0, 0, 5, 2),
+        (1, 0, 9223372036854775807, 1),
+    ):
         x = f(5, 6)
         shape = torch.ops.aten.slice.Tensor(x, dim, lo, hi, step).shape
         yield [f(*shape), [5, 6], dim, lo, hi, step]
@@ -286,9 +369,9 @@ def _put_plain() -> Iterator[Any]:
             yield args
 
 
-def _optimizer(operands: int, rest: list[Any]) -> Iterator[Any]:
-    for shape in ((5, 7), (6,)):
-        yield [*(f(*shape, low=0.1) for _ in range(operands)), *rest]
+def _optimizer(states: int, rest: list[Any], *, step: bool) -> Iterator[Any]:
+    for shape in ((5, 7), (2,), ()):
+        yield [*(f(*shape, low=0.1) for _ in range(2 + states)), *([torch.tensor(3.0)] if step else []), *rest]
 
 
 SAMPLES: dict[str, Any] = {
@@ -302,35 +385,56 @@ SAMPLES: dict[str, Any] = {
     "clamp.Tensor": lambda: [[f(5, 7), f(7, low=-1.0, high=0.0), f(5, 1, low=0.5)], [f(5, 7), None, f(7)]],
     "fill.Tensor": lambda: [[f(5, 7), f()]],
     "div.Tensor_mode": lambda: [([f(5, 7), f(7, low=0.3)], {"rounding_mode": "floor"})],
-    **{f"{o}.Tensor": (lambda: [[b(5, 7), b(5, 7)], [n(5, 7, below=9), n(7, below=9)]]) for o in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{
+        f"{o}.Tensor": (lambda: [[b(5, 7), b(5, 7)], [n(5, 7, below=9), n(7, below=9)]])
+        for o in ("bitwise_and", "bitwise_or", "bitwise_xor")
+    },
     **{o: (lambda: [[b(5, 7), b(5, 7)], [b(3, 1, 4), b(5, 1)]]) for o in ("logical_and", "logical_or", "logical_xor")},
-    "_to_copy": lambda: [([f(5, 7)], {"dtype": torch.float32}), ([n(5, 7, below=5)], {"dtype": torch.float64}), ([f(5)], {"dtype": torch.int64})],
+    "_to_copy": lambda: [
+        ([f(5, 7)], {"dtype": torch.float32}),
+        ([n(5, 7, below=5)], {"dtype": torch.float64}),
+        ([f(5)], {"dtype": torch.int64}),
+    ],
     "lerp.Scalar": lambda: [[f(5, 7), f(5, 7), 0.3], [f(5, 7), f(7), 0.3]],
     "lerp.Tensor": lambda: [[f(5, 7), f(5, 7), f(7)]],
     "addcdiv": lambda: [([f(5, 7), f(5, 7), f(5, 7, low=0.5)], {"value": 0.7}), [f(5, 7), f(7), f(5, 1, low=0.5)]],
     "addcmul": lambda: [([f(5, 7), f(5, 7), f(5, 7)], {"value": 0.7}), [f(5, 7), f(7), f(5, 1)]],
-    "where.self": lambda: [[b(5, 7), f(5, 7), f(5, 7)], [b(5, 1), f(7), f()], [b(3, 4), n(3, 4, below=9), n(4, below=9)]],
+    "where.self": lambda: [
+        [b(5, 7), f(5, 7), f(5, 7)],
+        [b(5, 1), f(7), f()],
+        [b(3, 4), n(3, 4, below=9), n(4, below=9)],
+    ],
     "where.ScalarOther": lambda: [[b(5, 7), f(5, 7), 1.0], [b(5, 1), f(7), 0.0]],
     "where.ScalarSelf": lambda: [[b(5, 7), 1.0, f(5, 7)], [b(5, 1), 0.0, f(7)]],
     "masked_fill.Scalar": lambda: [[f(5, 7), b(5, 7), 0.0], [f(5, 7), b(7), -torch.inf], [f(5, 7), b(5, 1), 1.0]],
     "masked_fill.Tensor": lambda: [[f(5, 7), b(5, 7), f()]],
     "mm": lambda: [[f(2, 2), f(2, 2)], [f(5, 7), f(7, 3)], [f(1, 4), f(4, 6)]],
     "bmm": lambda: [[f(2, 2, 3), f(2, 3, 2)], [f(3, 5, 7), f(3, 7, 2)]],
-    "addmm": lambda: [[f(2), f(2, 2), f(2, 2)], [f(3), f(5, 7), f(7, 3)], [f(5, 3), f(5, 7), f(7, 3)], ([f(5, 1), f(5, 4), f(4, 3)], {"beta": 0.5, "alpha": 2.0})],
+    "addmm": lambda: [
+        [f(2), f(2, 2), f(2, 2)],
+        [f(3), f(5, 7), f(7, 3)],
+        [f(5, 3), f(5, 7), f(7, 3)],
+        ([f(5, 1), f(5, 4), f(4, 3)], {"beta": 0.5, "alpha": 2.0}),
+    ],
     "baddbmm": lambda: [[f(3, 5, 2), f(3, 5, 7), f(3, 7, 2)], ([f(3, 1, 2), f(3, 5, 7), f(3, 7, 2)], {"beta": 2.0})],
     "mv": lambda: [[f(5, 7), f(7)]],
     "addmv": lambda: [[f(5), f(5, 7), f(7)], [f(), f(5, 7), f(7)]],
     "dot": lambda: [[f(5), f(5)]],
     "linear": lambda: [[f(5, 3, 7), f(4, 7), f(4)], [f(5, 7), f(4, 7)]],
     "sum": lambda: [[f(5, 7)], [n(5, 7, below=9)], [f()]],
-    "sum.dim_IntList": lambda: [*_reduce(), [f(5, 7), None], [f(5, 7), []], ([n(5, 7, below=9), [0]], {"dtype": torch.float64})],
+    "sum.dim_IntList": lambda: [
+        *_reduce(),
+        [f(5, 7), None],
+        [f(5, 7), []],
+        ([n(5, 7, below=9), [0]], {"dtype": torch.float64}),
+    ],
     "nansum": lambda: _reduce(),
     "mean.dim": lambda: _reduce(),
-    **{o: _reduce for o in ("amax", "amin", "any.dims", "all.dims", "logsumexp")},
-    **{o: _one_dim for o in ("any.dim", "all.dim", "prod.dim_int", "max.dim", "min.dim")},
+    **dict.fromkeys(("amax", "amin", "any.dims", "all.dims", "logsumexp"), _reduce),
+    **dict.fromkeys(("any.dim", "all.dim", "prod.dim_int", "max.dim", "min.dim"), _one_dim),
     "argmax": _arg_reduce,
     "argmin": _arg_reduce,
-    **{o: _var for o in ("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")},
+    **dict.fromkeys(("var.correction", "std.correction", "var_mean.correction", "std_mean.correction"), _var),
     "linalg_vector_norm": lambda: [*_reduce(2), *_reduce(3.0)],
     **{o: (lambda: [[f(5, 7), 1], [f(3, 4, 5), -3], [f(2, 7), 1]]) for o in ("cumsum", "cumprod", "logcumsumexp")},
     "flip": lambda: [[f(5, 7), [0]], [f(5, 7, 2), [0, -1]]],
@@ -349,7 +453,7 @@ SAMPLES: dict[str, Any] = {
     **{o: (lambda: [[[5, 7]], [[]]]) for o in ("zeros", "ones", "empty.memory_format")},
     "new_full": lambda: [[f(5, 7), [6, 4], 2.0]],
     **{o: (lambda: [[f(5, 7), [6, 4]]]) for o in ("new_zeros", "new_ones", "new_empty")},
-    **{o: _views for o in ("view", "_unsafe_view", "reshape")},
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _views),
     "t": lambda: [[f(5, 7)]],
     "transpose.int": lambda: [[f(5, 7, 3), 1, -1], [f(5, 7, 3), 0, 1]],
     "permute": lambda: [[f(5, 7, 3), [2, 0, 1]], [f(5, 4, 3, 2), [0, 2, 1, -1]]],
@@ -369,13 +473,49 @@ SAMPLES: dict[str, Any] = {
     "split.Tensor": lambda: [[f(5, 6), 2, 1], [f(7, 3), 4], [f(5, 3), 1, 1], [f(5, 3), 3, -1], [f(5, 9), 3, 1]],
     "split.sizes": lambda: [[f(5, 6), [2, 4], 1], [f(5, 6), [3, 3], 1], [f(6, 2), [2, 2, 2]]],
     "split_with_sizes": lambda: [[f(5, 6), [2, 4], 1], [f(5, 6), [3, 3], 1], [f(6, 2), [2, 2, 2]]],
-    "cat": lambda: [[[f(5, 2), f(5, 2)], 1], [[f(5, 7), f(5, 7)], 1], [[f(5, 3), f(5, 2)], -1], [[f(5, 3)] * 3], [[f(5, 1), f(5, 1)], 1], [[f(5), f(2), f(5)]]],
-    "stack": lambda: [[[f(2), f(2)]], [[f(5, 7), f(5, 7)], 1], [[f(5), f(5), f(5)]], [[f(), f()]], [[f(5, 7), f(5, 7)], -1]],
-    "constant_pad_nd": lambda: [[f(5, 7), [1, 2]], [f(5, 7), [0, 0, 1, 0], 0.0], [f(5, 7), [1, 0], 2.0], [f(3, 5, 6), [-1, 0]]],
-    "gather": lambda: [[f(2, 3), 1, n(2, 2, below=3)], [f(5, 7), 1, n(5, 3, below=7)], [f(5, 7), 0, n(6, 7, below=5)], [f(5, 7), -1, n(4, 3, below=7)], [f(5, 6), 1, n(5, 1, below=6)]],
-    "scatter.src": lambda: [[f(5, 7), 1, n(5, 3, below=1), f(5, 3)], [f(4, 3), 0, torch.arange(4).flip(0)[:, None].expand(4, 3).clone(), f(4, 3)]],
-    "scatter.value": lambda: [[f(5, 7), 1, n(5, 3, below=7), 0.0], [f(5, 7), 1, n(5, 1, below=7), 1.0], [f(5, 7), 0, n(2, 7, below=5), 0]],
-    "scatter_add": lambda: [[f(2, 3), 1, n(2, 2, below=3), f(2, 2)], [f(5, 7), 1, n(5, 3, below=7), f(5, 3)], [f(5, 7), 0, n(6, 7, below=5), f(6, 7)], [f(5, 7), 1, n(5, 1, below=7), f(5, 1)]],
+    "cat": lambda: [
+        [[f(5, 2), f(5, 2)], 1],
+        [[f(5, 7), f(5, 7)], 1],
+        [[f(5, 3), f(5, 2)], -1],
+        [[f(5, 3)] * 3],
+        [[f(5, 1), f(5, 1)], 1],
+        [[f(5), f(2), f(5)]],
+    ],
+    "stack": lambda: [
+        [[f(2), f(2)]],
+        [[f(5, 7), f(5, 7)], 1],
+        [[f(5), f(5), f(5)]],
+        [[f(), f()]],
+        [[f(5, 7), f(5, 7)], -1],
+    ],
+    "constant_pad_nd": lambda: [
+        [f(5, 7), [1, 2]],
+        [f(5, 7), [0, 0, 1, 0], 0.0],
+        [f(5, 7), [1, 0], 2.0],
+        [f(3, 5, 6), [-1, 0]],
+    ],
+    "gather": lambda: [
+        [f(2, 3), 1, n(2, 2, below=3)],
+        [f(5, 7), 1, n(5, 3, below=7)],
+        [f(5, 7), 0, n(6, 7, below=5)],
+        [f(5, 7), -1, n(4, 3, below=7)],
+        [f(5, 6), 1, n(5, 1, below=6)],
+    ],
+    "scatter.src": lambda: [
+        [f(5, 7), 1, n(5, 3, below=1), f(5, 3)],
+        [f(4, 3), 0, torch.arange(4).flip(0)[:, None].expand(4, 3).clone(), f(4, 3)],
+    ],
+    "scatter.value": lambda: [
+        [f(5, 7), 1, n(5, 3, below=7), 0.0],
+        [f(5, 7), 1, n(5, 1, below=7), 1.0],
+        [f(5, 7), 0, n(2, 7, below=5), 0],
+    ],
+    "scatter_add": lambda: [
+        [f(2, 3), 1, n(2, 2, below=3), f(2, 2)],
+        [f(5, 7), 1, n(5, 3, below=7), f(5, 3)],
+        [f(5, 7), 0, n(6, 7, below=5), f(6, 7)],
+        [f(5, 7), 1, n(5, 1, below=7), f(5, 1)],
+    ],
     "index_select": lambda: [[f(2, 3), 1, n(2, below=3)], [f(5, 7), 1, n(4, below=7)], [f(5, 7), 0, n(6, below=5)]],
     "index_add": lambda: [[f(5, 7), 1, n(4, below=7), f(5, 4)], ([f(5, 7), 0, n(6, below=5), f(6, 7)], {"alpha": 2.0})],
     "index.Tensor": lambda: _index(False),
@@ -385,7 +525,9 @@ SAMPLES: dict[str, Any] = {
     "_index_put_impl": _put_plain,
     "embedding": lambda: [[f(7, 5), n(3, 4, below=7)], [f(5, 6), n(3, below=5), 2], [f(2, 3), n(1, 4, below=2)]],
     "embedding_dense_backward": lambda: [
-        [f(3, 4, 5), n(3, 4, below=7), 7, -1, False], [f(6, 5), n(6, below=5), 5, 2, False], [f(6, 5), n(6, below=5), 5, 4, True],
+        [f(3, 4, 5), n(3, 4, below=7), 7, -1, False],
+        [f(6, 5), n(6, below=5), 5, 2, False],
+        [f(6, 5), n(6, below=5), 5, 4, True],
     ],
     "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4]],
     "actorflow.embedding_part_backward": lambda: [[f(4, 2, 3), n(4, 2, below=12), 4, 5, 6]],
@@ -410,17 +552,29 @@ SAMPLES: dict[str, Any] = {
     "avg_pool2d_backward": lambda: _pool("average_backward"),
     "_adaptive_avg_pool2d": lambda: _pool("adaptive"),
     "_adaptive_avg_pool2d_backward": lambda: _pool("adaptive_backward"),
-    **{o: (lambda o=o: _upsample(o)) for o in (
-        "upsample_nearest2d.vec", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bilinear2d.vec", "upsample_bicubic2d",
-        "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
-    )},
+    **{
+        o: (lambda o=o: _upsample(o))
+        for o in (
+            "upsample_nearest2d.vec",
+            "upsample_nearest2d",
+            "upsample_bilinear2d",
+            "upsample_bilinear2d.vec",
+            "upsample_bicubic2d",
+            "upsample_nearest2d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+        )
+    },
     "nll_loss_forward": lambda: _losses(False, 0),
     "nll_loss2d_forward": lambda: _losses(False, 2),
     "nll_loss_backward": lambda: _losses(True, 0),
     "nll_loss2d_backward": lambda: _losses(True, 2),
+    "actorflow.adam": lambda: _optimizer(3, [0.1, 0.01, 0.9, 0.99, 1e-8, False, True], step=True),
+    "actorflow.sgd": lambda: _optimizer(1, [0.1, 0.01, 0.9, 0.1, True, False, False], step=False),
+    "actorflow.adagrad": lambda: _optimizer(1, [0.1, 0.01, 0.001, 1e-8, False], step=True),
     "actorflow.accumulate": lambda: [[f(5, 7)]],
     "actorflow.identity": lambda: [[f(5, 7)], [n(5, below=3)]],
     "actorflow.first": lambda: [[f(5, 7), 0], [f(5, 7), 1]],
     "actorflow.unpack": lambda: [[f(15, 4), 0, 3, 1], [f(5, 4), 1, 2, 0]],
     "actorflow.pack": lambda: [[f(5, 4), 0, 3], [f(5, 4), 1, 2]],
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""Models, plans and the two ways to train them that must agree: eagerly on one device, and by a plan on all ranks of one process."""
+"""Models, plans and two ways to train that must agree: eagerly on one device, by a plan on all ranks of one process."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +18,14 @@ from actorflow.runtime.progress import working
 from actorflow_compiler import errors
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
-from actorflow_compiler.hints import Hints
+from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.variables import State
 from actorflow_scheduler.schedule import schedule
 
-__all__ = ["Common", "Made", "Order", "device_type", "make_everywhere", "make_plan"]
+__all__ = ["Common", "Made", "Order", "device_type", "hints_of", "make_everywhere", "make_plan"]
 
 
 class Common(Protocol):
@@ -86,7 +87,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
         failed = _pack({"error": kind, "text": str(error) or type(error).__name__}, b"")
-        cluster.scatter(f"plan {tag}", [failed] * cluster.world)
+        with contextlib.suppress(ActorflowError):  # a run that is over has an error of its own
+            cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
     return Made(plan, shape, frozenset(lent), differ)
@@ -128,6 +130,18 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
         if not order.train:
             _only_predicts(plan)
         return schedule(plan), shapes[0]
+
+
+def hints_of(state: State) -> Hints:
+    """The hints for what the search found, under the names of its variables (tied ones have several)."""
+    hints = resolve(state.modules)
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    alias: dict[str, str] = {}
+    for root_name, root in state.modules.items():
+        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+        alias.update({f"{root_name}.{name}": by_id[id(tensor)] for name, tensor in named})
+    layouts = {alias.get(name, name): layout for name, layout in hints.layouts.items()}
+    return Hints(layouts, hints.places)
 
 
 def device_type(state: State, hints: Hints, world: int) -> str:

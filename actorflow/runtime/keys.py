@@ -11,7 +11,7 @@ from actorflow.arguments import Arguments
 from actorflow_compiler.capture import FUSABLE
 from actorflow_compiler.variables import State
 
-__all__ = ["Keys", "fresh", "lines", "spoken"]
+__all__ = ["Keys", "fresh", "lines", "rates", "spoken"]
 
 SCALARS = ("lr", "weight_decay")  # settings that are read at each call
 
@@ -54,6 +54,15 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
     return (
         f"{arguments.spoken} [{sum(training)} of {len(training)} modules training, {sum(gradients)} of "
         f"{len(gradients)} tensors with gradients, settings {digest}"
+    )
+
+
+def rates(state: State) -> str:
+    """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
+    return "; ".join(
+        f"{name}.{g}: {', '.join(f'{key} {float(group[key])!r}' for key in SCALARS if key in group)}"
+        for name, optimizer in state.optimizers.items()
+        for g, group in enumerate(optimizer.param_groups)
     )
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,17 +26,16 @@ from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import report
 from actorflow.runtime.call import Call
 from actorflow.runtime.cluster import Alone, Cluster
-from actorflow.runtime.compiling import Made, Order, make_everywhere, make_plan
+from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_plan
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.failure import Failure
-from actorflow.runtime.keys import Keys, fresh, spoken
+from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.results import Results
 from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import CallError
-from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.variables import State
 
@@ -166,6 +165,8 @@ class Session:
             writes = self.variables.writes if self.worker is not None else 0
             known = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
             text = f"{known}, {writes} writes of state"
+            if job.keys is not None and job.keys.state.optimizers:
+                text += f", {rates(job.keys.state)}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
                 text += f", contents {checksum(arguments.tensors):08x}"
             text += "]"
@@ -195,7 +196,7 @@ class Session:
             self._start(made)
         worker = self.worker
         assert worker is not None
-        self._adopt(made, state)
+        self._adopt(made, state, number)
         plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
         self.cluster.connect(plan.peers(self.rank))
         plan_number = self._plans
@@ -225,7 +226,7 @@ class Session:
         worker = Worker(self.rank, self.cluster, planes, device)
         self.results = Results(self.cluster, device)
         self.variables = Variables(
-            self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._wrote
+            self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._moved
         )
         self.worker = worker
         self.cluster.on_message(worker.deliver)
@@ -233,18 +234,18 @@ class Session:
         if self.cluster.failure is not None:
             self._failed(self.cluster.failure)
 
-    def _adopt(self, made: Made, state: State) -> None:
+    def _adopt(self, made: Made, state: State, number: int) -> None:
         """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins."""
         assert self.worker is not None
         variables = self.variables
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         if made.differing:
-            variables.offer({v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
+            variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
         self.worker.wait_all()
         for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())
-            value = variables.take(variable) if differs else variables.start_of(variable, state)
+            value = variables.take(number, variable) if differs else variables.start_of(variable, state)
             mine = variables.part_of(variable, value)
             if mine is not None:
                 self.worker.variables[name] = mine
@@ -254,11 +255,11 @@ class Session:
                 variables.own(variable, state)
         if made.differing:
             self._warn(made)
-            self.cluster.gather(f"values {self.calls}", b"")  # every rank has taken what it needs
+            self.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
             for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
                 if variable.name in made.differing and variable.name not in made.lent:
                     variables.own(variable, state)
-            variables.offer({})
+            variables.offer(number, {})
         for root in state.modules.values():
             variables.watch(root.modules())
 
@@ -304,40 +305,43 @@ class Session:
 
     def _serve(self, key: str) -> Iterable[bytes]:
         """Answer another rank's pull."""
-        what, *rest = key.split(" ", 3)
+        what, _, rest = key.partition(" ")
         if what == "state":
-            calls, writes, name = int(rest[0]), int(rest[1]), rest[2]
-            self._await(calls, writes)
+            calls, writes, name = rest.split(" ", 2)
+            self._await(int(calls), int(writes))
             yield self.variables.serve(name)
         elif what == "offer":
-            yield self.variables.serve_offer(key.split(" ", 1)[1])
+            at, name = rest.split(" ", 1)
+            number = int(at)
+            self._until(lambda: self.worker is not None and self.variables.offered >= number)
+            yield self.variables.serve_offer(name)
         elif what == "result":
-            number, index = int(rest[0]), int(rest[1])
+            number, index = map(int, rest.split())
             self._await(number + 1, 0)
             yield self.results.serve(number, index)
         elif what == "drop":
-            self.results.forget(int(rest[0]), int(rest[1]))
+            self.results.forget(*map(int, rest.split()))
             yield b""
         else:
             raise CallError(f"{what!r} was asked for, which this rank does not serve")
 
     def _await(self, calls: int, writes: int) -> None:
         """Block until this rank is where the asking rank is: so many calls done and so many writes of state."""
-
-        def there() -> bool:
-            here = self._begun >= calls and (not writes or self.variables.writes >= writes)
-            return here or self.cluster.failed.is_set()
-
+        self._until(lambda: self._begun >= calls and (not writes or self.variables.writes >= writes))
         with self._changed:
-            self._changed.wait_for(there)
             last = [call for number, call in self._issued if number < calls][-1:]
-        if self.cluster.failure is not None:
-            raise self.cluster.failure.error()
         for call in last:
             call.wait()
 
-    def _wrote(self) -> None:
-        """State was written between calls."""
+    def _until(self, there: Callable[[], bool]) -> None:
+        """Block a serving thread until this rank is far enough; raises what ended the run."""
+        with self._changed:
+            self._changed.wait_for(lambda: there() or self.cluster.failed.is_set())
+        if self.cluster.failure is not None:
+            raise self.cluster.failure.error()
+
+    def _moved(self) -> None:
+        """State was written or offered between calls."""
         with self._changed:
             self._changed.notify_all()
 
@@ -364,18 +368,6 @@ class Session:
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""
         return "no job has been called yet" if self.worker is None else self.worker.explain()
-
-
-def hints_of(state: State) -> Hints:
-    """The hints for what the search found, under the names of its variables (tied ones have several)."""
-    hints = resolve(state.modules)
-    by_id = {id(h.tensor): h.name for h in state.held.values()}
-    alias: dict[str, str] = {}
-    for root_name, root in state.modules.items():
-        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
-        alias.update({f"{root_name}.{name}": by_id[id(tensor)] for name, tensor in named})
-    layouts = {alias.get(name, name): layout for name, layout in hints.layouts.items()}
-    return Hints(layouts, hints.places)
 
 
 def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
@@ -405,6 +397,8 @@ def finish() -> None:
 
 def _finish_at_exit() -> None:
     """Under plain ``python script.py``: a call that fails after the last line of the script must not go unnoticed."""
+    if getattr(sys, "last_value", None) is not None:  # the script has failed already
+        return
     try:
         finish()
     except BaseException:

@@ -51,8 +51,8 @@ class Variables:
     """The state of all plans on one rank.
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
-    call that this rank issued is done; ``progress`` is the number of those calls; ``wrote`` is called after
-    each write.
+    call that this rank issued is done; ``progress`` is the number of those calls; ``moved`` is called after
+    each write and offer.
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class Variables:
         device: torch.device,
         settled: Callable[[], None],
         progress: Callable[[], int],
-        wrote: Callable[[], None],
+        moved: Callable[[], None],
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
+        self.offered = -1  # the last call during which values were offered
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
-        self._settled, self._progress, self._wrote = settled, progress, wrote
+        self._settled, self._progress, self._moved = settled, progress, moved
         self._owned: dict[str, Owned] = {}
         self._borrowed: dict[str, _Borrowed] = {}
         self._slots: dict[str, _Slot] = {}
@@ -118,13 +119,16 @@ class Variables:
         optimizer, held = self._found[1][prefix]
         return _Slot(optimizer, held.tensor, key)
 
-    def offer(self, values: Mapping[str, Tensor]) -> None:
-        """Let other ranks take these values (``take``) until the next offer."""
+    def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
+        """Let other ranks take these values (``take``) during call ``number``, until the next offer."""
         self._offers = dict(values)
+        self.offered = number
+        self._moved()
 
-    def take(self, variable: Variable) -> Tensor:
-        """The master's value of a variable that it offers."""
-        return fetch_part(self._peers, 0, f"offer {variable.name}", variable.shape, variable.dtype, torch.device("cpu"))
+    def take(self, number: int, variable: Variable) -> Tensor:
+        """The master's value of a variable that it offers during call ``number``; waits until it does."""
+        key, here = f"offer {number} {variable.name}", torch.device("cpu")
+        return fetch_part(self._peers, 0, key, variable.shape, variable.dtype, here)
 
     def own(self, variable: Variable, state: State) -> None:
         """Put a stand-in wherever the script holds the variable's tensor."""
@@ -254,7 +258,7 @@ class Variables:
         if mine is not None:
             self._parts[name].copy_(mine)
         self.writes += 1
-        self._wrote()
+        self._moved()
 
     def serve(self, name: str) -> bytes:
         """This rank's part, for a rank that reads the variable."""

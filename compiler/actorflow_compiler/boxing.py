@@ -38,7 +38,7 @@ def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consume
     """Bytes that all devices send together, by the table above, along one mesh axis."""
     if same:
         p = producers
-        if source == target or p == 1 or source == B or target == P:
+        if source in (target, B) or p == 1 or target == P:
             return 0.0
         if isinstance(source, PartialSum):
             return (2 if target == B else 1) * (p - 1) * nbytes
@@ -173,9 +173,7 @@ def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Pl
     elif not same:
         kind = "send"
     else:
-        kind = (
-            "all_gather" if all(e == B or e == s for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
-        )
+        kind = "all_gather" if all(e in (B, s) for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
     return Hop(kind, source, source_sbp, target, target_sbp, (source.ranks,) if same else (), tuple(parts))
 
 

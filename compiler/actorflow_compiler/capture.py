@@ -181,9 +181,11 @@ class _Gradients:
         """After the step: what was not cleared before the backward pass must be clear now."""
         left = [name for name in self._kept if fakes[name].grad is not None]
         if left:
+            shown = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
             raise CaptureError(
-                f"the step adds to the gradients of the call before it (those of {', '.join(left[:3])}{', …' if len(left) > 3 else ''}); expected: "
-                f"gradients cleared in every step; call optimizer.zero_grad() in the job, before backward or after optimizer.step()"
+                f"the step adds to the gradients of the call before it (those of {shown}); expected: "
+                f"gradients cleared in every step; call optimizer.zero_grad() in the job, "
+                f"before backward or after optimizer.step()"
             )
 
 
@@ -210,7 +212,8 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
             )
             if not train:
                 continue
-            optimizer.state = type(optimizer.state)(dict) if hasattr(optimizer.state, "default_factory") else {}  # type: ignore[assignment]
+            empty: Any = type(optimizer.state)(dict) if hasattr(optimizer.state, "default_factory") else {}
+            optimizer.state = empty
             for group in optimizer.param_groups:
                 group["foreach"] = False
                 fused = type(optimizer) in FUSABLE
@@ -243,7 +246,7 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
     """Step once so that the optimizer creates its state."""
-    type(optimizer).step(optimizer)  # type: ignore[call-arg]
+    type(optimizer).step(optimizer)
 
 
 @contextlib.contextmanager
@@ -255,8 +258,9 @@ def _clear_errors(state: State) -> Iterator[None]:
         raise
     except DATA_DEPENDENT as error:
         raise CaptureError(
-            f"{user_line(error)}\n  the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured "
-            f"once for all inputs; expected: the same ops in every call. Use torch.where, or move this line out of the job"
+            f"{user_line(error)}\n  the step looks at the value of a tensor here (an if, a loop, .item() or float()), "
+            f"but it is captured once for all inputs; expected: the same ops in every call. "
+            f"Use torch.where, or move this line out of the job"
         ) from error
     except Exception as error:
         raise CaptureError(f"{user_line(error)}\n  {type(error).__name__}: {_brief(error)}") from error

@@ -1,4 +1,4 @@
-"""A user's step goes in; a plan comes out: capture, place, cut in time, infer, box and lower, segment, cut into actors."""
+"""A user's step goes in; a plan comes out: capture, place, cut in time, infer, box, lower, segment, cut into actors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from actorflow_compiler.capture import Argument, capture
 from actorflow_compiler.cut import cut
 from actorflow_compiler.decompositions import BATCH_NORM
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.errors import CaptureError, LayoutError
 from actorflow_compiler.expand import expand
 from actorflow_compiler.from_fx import RANDOM, Capture
 from actorflow_compiler.graph import Graph, merge_equal
@@ -48,6 +48,8 @@ def compile_step(
     LayoutError or PlanError.
     """
     captured = capture(step, arguments, state, train=train, places=hints.places, fresh=fresh)
+    if world > 1 or micro_batches > 1:
+        refuse_random(captured.graph)
     everywhere = Placement(device_type, tuple(range(world)), (world,))
     placed = place_ops(
         captured.graph, world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter
@@ -63,12 +65,19 @@ def compile_step(
     layouts = infer(graph, decided, everywhere, pieces.count)
     program = lower(graph, layouts, pieces.count, everywhere, gather, homes)
     segmented = segment(program)
-    notes = pieces.notes
-    if captured.random and world > 1:
-        notes += (
-            "the step draws random numbers; every device draws its own, so a run on several devices differs from one device's",
-        )
-    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes)
+    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, pieces.notes)
+
+
+def refuse_random(graph: Graph) -> None:
+    """Raise CaptureError for an op that draws random numbers: cut over devices or time they would be other numbers."""
+    for n in graph.nodes:
+        if n.op in RANDOM:
+            where = f" in {n.where}" if n.where else ""
+            raise CaptureError(
+                f"the step draws random numbers ({n.op}{where}), which would be others on several devices "
+                f"or in micro-batches than on one; expected: none in a job that is cut. "
+                f"Set dropout to 0, or draw outside the job and pass the tensor"
+            )
 
 
 def lay_variables(
@@ -101,7 +110,8 @@ def fit_hint(name: str, meta: Meta, hint: Sequence[Sbp | None], placement: Place
     """A hint as the layout of a variable on its placement; raises LayoutError where it does not fit."""
     if len(hint) > len(placement.hierarchy):
         raise LayoutError(
-            f"{name} is distributed as {show(h or B for h in hint)}, but its placement {placement} has {len(placement.hierarchy)} mesh axis"
+            f"{name} is distributed as {show(h or B for h in hint)}, "
+            f"but its placement {placement} has {len(placement.hierarchy)} mesh axis"
         )
     out: list[Sbp] = []
     shape = meta.shape
@@ -110,7 +120,8 @@ def fit_hint(name: str, meta: Meta, hint: Sequence[Sbp | None], placement: Place
         entry = check_fits(wanted or B, shape, size, name)
         if not isinstance(entry, Split) and entry != B:
             raise LayoutError(
-                f"{name} is distributed as {entry}; a parameter can be split or broadcast, a partial sum is only made by ops"
+                f"{name} is distributed as {entry}; "
+                f"a parameter can be split or broadcast, a partial sum is only made by ops"
             )
         shape = local_shape(shape, entry, size, 0)
         out.append(entry)

@@ -54,8 +54,8 @@ class Draft:
 
 
 def cut(
-    name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement], variables: Sequence[Variable],
-    constants: tuple[Constant, ...], notes: tuple[str, ...],
+    name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement],
+    variables: Sequence[Variable], constants: tuple[Constant, ...], notes: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     """Make the plan of all ranks."""
     return _Cutter(name, world, pieces, segmented, stages).plan(tuple(variables), constants, notes)
@@ -100,7 +100,7 @@ class _Cutter:
                 constants=constants,
                 notes=notes,
                 summary=summary,
-            )  # fmt: skip
+            )
         )
 
     def find(self, value: int, rank: int) -> int:
@@ -219,13 +219,13 @@ class _Cutter:
             groups.setdefault((producer, rank, key, joined), []).append(value)
         registers: list[Register] = []
         at: dict[tuple[int, int], FromRegister] = {}
-        for (producer, rank, readers, joined), values in groups.items():
-            readers = readers or unions[(producer, rank, joined)]
+        for (producer, rank, key, joined), values in groups.items():
+            every = key or unions[(producer, rank, joined)]
             rate = self.drafts[producer].rate
             fill = rate if joined else 1
             tokens = rate // fill
             # a reader that fires once for many tokens would need them all: it reads joined values only
-            reads = tuple(Read(r, self.drafts[r].rate // tokens) for r in readers)
+            reads = tuple(Read(r, self.drafts[r].rate // tokens) for r in every)
             specs = []
             for i, value in enumerate(values):
                 at[(value, rank)] = FromRegister(len(registers), i)
@@ -264,8 +264,8 @@ class _Cutter:
         return OfPiece() if kind == "piece" else OfVariable(name)
 
     def actor(
-        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister], writes: Mapping[tuple[int, int], list[str]],
-        bodies: dict[Body, int],
+        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]], bodies: dict[Body, int],
     ) -> Actor:  # fmt: skip
         rank = draft.rank
         if draft.result is not None:
@@ -297,7 +297,8 @@ class _Cutter:
         self.updated_by[number] = set(built.updated)
         index = bodies.setdefault(built.body, len(bodies))
         return Actor(
-            number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets, flops=draft.flops, stage=draft.stage
+            number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
+            flops=draft.flops, stage=draft.stage,
         )  # fmt: skip
 
     def outputs(
@@ -372,7 +373,7 @@ class _Cutter:
             others = tuple(r for r in readers.get(key, {}) if r != writer)
             if others:
                 groups[(writer, others)] = None
-        found = []
+        found: list[Register] = []
         for writer, others in groups:
             rate = actors[writer].rate
             fill = 1 if all(actors[r].rate == rate for r in others) else rate

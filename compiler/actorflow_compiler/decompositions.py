@@ -8,11 +8,15 @@ NotImplemented where it does not apply, which leaves the op as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from actorflow_compiler.graph import Graph, Node, prune
+from actorflow_compiler.ops import Ref
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions
@@ -23,7 +27,9 @@ TABLE: dict[torch._ops.OpOverload, Decomposition] = {}
 BATCH_NORM: dict[torch._ops.OpOverload, Decomposition] = {}
 
 
-def _for(*ops: torch._ops.OpOverload, table: dict[torch._ops.OpOverload, Decomposition] = TABLE) -> Callable[[Decomposition], Decomposition]:
+def _for(
+    *ops: torch._ops.OpOverload, table: dict[torch._ops.OpOverload, Decomposition] = TABLE
+) -> Callable[[Decomposition], Decomposition]:
     def register(function: Decomposition) -> Decomposition:
         table.update(dict.fromkeys(ops, function))
         return function
@@ -56,7 +62,9 @@ def _sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
 
 
 @_for(aten.mean.dim, aten.mean.default)
-def _mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def _mean(
+    x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """The sum divided by a constant."""
     dims = _dims(x, dim)
     total = _sum(_wide(x if dtype is None else x.to(dtype)), dims, keepdim)
@@ -64,7 +72,9 @@ def _mean(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = Fal
 
 
 @_for(aten.sum.default, aten.sum.dim_IntList)
-def _count_true(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+def _count_true(
+    x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
     """Truth values counted in floating point, where the counts of parts may be added up; exact below 2**53."""
     if x.dtype != torch.bool:
         return NotImplemented
@@ -72,7 +82,14 @@ def _count_true(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool
 
 
 @_for(aten.linalg_vector_norm.default)
-def _vector_norm(x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """The root of the sum of squares, or the sum of absolute values."""
     if ord not in (1, 2) or x.is_complex():
         return NotImplemented
@@ -82,7 +99,9 @@ def _vector_norm(x: Tensor, ord: float = 2, dim: int | Sequence[int] | None = No
     return total.to(dtype or x.dtype)
 
 
-def _var_and_mean(x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _var_and_mean(
+    x: Tensor, dim: int | Sequence[int] | None, correction: float | None, keepdim: bool
+) -> tuple[Tensor, Tensor]:
     """In two passes, as torch: first the mean, then the squares of what differs from it."""
     dims = _dims(x, dim)
     n = _count(x, dims)
@@ -96,22 +115,30 @@ def _var_and_mean(x: Tensor, dim: int | Sequence[int] | None, correction: float 
 
 
 @_for(aten.var.correction)
-def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+def _var(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
     return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)[0]
 
 
 @_for(aten.std.correction)
-def _std(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+def _std(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
     return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)[0].sqrt()
 
 
 @_for(aten.var_mean.correction)
-def _var_mean(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
     return NotImplemented if x.is_complex() else _var_and_mean(x, dim, correction, keepdim)
 
 
 @_for(aten.std_mean.correction)
-def _std_mean(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def _std_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
     if x.is_complex():
         return NotImplemented
     variance, mean = _var_and_mean(x, dim, correction, keepdim)
@@ -125,7 +152,7 @@ def _reduced(loss: Tensor, reduction: int) -> Tensor:
     """The losses of the elements as ``reduction`` says; the mean over a constant number of them."""
     if reduction == NONE:
         return loss
-    total = aten.sum.default(_wide(loss))
+    total: Tensor = aten.sum.default(_wide(loss))
     return (total / loss.numel() if reduction == MEAN else total).to(loss.dtype)
 
 
@@ -178,13 +205,17 @@ def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int
 
 
 @_for(aten.binary_cross_entropy_backward.default)
-def _bce_backward(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+def _bce_backward(
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
     slope = (x - target) / ((1.0 - x) * x).clamp(min=1e-12)
     return (slope if weight is None else slope * weight) * _spread(grad, reduction, x.numel())
 
 
 @_for(aten.binary_cross_entropy_with_logits.default)
-def _bce_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
+def _bce_with_logits(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
     scale: Tensor | float = 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
     loss = (1.0 - target) * x - scale * torch.nn.functional.logsigmoid(x)
     return _reduced(loss if weight is None else loss * weight, reduction)
@@ -211,8 +242,16 @@ def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignor
 
 
 @_for(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_backward(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total_weight: Tensor) -> Any:
-    """The gradient of a sum, without the total weight that the forward pass made; a constant of shape (1,) stands in for it."""
+def _nll_backward(
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Any:
+    """The gradient of a sum; a constant of shape (1,) stands in for the total weight that the forward pass made."""
     if reduction == NONE or total_weight.dim() == 1:
         return NotImplemented
     if reduction == MEAN:
@@ -227,18 +266,26 @@ def _nll_backward(grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None
 
 @_for(aten.convolution_backward.default)
 def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
-) -> Any:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
     """The bias's gradient apart: it does not look at the input."""
     if not output_mask[2]:
         return NotImplemented
     bias = _sum(_wide(grad), [0, *range(2, grad.dim())], False).to(grad.dtype)
     if not output_mask[0] and not output_mask[1]:
         return None, None, bias
-    gx, gw, _ = aten.convolution_backward(
-        grad, x, weight, None, stride, padding, dilation, transposed, output_padding, groups, [output_mask[0], output_mask[1], False]
-    )  # fmt: skip
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    gx, gw, _ = aten.convolution_backward(grad, x, weight, None, *settings, [output_mask[0], output_mask[1], False])
     return gx, gw, bias
 
 
@@ -252,16 +299,22 @@ def _channels(x: Tensor) -> tuple[list[int], list[int]]:
 
 def _normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor, shape: list[int]
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     y = (_wide(x) - mean.view(shape)) * inverse.view(shape)
     y = y if weight is None else y * weight.view(shape)
     return (y if bias is None else y + bias.view(shape)).to(x.dtype)
 
 
 def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    training: bool, momentum: float, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Output, saved mean and inverse deviation, new statistics; in two passes over the input."""
     dims, shape = _channels(x)
     if not training:
@@ -289,15 +342,23 @@ def _batch_norm_functional(*args: Any) -> Any:
 
 
 @_for(aten._native_batch_norm_legit.no_stats, table=BATCH_NORM)
-def _batch_norm_without_statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float) -> Any:
+def _batch_norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> Any:
     return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
 @_for(aten.native_batch_norm.default, table=BATCH_NORM)
 def _batch_norm_that_updates(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    training: bool, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     """Only where it updates nothing: an update in place is written out when the step is captured."""
     if training and running_mean is not None:
         return NotImplemented
@@ -306,9 +367,17 @@ def _batch_norm_that_updates(
 
 @_for(aten.native_batch_norm_backward.default, table=BATCH_NORM)
 def _batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
-    save_mean: Tensor | None, save_invstd: Tensor | None, train: bool, eps: float, output_mask: Sequence[bool],
-) -> Any:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Any:
     dims, shape = _channels(x)
     wide, upstream = _wide(x), _wide(grad)
     if train:
@@ -331,3 +400,37 @@ def _batch_norm_backward(
         grad_weight.to(out_dtype) if output_mask[1] else None,
         grad_bias.to(out_dtype) if output_mask[2] else None,
     )
+
+
+# gradient clipping
+
+
+def join_norms(graph: Graph) -> Graph:
+    """Replace the squares of stacked roots by what the roots were taken of.
+
+    A norm over many tensors is the norm of their norms.  Written out it squares what it has just
+    taken the root of; without that, the sums of squares of split tensors stay sums of terms, and
+    are added up over the devices once instead of one by one.
+    """
+    made = {out: n for n in graph.nodes for out in n.outs}
+    nodes = []
+    for n in graph.nodes:
+        roots = _stacked_roots(n, made)
+        if roots is None:
+            nodes.append(n)
+        else:
+            stack = made[n.args[0].index]
+            nodes.append(replace(n, op=stack.op, args=(roots, *stack.args[1:]), kwargs=stack.kwargs))
+    return prune(replace(graph, nodes=tuple(nodes)))
+
+
+def _stacked_roots(square: Node, made: Mapping[int, Node]) -> tuple[Ref, ...] | None:
+    """The values x of ``s * s`` where ``s = stack([sqrt(x), ...])``."""
+    if square.op != "aten.mul.Tensor" or square.args[0] != square.args[1] or square.kwargs:
+        return None
+    stack = made.get(square.args[0].index)
+    if stack is None or stack.op != "aten.stack.default":
+        return None
+    roots = [made.get(r.index) for r in stack.args[0]]
+    found = [r.args[0] for r in roots if r is not None and r.op == "aten.sqrt.default"]
+    return tuple(found) if len(found) == len(roots) else None

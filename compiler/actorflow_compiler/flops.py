@@ -1,4 +1,4 @@
-"""How many floating-point operations an op instance does; matmuls, convolutions and attention count, the rest is free."""
+"""How many floating-point operations an op does; matmuls, convolutions and attention count, the rest is free."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ IDENTITIES = frozenset(
     }
 )
 RANDOM = frozenset({
-    "aten.bernoulli.p", "aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.native_dropout.default", "aten.rand.default", "aten.rand_like.default",
-    "aten.randn.default", "aten.randn_like.default", "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
+    "aten.bernoulli.p", "aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.native_dropout.default",
+    "aten.rand.default", "aten.rand_like.default", "aten.randn.default", "aten.randn_like.default",
+    "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
     "aten.normal.Tensor_Tensor", "aten.uniform.default", "aten.normal_functional.default", "aten.exponential.default",
 })  # fmt: skip
 FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
@@ -65,13 +66,15 @@ class Capture:
     kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "tensor"
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer variable → its parameter
-    random: bool  # whether the step draws random numbers
 
 
 def to_graph(
     module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool
 ) -> Capture:
-    """Convert; ``known`` maps ``id(tensor)`` of the script's tensors to their names, ``parameter`` optimizer state to parameters."""
+    """Convert a trace.
+
+    ``known`` maps ``id(tensor)`` of the script's tensors to their names, ``parameter`` optimizer state to parameters.
+    """
     return _Converter(module, names, known, parameter, fresh).run()
 
 
@@ -108,14 +111,13 @@ class _Converter:
                 self.constant(fx_node)
             elif fx_node.op == "call_function":
                 self.call(fx_node)
-        output = self.module.graph.output_node().args[0]
-        results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))  # type: ignore[union-attr,index]
+        output: Any = self.module.graph.output_node().args[0]
+        results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         graph = Graph(tuple(self.inputs), tuple(self.nodes), self.metas, results, tuple(self.updates.items()))
-        random = any(n.op in RANDOM for n in self.nodes)
         graph = verify(prune(merge_equal(graph, RANDOM)))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
-            graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter, random
+            graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter
         )
 
     def placeholder(self, fx_node: torch.fx.Node) -> None:
@@ -135,8 +137,9 @@ class _Converter:
             raise CaptureError(f"the step holds {tensor!r}, which is not a tensor and cannot be part of a plan")
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             raise CaptureError(
-                f"the step uses a parameter of shape {tuple(tensor.shape)} that belongs to no module, optimizer or variable that the "
-                f"search from the job found; expected: reachable from the function, or given as global_function(model=…)"
+                f"the step uses a parameter of shape {tuple(tensor.shape)} that belongs to no module, "
+                f"optimizer or variable that the search from the job found; "
+                f"expected: reachable from the function, or given as global_function(model=…)"
             )
         values = constant_of(tensor)
         if values is None:
@@ -144,8 +147,8 @@ class _Converter:
         meta = meta_of(tensor)
         if meta.nbytes > LARGEST_CONSTANT:
             raise CaptureError(
-                f"the step holds a tensor of {meta.nbytes} bytes (shape {meta.shape}) that the search did not find; a constant in a plan may have "
-                f"{LARGEST_CONSTANT}; make it a buffer of the module or an argument"
+                f"the step holds a tensor of {meta.nbytes} bytes (shape {meta.shape}) that the search did not find; "
+                f"a constant in a plan may have {LARGEST_CONSTANT}; make it a buffer of the module or an argument"
             )
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
@@ -157,14 +160,14 @@ class _Converter:
     def call(self, fx_node: torch.fx.Node) -> None:
         if fx_node.target is operator.getitem:
             source, index = fx_node.args
-            self.value[fx_node] = self.value[source][index]  # type: ignore[index]
+            self.value[fx_node] = self.value[source][index]  # type: ignore[index]  # a node and a number
             return
         op = str(fx_node.target)
         if op in IDENTITIES:
             self.value[fx_node] = self.arg(fx_node.args[0]).index
             return
         if op == "aten.copy_.default":
-            target, source = self.value[fx_node.args[0]], self.value[fx_node.args[1]]  # type: ignore[index]
+            target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
             self.updates[target] = source
             self.value[fx_node] = source
             return
@@ -178,7 +181,7 @@ class _Converter:
         if op.removesuffix(".default") in IN_PLACE:
             op = op.removesuffix(".default")
             args = self.read_scalars(op, args)
-        result = fx_node.meta.get("val")
+        result: Any = fx_node.meta.get("val")
         if isinstance(result, list | tuple):
             outs = [self.new(meta_of(r)) if isinstance(r, Tensor) else -1 for r in result]
             self.value[fx_node] = outs
@@ -200,7 +203,7 @@ class _Converter:
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
     ) -> tuple[str, tuple[Arg, ...], Kwargs]:
         """The same op without needless inputs; an empty name says that the result is the first argument."""
-        result = fx_node.meta.get("val")
+        result: Any = fx_node.meta.get("val")
         if op == "aten.copy.default" and self.metas[args[0].index] == self.metas[args[1].index]:
             return "", args[1:], ()
         if op in ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"):

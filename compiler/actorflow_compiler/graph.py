@@ -1,4 +1,4 @@
-"""The logical graph: ops over whole tensors, in an order in which they could run; frozen data and what makes it legal."""
+"""The logical graph: ops over whole tensors, in an order that could run; frozen data and what makes it legal."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Hints:
 
 
 def distribute(model: nn.Module, layouts: Mapping[str, Sbp | tuple[Sbp | None, ...]]) -> None:
-    """Lay parameters and buffers out: ``{regex of a whole qualified name: SBP}``; a tuple has one entry for each mesh axis.
+    """Lay parameters and buffers out: ``{regex of a whole qualified name: SBP}``; a tuple has one entry per mesh axis.
 
     Later patterns win.  Raises LayoutError for a pattern that matches no parameter or buffer.
     """
@@ -76,7 +76,7 @@ def _matching(pattern: str, names: list[str], what: str, model: str) -> None:
     except re.error as error:
         raise LayoutError(f"{pattern!r} is not a regular expression: {error}") from error
     if not found:
-        shown = ", ".join(names[:8])
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise LayoutError(
-            f"{pattern!r} matches no {what} of {model}; a pattern must match a whole name; there are: {shown}{', …' if len(names) > 8 else ''}"
+            f"{pattern!r} matches no {what} of {model}; a pattern must match a whole name; there are: {shown}"
         )

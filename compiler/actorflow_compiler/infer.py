@@ -105,10 +105,9 @@ def infer(graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int) -> Lay
                 if isinstance(entry, Split):
                     size = placement[i.value].hierarchy[axis]
                     shapes[i.value] = Meta(local_shape(shapes[i.value].shape, entry, size, 0), shapes[i.value].dtype)
-        for k, n in enumerate(graph.nodes):
-            for o, meta in zip(n.outs, local_calls[k].outs, strict=True):
-                if o >= 0 and meta is not None:
-                    shapes[o] = meta
+        for n, call in zip(graph.nodes, local_calls, strict=True):
+            made = zip(n.outs, call.outs, strict=True)
+            shapes.update({o: meta for o, meta in made if o >= 0 and meta is not None})
     return Layouts(
         {v: tuple(s) for v, s in value.items()},
         placement,
@@ -130,8 +129,8 @@ class _Axis:
     """One mesh axis: a choice for each node, priced by what has to move."""
 
     def __init__(
-        self, graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], placement: Mapping[int, Placement],
-        metas: Mapping[int, Meta], axis: int, pieces: int,
+        self, graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]],
+        placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
     ) -> None:  # fmt: skip
         self.graph, self.calls, self.reads = graph, calls, reads
         self.placement, self.metas, self.axis = placement, metas, axis
@@ -195,9 +194,8 @@ class _Axis:
             found = signatures(call, parts, wanted=tuple(wanted)) if parts > 1 else signatures(call, parts)[:1]
             self.options.append(tuple(found))
             self.work.append(flops_of(call) * (self.rate.get(n.outs[0], 1)) * (1 - 1 / parts))
-            best = min(
-                found, key=lambda s, n=n, reads=reads, w=self.work[-1]: self._inputs(n, reads, s) + self._own(n, s, w)
-            )  # type: ignore[misc]
+            costs = [self._inputs(n, reads, s) + self._own(n, s, self.work[-1]) for s in found]
+            best = found[costs.index(min(costs))]
             self.choice.append(best)
             self._count(n, reads, best, 1)
             self._settle(n, best)

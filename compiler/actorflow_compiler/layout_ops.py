@@ -37,7 +37,7 @@ def unpack(x: Tensor, dim: int, pieces: int, piece: int) -> Tensor:
 
 
 def pack(x: Tensor, dim: int, pieces: int) -> Tensor:
-    """``pieces`` equal tensors joined along ``dim``; what a register does with its token, as an op for checking signatures."""
+    """``pieces`` equal tensors joined along ``dim``, as a register joins them; an op to check signatures with."""
     return torch.cat([x] * pieces, dim)
 
 
@@ -57,5 +57,6 @@ def add_(tensors: Sequence[Tensor], value: float) -> None:
 
 
 OPS: dict[str, Callable[..., Any]] = {
-    "carve": carve, "arrange": arrange, "unpack": unpack, "pack": pack, "first": first, "identity": identity, "accumulate": identity, "add_": add_,
+    "carve": carve, "arrange": arrange, "unpack": unpack, "pack": pack, "first": first, "identity": identity,
+    "accumulate": identity, "add_": add_,
 }  # fmt: skip

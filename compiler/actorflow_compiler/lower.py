@@ -112,7 +112,8 @@ class _Lowering:
             results.append((self.obtain(r, place, sbp, "forward"), place, sbp, self.graph.metas[r]))
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
         return Program(
-            tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results), self.flops, self.flops_done
+            tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results),
+            self.flops, self.flops_done,
         )  # fmt: skip
 
     def update(self, new: int, where: Placement, sbp: NdSbp) -> int:
@@ -305,7 +306,7 @@ class _Lowering:
                 Item("comm", made_in, hop.source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm})
             )
         steps: dict[int, tuple[Step, ...]] = {}
-        reads = set()
+        reads: set[int] = set()
         for to in hop.target.ranks:
             parts_here = gathered.get(to, [])
             reads.update(n for n, _ in parts_here)
@@ -315,7 +316,8 @@ class _Lowering:
                 steps[to] = ()
                 continue
             args: tuple[Arg, ...] = (
-                tuple(Ref(n) for n, _ in parts_here), meta.shape, tuple(p.target.start for _, p in parts_here), Symbol(f"torch.{meta.dtype}"),
+                tuple(Ref(n) for n, _ in parts_here), meta.shape, tuple(p.target.start for _, p in parts_here),
+                Symbol(f"torch.{meta.dtype}"),
             )  # fmt: skip
             steps[to] = (Step("actorflow.arrange", args, (), (out,)),)
         post = phase if hop.kind == "send" else pre

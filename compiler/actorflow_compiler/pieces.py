@@ -43,7 +43,7 @@ class Pieces:
 
 
 def cut_in_time(graph: Graph, micro_batches: int) -> Pieces:
-    """Split the step into the largest number of equal pieces that is at most ``micro_batches`` and divides the batch."""
+    """Split the step into the largest number of equal pieces, at most ``micro_batches``, that divides the batch."""
     sizes = {graph.metas[i.value].shape[0] for i in graph.inputs if i.kind == "batch" and graph.metas[i.value].shape}
     batch = next(iter(sizes), 1)
     count = max(n for n in range(1, micro_batches + 1) if batch % n == 0) if batch else 1
@@ -103,10 +103,8 @@ class _Walk:
         return name[variable].rpartition(".")[0] in {m.rpartition(".")[0] for m in moving}
 
     def node(self, n: Node) -> None:
-        if (
-            n.phase == "optimizer"
-            or (any(v in self.computed for v in n.reads())
-            and not any(v in self.piece for v in n.reads()))
+        if n.phase == "optimizer" or (
+            any(v in self.computed for v in n.reads()) and not any(v in self.piece for v in n.reads())
         ):
             self.emit_whole(n)
             return
@@ -121,8 +119,9 @@ class _Walk:
         if n.op not in RANDOM and (signature := self.choose(n, layouts)) is not None:
             self.emit_pieces(n, signature)
             return
+        where = f" ({n.where})" if n.where else ""
         self.notes_once(
-            f"{n.op} cannot be split into micro-batches here{f' ({n.where})' if n.where else ''}: its inputs are packed and it runs once"
+            f"{n.op} cannot be split into micro-batches here{where}: its inputs are packed and it runs once"
         )
         self.emit_whole(n)
 
@@ -137,7 +136,7 @@ class _Walk:
         return None if self.kind.get(value) == "batch" else B
 
     def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
-        """The signature that takes the operands as they are (batches unpacked, broadcasts as one piece's part of a sum)."""
+        """The signature that takes operands as they are (batches unpacked, broadcasts as a piece's part of a sum)."""
         call, operands = call_of(n, self.graph.metas)
         wanted = [s for s in layouts if isinstance(s, Split)]
         best: tuple[int, Signature] | None = None

@@ -30,7 +30,8 @@ class Placement:
             raise LayoutError(f"a placement needs distinct, non-negative ranks; {list(self.ranks)} was found")
         if math.prod(self.hierarchy) != len(self.ranks):
             raise LayoutError(
-                f"a mesh of shape {self.hierarchy} needs {math.prod(self.hierarchy)} ranks; {len(self.ranks)} were found"
+                f"a mesh of shape {self.hierarchy} needs {math.prod(self.hierarchy)} ranks; "
+                f"{len(self.ranks)} were found"
             )
 
     @property

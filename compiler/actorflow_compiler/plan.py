@@ -397,7 +397,8 @@ def verify(plan: Plan) -> Plan:
             if read.firings < 1 or reader.rate != read.firings * (producer.rate // register.fill):
                 fail(
                     where,
-                    f"rates do not balance: {producer.rate // register.fill} tokens, {reader.name} reads {reader.rate}/{read.firings}",
+                    f"rates do not balance: {producer.rate // register.fill} tokens, "
+                    f"{reader.name} reads {reader.rate}/{read.firings}",
                 )
     for actor in plan.actors:
         where = f"actor {actor.name}"
@@ -430,7 +431,8 @@ def _verify_body(body: Body, actor: Actor, fail: object) -> None:
     if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
         fail(
             f"actor {actor.name}",
-            f"its body takes {body.inputs} and gives {len(body.outputs)}, the actor {len(actor.operands)} and {len(actor.targets)}",
+            f"its body takes {body.inputs} and gives {len(body.outputs)}, "
+            f"the actor {len(actor.operands)} and {len(actor.targets)}",
         )
     known = set(range(body.inputs))
     for step in body.steps:

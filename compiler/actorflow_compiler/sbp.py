@@ -136,7 +136,8 @@ def check_fits(sbp: Sbp, shape: Sequence[int], parts: int, what: str) -> Sbp:
     size = shape[fixed.dim]
     if size % (fixed.blocks * fixed.unit):
         raise LayoutError(
-            f"{what} has shape {tuple(shape)}: dim {fixed.dim} of {size} is not a multiple of {fixed.blocks * fixed.unit} as {fixed} needs"
+            f"{what} has shape {tuple(shape)}: dim {fixed.dim} of {size} is not a multiple of "
+            f"{fixed.blocks * fixed.unit} as {fixed} needs"
         )
     if size < parts:
         raise LayoutError(

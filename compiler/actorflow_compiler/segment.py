@@ -1,4 +1,4 @@
-"""A program goes in; every item gets the segment that it will be an actor of, and cheap views go to where they are read.
+"""A program goes in; every item gets the segment that it will be an actor of, and cheap views go where they are read.
 
 A segment is what one actor does in a firing.  Items are in the same segment if they are on the same
 placement, in the same phase, fire equally often and have the same *level*: the number of
@@ -18,9 +18,10 @@ from actorflow_compiler.plan import Step
 
 PHASE_ORDER = {"source": 0, "forward": 1, "backward": 2, "optimizer": 3}
 VIEWS = frozenset({
-    "aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.reshape.default", "aten.unsqueeze.default",
-    "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims", "aten.expand.default", "aten.slice.Tensor", "aten.select.int",
-    "aten.full.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
+    "aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.reshape.default",
+    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims", "aten.expand.default",
+    "aten.slice.Tensor", "aten.select.int", "aten.full.default", "aten.arange.default", "aten.arange.start",
+    "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
 })  # fmt: skip
 BUCKET = 4 << 20  # bytes of gradients after which a backward actor ends, so that their communication can begin
 
@@ -152,8 +153,7 @@ def _repeat_views(program: Program, levels: list[int]) -> tuple[Program, list[in
             or view.placement != reader.placement
             or view.phase == "source"
             or here == there
-            or (view.pieces
-            and not reader.pieces)
+            or (view.pieces and not reader.pieces)
         ):
             return v
         if (v, here) not in copies:

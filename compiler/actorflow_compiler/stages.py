@@ -40,7 +40,8 @@ def place_ops(
     for placement in tagged | set(fixed.values()):
         if max(placement.ranks) >= world:
             raise LayoutError(
-                f"placement {placement} names rank {max(placement.ranks)}, but this run has {world} device{'s' * (world > 1)} (ranks 0 to {world - 1}); "
+                f"placement {placement} names rank {max(placement.ranks)}, "
+                f"but this run has {world} device{'s' * (world > 1)} (ranks 0 to {world - 1}); "
                 f"start more devices (--devices) or use fewer ranks"
             )
     chosen = _Chooser(graph, everywhere, fixed, parameter)

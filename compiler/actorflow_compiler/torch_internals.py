@@ -43,7 +43,7 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def sequence_number() -> int:
     """The number that autograd will give to the next node of the forward pass."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # has no stub
 
 
 def sequence_of(node: Any) -> int | None:
@@ -54,12 +54,12 @@ def sequence_of(node: Any) -> int | None:
 @contextlib.contextmanager
 def looks_compiling() -> Iterator[None]:
     """Let optimizers accept capturable=True on a CPU and models skip checks of values."""
-    old = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
-    torch.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
+    old = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = old  # type: ignore[attr-defined]
+        torch.compiler._is_compiling_flag = old
 
 
 @contextlib.contextmanager
@@ -71,16 +71,16 @@ def backward_engine(
 
     engine = ag._engine_run_backward
 
-    def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrap(engine, tuple(tensors), args, kwargs)
+    def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:  # the parameter's name is torch's
+        return wrap(engine, tuple(t_outputs), args, kwargs)
 
     ag._engine_run_backward = run
-    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]  # not exported
     try:
         yield
     finally:
         ag._engine_run_backward = engine
-        torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]  # not exported
 
 
 def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:

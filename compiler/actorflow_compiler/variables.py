@@ -1,4 +1,4 @@
-"""The state of a step (parameters, buffers, optimizer state, tensors), where it is held, and putting stand-ins there."""
+"""The state of a step (parameters, buffers, optimizer state, tensors), where it lies, and putting stand-ins there."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def group_names(state: State) -> dict[str, str]:
             for p in group["params"]:
                 if id(p) not in by_id:
                     raise CaptureError(
-                        f"optimizer {name!r} updates a parameter of shape {tuple(p.shape)} that belongs to no module or variable "
-                        f"the job can reach; pass model=… to global_function"
+                        f"optimizer {name!r} updates a parameter of shape {tuple(p.shape)} "
+                        f"that belongs to no module or variable the job can reach; pass model=… to global_function"
                     )
                 found[by_id[id(p)]] = f"{name}.{g}"
     return found

@@ -87,7 +87,7 @@ class Cluster:
         return out
 
     def idle(self) -> bool:
-        """Is every iteration that was called done on every rank?"""
+        """Whether every iteration that was called is done on every rank."""
         return all(machine.idle() for machine in self.machines.values())
 
     def tokens(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -113,7 +113,8 @@ class Cluster:
             f"plan {self.plan.name!r} would wait for ever:\n  "
             + ";\n  ".join(lines)
             + (f";\n  and so on from {name(self.plan, stuck)}" if wait.on else "")
-            + "\nexpected: every cycle holds a token or a free slot, and all ranks issue their collectives in one order; "
+            + "\nexpected: every cycle holds a token or a free slot, "
+            "and all ranks issue their collectives in one order; "
             "give a register of the cycle an initial token or more slots, or reorder its queues"
         )
 

@@ -197,7 +197,7 @@ class Machine:
         return self._handlers[type(event)](event)
 
     def idle(self) -> bool:
-        """Is every iteration that was called done on this rank?"""
+        """Whether every iteration that was called is done on this rank."""
         return self._left == 0
 
     def _issued(self, event: Issued) -> list[Instruction]:

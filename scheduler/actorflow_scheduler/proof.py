@@ -52,7 +52,8 @@ def _prove_groups(plan: Plan) -> None:
         where = f"plan {plan.name!r}: {first.comm.kind} {id} ({first.name})"
         if sorted(a.rank for a in actors) != sorted(first.comm.group):
             raise PlanError(
-                f"{where}: actors on ranks {[a.rank for a in actors]} were found, expected one on each of {first.comm.group}"
+                f"{where}: actors on ranks {[a.rank for a in actors]} were found, "
+                f"expected one on each of {first.comm.group}"
             )
         for a in actors:
             assert a.comm is not None
@@ -81,8 +82,8 @@ def _prove_live(plan: Plan) -> None:
     for (rank, register), tokens in before.items():
         if after[rank, register] != tokens:
             raise PlanError(
-                f"plan {plan.name!r}: register {register} on rank {rank} held {tokens[0]} tokens before an iteration and "
-                f"{after[rank, register][0]} after {ITERATIONS}; expected the same: its rates do not balance"
+                f"plan {plan.name!r}: register {register} on rank {rank} held {tokens[0]} tokens before an iteration "
+                f"and {after[rank, register][0]} after {ITERATIONS}; expected the same: its rates do not balance"
             )
 
 

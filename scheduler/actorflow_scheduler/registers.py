@@ -163,7 +163,7 @@ class Rule:
         return max(1, min(tokens, count))
 
     def _is_after_backward(self, actor: int) -> bool:
-        """Does the actor compute, or carry, what backward made in this iteration?"""
+        """Whether the actor computes, or carries, what backward made in this iteration."""
         if actor not in self._after_backward:
             kind = self.plan.actor(actor).kind
             self._after_backward[actor] = kind in ("backward", "weight")
@@ -212,7 +212,7 @@ def _search(plan: Plan, rule: Rule, hardware: Hardware) -> Choice:
 
 
 def fits(plan: Plan, memory: Mapping[int, int]) -> bool:
-    """Do the registers of every rank stay within its cap?"""
+    """Whether the registers of every rank stay within its cap."""
     total = register_bytes(plan)
     return all(total.get(rank, 0) <= cap for rank, cap in memory.items())
 

@@ -6,15 +6,15 @@ import time
 
 import pytest
 import torch
-from signature_checks import Collector, failures, instance
-from signature_models import Gpt, classes, step_graph
-from signature_samples import f, n
 
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.ops import Meta, Ref
 from actorflow_compiler.sbp import B, P, Split, parse
 from actorflow_compiler.signatures import OpCall, derive, indexed, localise, notation, shard, signatures, table, unshard
 from actorflow_compiler.signatures.notation import parse as parse_term
+from signature_checks import Collector, failures, instance
+from signature_models import Gpt, classes, step_graph
+from signature_samples import f, n
 
 
 def shown(call: OpCall, parts: int, *wanted: str) -> set[str]:
@@ -29,8 +29,13 @@ def test_the_first_signature_is_all_broadcast() -> None:
 
 def test_a_product_of_matrices_has_three_splits_and_two_sums() -> None:
     assert shown(instance("aten.mm.default", [f(4, 6), f(6, 8)]).call, 2) == {
-        "B, B -> B", "S(0), B -> S(0)", "B, S(1) -> S(1)", "S(1), S(0) -> P", "P, B -> P", "B, P -> P",
-    }  # fmt: skip
+        "B, B -> B",
+        "S(0), B -> S(0)",
+        "B, S(1) -> S(1)",
+        "S(1), S(0) -> P",
+        "P, B -> P",
+        "B, P -> P",
+    }
 
 
 def test_an_op_without_a_line_has_the_broadcast_signature_only() -> None:
@@ -46,7 +51,9 @@ def test_random_ops_are_broadcast() -> None:
 
 
 def test_an_op_whose_shapes_do_not_fit_its_line_is_broadcast_only() -> None:
-    call = OpCall("aten.mm.default", (Ref(0), Ref(1)), (), (Meta((4, 4, 4), "float32"),) * 2, (Meta((4, 4, 4), "float32"),))
+    call = OpCall(
+        "aten.mm.default", (Ref(0), Ref(1)), (), (Meta((4, 4, 4), "float32"),) * 2, (Meta((4, 4, 4), "float32"),)
+    )
     assert shown(call, 2) == {"B, B -> B"}
 
 
@@ -123,7 +130,9 @@ def test_a_vocabulary_that_is_split_looks_up_by_the_offset_of_each_part() -> Non
     call = instance("aten.embedding.default", [f(7, 4), n(3, 5, below=7)]).call
     split = next(s for s in signatures(call, 3) if s.letter == "v")
     assert str(split) == "S(0), B -> P"
-    assert [localise(call, split, 3, i)[:2] for i in range(3)] == [("actorflow.embedding_part", (Ref(0), Ref(1), at)) for at in (0, 3, 5)]
+    assert [localise(call, split, 3, i)[:2] for i in range(3)] == [
+        ("actorflow.embedding_part", (Ref(0), Ref(1), at)) for at in (0, 3, 5)
+    ]
 
 
 def test_a_signature_serves_the_parts_that_an_earlier_axis_made() -> None:
@@ -153,7 +162,7 @@ def test_a_cut_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["ab", "a$->a", "a(b->a", "a<1>->a"])
 def test_a_term_with_a_mistake_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="->|dim|operand"):
+    with pytest.raises(ValueError, match=r"->|dim|operand"):
         parse_term(text)
 
 
@@ -166,13 +175,17 @@ MUTANTS = {
     "a running sum needs its whole dim": ("aten.cumsum.default", ".+,_->.", [f(5, 4), 1]),
     "the bias is added once": ("aten.addmm.default", "mn,mk*,kn*->mn", [f(3), f(5, 4), f(4, 3)]),
     "rows and columns are not the same": ("aten.t.default", "ab+->ab", [f(4, 4)]),
-    "the height of an image": ("aten.avg_pool2d.default", ".cHw+->.cXw", [f(2, 3, 5, 4), [2, 2]]),
-    "layer norm is over all of its dim": ("aten.native_layer_norm.default", ".n,_,n,n->.n,.1,.1", [f(5, 4), [4], f(4), f(4), 1e-5]),
+    "the height of an image": ("aten.avg_pool2d.default", ".chW+->.chX", [f(2, 3, 4, 5), [3, 3], [1, 1], [1, 1]]),
+    "layer norm is over all of its dim": (
+        "aten.native_layer_norm.default",
+        ".n,_,n,n->.n,.1,.1",
+        [f(5, 4), [4], f(4), f(4), 1e-5],
+    ),
     "the order of a group": ("aten.view.default", "abc+,#->(ba)c", [f(4, 6, 2), [24, 2]]),
     "columns of a table": ("aten.embedding.default", "dv+,.<v>->.d", [f(4, 4), n(5, below=4)]),
     "an offset is added once": ("aten.add.Scalar", ".+,_->.", [f(5, 4), 1.0]),
     "a selected dim": ("aten.select.int", "ab+->b", [f(5, 4), 0, 1]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MUTANTS)

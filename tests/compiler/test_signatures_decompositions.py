@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from signature_checks import Collector
-from signature_samples import calls, f, n
 from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.decompositions import BATCH_NORM, TABLE
+from actorflow_compiler.decompositions import BATCH_NORM, TABLE, join_norms
+from actorflow_compiler.from_fx import Names, to_graph
+from actorflow_compiler.graph import call_of, verify
 from actorflow_compiler.ops import Ref
 from actorflow_compiler.sbp import B, P, Split
 from actorflow_compiler.signatures import signatures
+from signature_checks import Collector, run
+from signature_samples import calls, f, n
 
 aten = torch.ops.aten
 
@@ -58,7 +60,9 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "l1": lambda x, y, r: F.l1_loss(x, y, reduction=r),
     "bce": lambda x, y, r: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), reduction=r),
     "bce_weighted": lambda x, y, r: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), y.detach().abs(), reduction=r),
-    "bce_logits": lambda x, y, r: F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=y.detach()[0].abs(), reduction=r),
+    "bce_logits": lambda x, y, r: F.binary_cross_entropy_with_logits(
+        x, y.sigmoid(), pos_weight=y.detach()[0].abs(), reduction=r
+    ),
     "soft_cross_entropy": lambda x, y, r: F.cross_entropy(x, y.softmax(-1), reduction=r),
     "kl": lambda x, y, r: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction=r),
 }
@@ -75,7 +79,9 @@ def test_a_loss_is_a_sum_over_a_constant(loss: str, reduction: str) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3, 2)])
-def test_cross_entropy_divides_by_a_weight_made_of_the_targets_alone(shape: tuple[int, ...], weighted: bool, reduction: str) -> None:
+def test_cross_entropy_divides_by_a_weight_made_of_the_targets_alone(
+    shape: tuple[int, ...], weighted: bool, reduction: str
+) -> None:
     target = n(*shape[:1], *shape[2:], below=7)
     target.view(-1)[1] = -100
     weight = f(7, low=0.2) if weighted else None
@@ -140,7 +146,9 @@ def test_the_bias_gradient_of_a_convolution_is_a_sum_of_its_own() -> None:
     for args, _ in calls("aten.convolution.default"):
         x, w, bias, *rest = args
         if bias is not None:
-            ops = assert_same(with_gradients(lambda x, w, b, rest=rest: aten.convolution(x, w, b, *rest)), x, w, bias, tolerance=1e-8)
+            ops = assert_same(
+                with_gradients(lambda x, w, b, rest=rest: aten.convolution(x, w, b, *rest)), x, w, bias, tolerance=1e-8
+            )
             assert "aten.sum.dim_IntList" in ops
 
 
@@ -155,8 +163,12 @@ def test_clipping_gradients_needs_only_sums_of_squares() -> None:
     assert not [op for op in assert_same(step, f(5, 7)) if "norm" in op]
 
 
-def batch_norm_step(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, upstream: Tensor, training: bool) -> list[Tensor]:
-    out, m, inv, new_mean, new_var = aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, training, 0.1, 1e-5)
+def batch_norm_step(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, upstream: Tensor, training: bool
+) -> list[Tensor]:
+    out, m, inv, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, var, training, 0.1, 1e-5
+    )
     grads = aten.native_batch_norm_backward(upstream, x, weight, mean, var, m, inv, training, 1e-5, [True, True, True])
     return [out, new_mean, new_var, *grads]
 
@@ -178,7 +190,11 @@ def test_batch_norm_in_sums_is_batch_norm(shape: tuple[int, ...], training: bool
 def test_the_variance_of_batch_norm_in_sums_survives_a_large_mean() -> None:
     x = (f(64, 2, 8, 8) * 0.01 + 100.0).float()
     ones, zeros = torch.ones(2), torch.zeros(2)
-    module = traced(lambda x: [aten._native_batch_norm_legit_functional(x, ones, zeros, zeros, zeros, True, 1.0, 1e-5)[4]], x, table=BATCH_NORM)
+    module = traced(
+        lambda x: [aten._native_batch_norm_legit_functional(x, ones, zeros, zeros, zeros, True, 1.0, 1e-5)[4]],
+        x,
+        table=BATCH_NORM,
+    )
     torch.testing.assert_close(module(x)[0].double(), x.double().var((0, 2, 3)), rtol=1e-4, atol=0.0)
 
 
@@ -198,3 +214,22 @@ def test_every_op_of_batch_norm_in_sums_can_have_its_batch_split() -> None:
             assert all(o in (P, B, Split(0), None) for s in found for o in s.outs)
     assert any("sum" in call.op for call in collected.found)
     assert any(isinstance(a, Ref) for call in collected.found for a in call.args)
+
+
+def test_the_norm_of_many_norms_takes_no_roots_in_between() -> None:
+    def step(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in (x, y)]))]
+
+    x, y = f(5, 7), f(3)
+    module = traced(step, x, y)
+    names = Names((), (("x", "batch"), ("y", "batch")))
+    graph = to_graph(module, names, {}, {}, False).graph
+    joined = join_norms(graph)
+    assert [n.op for n in graph.nodes].count("aten.sqrt.default") == 3
+    assert [n.op for n in joined.nodes].count("aten.sqrt.default") == 1
+    values = {i.value: t for i, t in zip(joined.inputs, (x, y), strict=True)}
+    for node in verify(joined).nodes:
+        call, operands = call_of(node, joined.metas)
+        out = run(call.op, call.args, call.kwargs, [values[v] for v in operands])
+        values.update(zip(node.outs, out, strict=True))
+    torch.testing.assert_close(values[joined.results[0]], step(x, y)[0])

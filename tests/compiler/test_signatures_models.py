@@ -6,12 +6,12 @@ import operator
 
 import pytest
 import torch
-from signature_checks import Collector, failures
-from signature_models import models, step_graph
 
 from actorflow_compiler.sbp import B, P, Sbp, Split
-from actorflow_compiler.signatures import OpCall, Signature, notation, signatures
+from actorflow_compiler.signatures import OpCall, Signature, localise, notation, shard, signatures
 from actorflow_compiler.signatures.table import TABLE
+from signature_checks import Collector, failures, instance, real
+from signature_models import models, step_graph
 
 WITHOUT = {"aten.arange.default", "aten.arange.start", "aten.scalar_tensor.default", "aten.lift_fresh_copy.default"}
 
@@ -36,7 +36,9 @@ def test_each_signature_of_each_op_of_a_step_gives_what_the_whole_op_gives(name:
 class Walk:
     """Lays a step out op by op, as its inputs lie, and refuses to gather anything."""
 
-    def __init__(self, collector: Collector, given: dict[str, Sbp], parts: int, may_gather: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, collector: Collector, given: dict[str, Sbp], parts: int, may_gather: tuple[str, ...] = ()
+    ) -> None:
         self.parts, self.reduced, self.may_gather = parts, 0, may_gather  # bytes of sums of terms that were added up
         self.layout: dict[torch.fx.Node, list[Sbp | None]] = {}
         for node in collector.module.graph.nodes:
@@ -60,7 +62,9 @@ class Walk:
         wanted = [s for s in have if isinstance(s, Split)]
         best = min(signatures(call, self.parts, wanted=wanted), key=lambda s: self.price(s, have, call))
         price = self.price(best, have, call)
-        assert price < GATHER or call.op.startswith(self.may_gather), f"{call.op} {notation(call)} {[str(m) for m in call.ins]} cannot take {[str(s) for s in have]}"
+        assert price < GATHER or call.op.startswith(self.may_gather), (
+            f"{call.op} {notation(call)} {[str(m) for m in call.ins]} cannot take {[str(s) for s in have]}"
+        )
         for x, h, need, m in zip(operands, have, best.ins, call.ins, strict=True):
             if h == P != need and self.layout[x] == [P]:
                 self.reduced += m.nbytes
@@ -107,11 +111,42 @@ def test_heads_and_columns_that_are_split_stay_split_between_two_sums(parts: int
     collector = Collector(module)
     collector.run(*inputs)
     columns, rows = Split(0, 3, unit), Split(1, 1, unit)  # three heads of four: by head
-    hints: dict[str, Sbp] = {"qkv.weight": columns, "qkv.bias": columns, "out.weight": rows, "up.weight": Split(0), "up.bias": Split(0), "down.weight": Split(1)}
+    hints: dict[str, Sbp] = {
+        "qkv.weight": columns,
+        "qkv.bias": columns,
+        "out.weight": rows,
+        "up.weight": Split(0),
+        "up.bias": Split(0),
+        "down.weight": Split(1),
+    }
     hints["tokens.weight"] = Split(0)
     names = [n for n, _ in model.named_parameters()]
     holders = [node.name for node in collector.module.graph.find_nodes(op="placeholder")]
-    walk = Walk(collector, {h: hints[n] for h, n in zip(holders, names, strict=False) if n in hints}, parts, may_gather=("aten._log_softmax",))
+    walk = Walk(
+        collector,
+        {h: hints[n] for h, n in zip(holders, names, strict=False) if n in hints},
+        parts,
+        may_gather=("aten._log_softmax",),
+    )
     activations = 5 * 6 * 12 * 8
     assert walk.reduced <= 7 * activations
-    assert [walk.layout[r][0] for r in collector.module.graph.output_node().args[0]][1:][:len(names)].count(B) == len(names) - len(hints)
+    assert [walk.layout[r][0] for r in collector.module.graph.output_node().args[0]][1:][: len(names)].count(B) == len(
+        names
+    ) - len(hints)
+
+
+@pytest.mark.parametrize("name", ["gpt where", "cnn"])
+def test_what_one_device_runs_can_be_split_again_along_a_second_axis(name: str) -> None:
+    wrong: list[str] = []
+    splits = 0
+    for case in collect(name, 4).found.values():
+        cut = [s for s in signatures(case.call, 2) if s.letter is not None]
+        for signature in cut[:: max(1, len(cut) // 2)]:
+            op, args, kwargs, _ = localise(case.call, signature, 2, 1)
+            tensors = [shard(x, s, 2)[1] for x, s in zip(case.operands, signature.ins, strict=True)]
+            used = [m is not None for m in case.call.outs]
+            local = instance(op, [real(a, tensors) for a in args], {k: real(v, tensors) for k, v in kwargs}, used)
+            wrong += failures(local, 2, 1e-7, wanted=False)
+            splits += len(signatures(local.call, 2)) - 1
+    assert not wrong, "\n".join(wrong)
+    assert splits > 300

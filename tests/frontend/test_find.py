@@ -71,6 +71,19 @@ def test_functions_that_the_function_calls_are_searched_too():
     assert list(find(step).modules) == ["global_model"]
 
 
+def test_functions_inside_decorators_of_libraries_are_found():
+    @torch.no_grad()
+    def evaluate(x: Tensor) -> Tensor:
+        return helper(x)
+
+    def step(x: Tensor) -> Any:
+        return evaluate(x), torch.func.vmap(lambda y: y * global_scale)(x)
+
+    state = find(step)
+    assert list(state.modules) == ["global_model"]
+    assert "global_scale" in state.held
+
+
 class Trainer:
     def __init__(self) -> None:
         self.model = nn.Linear(2, 2)

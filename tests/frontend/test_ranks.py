@@ -177,6 +177,10 @@ BAD = {
         "step(*batch(0))\nif rank: model.load_state_dict(model.state_dict())\nfloat(step(*batch(0)))",
         ["rank 0 made call 2", "writes of state"],
     ),
+    "another learning rate": (
+        "step(*batch(0))\nif rank: optimizer.param_groups[0]['lr'] /= 2\nfloat(step(*batch(0)))",
+        ["optimizer.0: lr 0.01,", "optimizer.0: lr 0.005,"],
+    ),
     "more placements than devices": (
         "flow.place(model, {'2': flow.placement('cpu', [2])})\nstep(*batch(0))",
         ["rank 2", "2 devices"],

@@ -189,7 +189,7 @@ def test_strings_never_become_source() -> None:
 
 
 def test_ops_that_the_scripts_imports_registered_are_allowed() -> None:
-    library: Any = torch.library.Library("actorflow_test_kernels", "DEF")
+    library: Any = torch.library.Library("actorflow_test_kernels", "DEF")  # type: ignore[no-untyped-call]
     try:
         library.define("twice(Tensor x) -> Tensor")
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")

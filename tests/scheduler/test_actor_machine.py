@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plans import Sketch
 
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Plan
@@ -20,6 +19,7 @@ from actorflow_scheduler.machine import (
     Offer,
     Release,
 )
+from plans import Sketch
 
 
 def two_queues(slots: int, rate: int) -> Plan:
@@ -253,5 +253,5 @@ def test_more_arrivals_than_slots_and_more_credits_than_tokens_are_illegal() -> 
     receiver.handle(Arrived(1))
     with pytest.raises(IllegalEvent, match=r"no slot .* free .* Arrived\(register=1\), Arrived"):
         receiver.handle(Arrived(1))
-    with pytest.raises(IllegalEvent, match="no slot .* taken"):
+    with pytest.raises(IllegalEvent, match=r"no slot .* taken"):
         sender.handle(Credited(1))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from plans import Sketch
 
 from actorflow_compiler.plan import Actor, Box, Comm, Exchange, FromRegister, OfVariable, Plan
 from actorflow_scheduler.cost import Hardware, moved_bytes, register_bytes, seconds
+from plans import Sketch
 
 HARDWARE = Hardware(flops_per_s=100.0, bytes_per_s=10.0, latency_s=2.0, fire_overhead_s=0.5)
 

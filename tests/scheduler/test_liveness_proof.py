@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans import Sketch, pipeline
 
 from actorflow_compiler.errors import DeadlockError, PlanError
 from actorflow_compiler.plan import Comm, Order
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
+from plans import Sketch, pipeline
 
 
 def crossed() -> Sketch:
@@ -131,7 +131,7 @@ def test_members_of_a_collective_that_disagree_are_refused() -> None:
     s = Sketch(2)
     s.actor("x", "boxing", queue="comm", comm=Comm("all_reduce", 0, (0, 1)))
     s.actor("x", "boxing", rank=1, queue="comm", rate=2, comm=Comm("all_reduce", 0, (0, 1)))
-    with pytest.raises(PlanError, match="members disagree.* rate 1 on rank 0.* rate 2 on rank 1"):
+    with pytest.raises(PlanError, match=r"members disagree.* rate 1 on rank 0.* rate 2 on rank 1"):
         prove(s.plan({}))
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import Sketch, pipeline
 
 from actorflow_compiler.plan import Plan, verify
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.events import Fire, Instruction, Release
 from actorflow_scheduler.timeline import simulate
+from plans import Sketch, pipeline
 
 ITERATIONS = 3
 

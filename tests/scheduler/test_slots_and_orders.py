@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from plans import Sketch, pipeline
 
 from actorflow_compiler.errors import DeadlockError, PlanError
 from actorflow_compiler.plan import Read
@@ -15,6 +14,7 @@ from actorflow_scheduler.cost import register_bytes
 from actorflow_scheduler.order import forward_first, order, text
 from actorflow_scheduler.registers import least, size, with_slots
 from actorflow_scheduler.timeline import simulate
+from plans import Sketch, pipeline
 
 FAST_NETWORK = Hardware(flops_per_s=1e3, bytes_per_s=1e12, latency_s=1e-6, fire_overhead_s=0.0)  # F takes 1 ms
 SLOW_NETWORK = Hardware(flops_per_s=1e3, bytes_per_s=1e12, latency_s=5e-4, fire_overhead_s=0.0)  # a send 0.5 ms
@@ -128,7 +128,7 @@ def test_a_memory_cap_takes_slots_and_costs_time_but_not_liveness() -> None:
     tight = schedule(plan, FAST_NETWORK, {0: cap})
     assert register_bytes(tight)[0] <= cap < register_bytes(free)[0]
     assert simulate(tight, 3, FAST_NETWORK).period >= simulate(free, 3, FAST_NETWORK).period
-    with pytest.raises(PlanError, match="rank 0 needs .* bytes for its registers"):
+    with pytest.raises(PlanError, match=r"rank 0 needs .* bytes for its registers"):
         schedule(plan, FAST_NETWORK, {0: 1000})
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from plans import Sketch, pipeline
 
 from actorflow_compiler.errors import DeadlockError
 from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.order import backward_first, order
 from actorflow_scheduler.timeline import simulate
+from plans import Sketch, pipeline
 
 UNIT = Hardware(flops_per_s=1.0, bytes_per_s=1e12, latency_s=0.0, fire_overhead_s=0.0)  # one operation a second
 
@@ -101,5 +101,5 @@ def test_a_stuck_plan_raises_instead_of_ending_early() -> None:
     a, b = s.actor("a"), s.actor("b", "sink", queue="sink")
     s.join(a, b)
     s.join(b, a)
-    with pytest.raises(DeadlockError, match="a@rank0 waits for register 1 .empty. filled by b@rank0"):
+    with pytest.raises(DeadlockError, match=r"a@rank0 waits for register 1 .empty. filled by b@rank0"):
         simulate(s.plan({}), 1, UNIT)

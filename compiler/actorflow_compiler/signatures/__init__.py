@@ -1,4 +1,4 @@
-"""Op instances go in; the layouts that their operands and outputs may have together come out, and what one device then runs."""
+"""Op instances go in; the layouts that their tensors may have together, and what a device then runs, come out."""
 
 from __future__ import annotations
 

@@ -58,7 +58,10 @@ def _schema(op: str) -> tuple[tuple[str, Arg], ...] | None:
     found = overload(op)
     if found is None:
         return None
-    return tuple((a.name, tuple(a.default_value) if isinstance(a.default_value, list) else a.default_value) for a in found._schema.arguments)
+    return tuple(
+        (a.name, tuple(a.default_value) if isinstance(a.default_value, list) else a.default_value)
+        for a in found._schema.arguments
+    )
 
 
 def bind(call: OpCall) -> tuple[Arg, ...]:

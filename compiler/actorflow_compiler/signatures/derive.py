@@ -7,7 +7,7 @@ terms passed through an op that is linear.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from actorflow_compiler.sbp import B, P, PartialSum, Sbp, Split, canonical
 from actorflow_compiler.signatures.call import OpCall, Signature
@@ -56,7 +56,11 @@ def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: 
                 continue
             cut = (w.blocks // before, w.unit // after if w.unit % after == 0 else 1)
             size = tensor.meta.shape[dim]
-            if cut == (1, 1) or op.size[letter] % (cut[0] * cut[1]) or (cut[0] > 1 and any(t.values == letter for t in op.ins)):
+            if (
+                cut == (1, 1)
+                or op.size[letter] % (cut[0] * cut[1])
+                or (cut[0] > 1 and any(t.values == letter for t in op.ins))
+            ):
                 continue
             if tensor.layout(letter, op.size, *cut, parts) == canonical(w, size, parts):
                 found.add(cut)
@@ -77,7 +81,9 @@ def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, part
         return
     for terms in _sums(op, [layout is not None for layout in cut]):
         if not terms or all(lacking[i] or o is None for i, o in enumerate(op.outs)):
-            yield from _legal(call, cut, [P if lack else layout for lack, layout in zip(lacking, made, strict=True)], terms, letter)
+            yield from _legal(
+                call, cut, [P if lack else layout for lack, layout in zip(lacking, made, strict=True)], terms, letter
+            )
 
 
 def _terms(call: OpCall, op: Instance) -> Iterator[Signature]:
@@ -100,12 +106,20 @@ def _sums(op: Instance, has: list[bool]) -> list[tuple[int, ...]]:
     return [(*plus, i) for i in star]
 
 
-def _legal(call: OpCall, cut: list[Split | None], made: list[Split | None] | list[Split | PartialSum | None], terms: tuple[int, ...], letter: str | None) -> Iterator[Signature]:
+def _legal(
+    call: OpCall,
+    cut: list[Split | None],
+    made: Sequence[Split | PartialSum | None],
+    terms: tuple[int, ...],
+    letter: str | None,
+) -> Iterator[Signature]:
     """The signature, if only floating tensors are sums of terms; outputs that the notation ignores are broadcast."""
     ins: list[Sbp] = [P if i in terms else layout or B for i, layout in enumerate(cut)]
-    outs: list[Sbp | None] = [None if meta is None else layout or B for meta, layout in zip(call.outs, made, strict=False)]
-    sums = [m for m, s in zip(call.ins, ins, strict=True) if s == P] + [m for m, s in zip(call.outs, outs, strict=True) if s == P and m is not None]
+    outs: list[Sbp | None] = [
+        None if meta is None else layout or B for meta, layout in zip(call.outs, made, strict=False)
+    ]
+    sums = [m for m, s in zip(call.ins, ins, strict=True) if s == P] + [
+        m for m, s in zip(call.outs, outs, strict=True) if s == P and m is not None
+    ]
     if all(m.is_float for m in sums):
         yield Signature(tuple(ins), tuple(outs), letter)
-
-

@@ -93,13 +93,17 @@ class _Matching:
             raise _Mismatch
         used = [(t, m) for t, m in zip(templates, outs, strict=False) if t is not None and m is not None]
         rank = max(
-            [len(m.shape) - _explicit(o.dims) for o, m in self.operands() if "." in o.dims] + [len(m.shape) - _explicit(t) for t, m in used if "." in t],
+            [len(m.shape) - _explicit(o.dims) for o, m in self.operands() if "." in o.dims]
+            + [len(m.shape) - _explicit(t) for t, m in used if "." in t],
             default=0,
         )
         free = [c for c in string.ascii_lowercase if c not in self.term.letters][:rank]
         named = self.named_dims(free)
         ins = tuple(self.indexed(i, free, named) for i in range(len(self.call.ins)))
-        made = tuple(None if t is None or m is None else self.made(t, m, free, named) for t, m in zip(templates, outs, strict=False))
+        made = tuple(
+            None if t is None or m is None else self.made(t, m, free, named)
+            for t, m in zip(templates, outs, strict=False)
+        )
         self.infer_sizes([*ins, *(o for o in made if o is not None)])
         splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen)
         never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
@@ -199,4 +203,6 @@ def _explicit(template: Template) -> int:
 
 def _unit_dims(tensor: Indexed) -> Indexed:
     """The tensor with its dims of size 1 as broadcast."""
-    return replace(tensor, dims=tuple(() if n == 1 else group for group, n in zip(tensor.dims, tensor.meta.shape, strict=True)))
+    return replace(
+        tensor, dims=tuple(() if n == 1 else group for group, n in zip(tensor.dims, tensor.meta.shape, strict=True))
+    )

@@ -16,8 +16,10 @@ Kwargs = tuple[tuple[str, Arg], ...]
 Local = tuple[str, tuple[Arg, ...], Kwargs]
 
 
-def localise(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[str, tuple[Arg, ...], Kwargs, tuple[Meta, ...]]:
-    """The op, arguments and keyword arguments for device ``index`` of ``parts``, and the Metas of the outputs that are used.
+def localise(
+    call: OpCall, signature: Signature, parts: int, index: int
+) -> tuple[str, tuple[Arg, ...], Kwargs, tuple[Meta, ...]]:
+    """The op, arguments and keyword arguments for device ``index`` of ``parts``, and the Metas of the used outputs.
 
     Refs keep their numbers; sizes among the arguments become local ones.  Only the layouts of the
     signature count, so one that was made for another instance of the same op serves, too, if its

@@ -53,25 +53,25 @@ def _normalised(call: OpCall, at: int) -> tuple[str, str]:
 
 
 def layer_norm(call: OpCall) -> str:
-    """``.N,_,N,N->.N,.1,.1``"""
+    """``.N,_,N,N->.N,.1,.1``."""
     n, one = _normalised(call, 1)
     return f".{n},_,{n},{n}->.{n},.{one},.{one}"
 
 
 def layer_norm_backward(call: OpCall) -> str:
-    """``.N+,.N,_,.1,.1,N,N->.N,N,N``"""
+    """``.N+,.N,_,.1,.1,N,N->.N,N,N``."""
     n, one = _normalised(call, 2)
     return f".{n}+,.{n},_,.{one},.{one},{n},{n}->.{n},{n},{n}"
 
 
 def rms_norm(call: OpCall) -> str:
-    """``.N,_,N->.N,.1``"""
+    """``.N,_,N->.N,.1``."""
     n, one = _normalised(call, 1)
     return f".{n},_,{n}->.{n},.{one}"
 
 
 def rms_norm_backward(call: OpCall) -> str:
-    """``.N+,.N,_,.1,N->.N,N``"""
+    """``.N+,.N,_,.1,N->.N,N``."""
     n, one = _normalised(call, 2)
     return f".{n}+,.{n},_,.{one},{n}->.{n},{n}"
 
@@ -81,13 +81,13 @@ def _space(call: OpCall) -> str:
 
 
 def group_norm(call: OpCall) -> str:
-    """``nCHW,C,C,#0->nCHW,nG,nG``"""
+    """``nCHW,C,C,#0->nCHW,nG,nG``."""
     space = _space(call)
     return f"nC{space},C,C,#0->nC{space},nG,nG"
 
 
 def group_norm_backward(call: OpCall) -> str:
-    """``nCHW+,nCHW,nG,nG,C,#0->nCHW,C,C``"""
+    """``nCHW+,nCHW,nG,nG,C,#0->nCHW,C,C``."""
     space = _space(call)
     return f"nC{space}+,nC{space},nG,nG,C,#0->nC{space},C,C"
 
@@ -117,7 +117,7 @@ def _channels(call: OpCall, groups: int, transposed: bool) -> tuple[str, str, st
 
 
 def convolution(call: OpCall) -> str:
-    """``ncHW*,ocKL*,o+->noXY``"""
+    """``ncHW*,ocKL*,o+->noXY``."""
     *_, transposed, _, groups = bind(call)
     c, o, weight = _channels(call, groups, transposed)
     rank = len(call.ins[0].shape) - 2
@@ -154,7 +154,7 @@ def nll_loss(call: OpCall) -> str | None:
 
 
 def nll_loss_backward(call: OpCall) -> str | None:
-    """``+,nC,n,C,_,_,_->nC``"""
+    """``+,nC,n,C,_,_,_->nC``."""
     n = _samples(call, 2)
     if n is None or not isinstance(bind(call)[0], Ref):
         return None

@@ -64,7 +64,7 @@ class _Dims:
 
 
 def transpose(call: OpCall) -> str:
-    """``ab -> ba``"""
+    """``ab -> ba``."""
     _, i, j = bind(call)
     order = list(range(len(call.ins[0].shape)))
     if order:
@@ -108,10 +108,13 @@ def expand(call: OpCall) -> str:
 
 
 def repeat(call: OpCall) -> str:
-    """``ab -> (Ra)b``"""
+    """``ab -> (Ra)b``."""
     x, times = call.ins[0].shape, bind(call)[1]
     new = len(times) - len(x)
-    out = [c.upper() if i < new else c if n == 1 else f"({'ZYXWVUTS'[i % 8]}{c})" for i, (c, n) in enumerate(zip(LOWER, times, strict=False))]
+    out = [
+        c.upper() if i < new else c if n == 1 else f"({'ZYXWVUTS'[i % 8]}{c})"
+        for i, (c, n) in enumerate(zip(LOWER, times, strict=False))
+    ]
     return f"{LOWER[new : len(times)]}+,_->{''.join(out)}"
 
 
@@ -163,7 +166,7 @@ def slice_scatter(call: OpCall) -> str:
 
 
 def select(call: OpCall) -> str:
-    """``x[:, i]``"""
+    """``x[:, i]``."""
     x = call.ins[0].shape
     into, out = _one_other(len(x), bind(call)[1] % len(x), "Z", "")
     return f"{into}+->{out}"
@@ -242,11 +245,13 @@ def _aligned(x: Meta, index: Meta, dim: Any, along: str) -> tuple[str, str]:
     rank = len(x.shape)
     d = dim % max(1, rank)
     shared = [c if x.shape[k] == index.shape[k] else c.upper() for k, c in enumerate(LOWER[:rank])]
-    return "".join("Z" if k == d else c for k, c in enumerate(shared)), "".join(along if k == d else c for k, c in enumerate(shared))
+    return "".join("Z" if k == d else c for k, c in enumerate(shared)), "".join(
+        along if k == d else c for k, c in enumerate(shared)
+    )
 
 
 def gather(call: OpCall) -> str | None:
-    """``aZ,_,ai->ai``"""
+    """``aZ,_,ai->ai``."""
     x, dim, index, *_ = bind(call)
     if len(operand(call, index).shape) != len(operand(call, x).shape):
         return None
@@ -275,7 +280,7 @@ def scatter_add(call: OpCall) -> str | None:
 
 
 def index_select(call: OpCall) -> str | None:
-    """``aZb,_,i->aib``"""
+    """``aZb,_,i->aib``."""
     x = call.ins[0].shape
     if not x or len(call.ins[1].shape) != 1:
         return None
@@ -325,7 +330,9 @@ def index_put(call: OpCall) -> str | None:
     sizes = dict(zip(source, operand(call, x).shape, strict=True))
     for p in positions:
         shape = operand(call, p).shape if p is not None else ()
-        sizes |= {c: n for c, n in zip(reversed(along.split(";")[0]), reversed(shape), strict=False) if sizes.get(c, 1) == 1}
+        sizes |= {
+            c: n for c, n in zip(reversed(along.split(";")[0]), reversed(shape), strict=False) if sizes.get(c, 1) == 1
+        }
     whole = operand(call, values).shape == tuple(sizes[c] for c in out)
     if not (accumulate and whole):  # which of several values for one place wins, or how often one counts, would change
         frozen = set(along) - {";"}

@@ -19,7 +19,10 @@ def shard(tensor: Tensor, sbp: Sbp, parts: int, generator: torch.Generator | Non
     """
     if isinstance(sbp, Split):
         size = tensor.shape[sbp.dim]
-        return [torch.cat([tensor.narrow(sbp.dim, start, n) for start, n in spans(size, sbp, parts, i)], sbp.dim) for i in range(parts)]
+        return [
+            torch.cat([tensor.narrow(sbp.dim, start, n) for start, n in spans(size, sbp, parts, i)], sbp.dim)
+            for i in range(parts)
+        ]
     if not isinstance(sbp, PartialSum):
         return [tensor] * parts
     if generator is None:

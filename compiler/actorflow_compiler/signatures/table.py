@@ -3,8 +3,8 @@
 To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
 or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
 ``actorflow.first``.  Where the term depends on shapes or arguments, give a function of the OpCall
-(``shaped_views.py``, ``shaped_layers.py``) instead.  Every line is verified by execution in ``tests/compiler``, from a sample
-that has to be added there.
+(``shaped_views.py``, ``shaped_layers.py``) instead.  Every line is verified by running the op on parts
+of the samples in ``tests/signature_samples.py``, where one has to be added, too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ Line = str | Callable[[OpCall], str | None]
 _LINES: tuple[tuple[str, Line], ...] = (
     # one operand, not linear
     (
-        "abs acos acosh asin asinh atan atanh bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar ceil celu clamp clamp_max clamp_min cos cosh "
-        "digamma elu eq.Scalar erf erfc erfinv exp exp2 expm1 fill.Scalar floor fmod.Scalar full_like ge.Scalar gelu gt.Scalar hardsigmoid "
-        "hardswish hardtanh isfinite isinf isnan le.Scalar leaky_relu lgamma log log10 log1p log2 logical_not logit lt.Scalar mish "
-        "nan_to_num ne.Scalar ones_like pow.Tensor_Scalar reciprocal relu remainder.Scalar round rsqrt sgn sigmoid sign silu "
-        "sin sinh softplus softshrink hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero div.Scalar_mode",
+        "abs acos acosh asin asinh atan atanh bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar "
+        "ceil celu clamp clamp_max clamp_min cos cosh digamma elu eq.Scalar erf erfc erfinv exp exp2 expm1 "
+        "fill.Scalar floor fmod.Scalar full_like ge.Scalar gelu gt.Scalar hardsigmoid hardswish hardtanh isfinite "
+        "isinf isnan le.Scalar leaky_relu lgamma log log10 log1p log2 logical_not logit lt.Scalar mish nan_to_num "
+        "ne.Scalar ones_like pow.Tensor_Scalar reciprocal relu remainder.Scalar round rsqrt sgn sigmoid sign silu "
+        "sin sinh softplus softshrink hardshrink sqrt square tan tanh threshold trunc zeros_like empty_like zero "
+        "div.Scalar_mode",
         ".->.",
     ),
     # two and three operands, not linear
     (
-        "atan2 bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor clamp_max.Tensor clamp_min.Tensor copysign.Tensor div.Tensor_mode "
-        "eq.Tensor floor_divide fmod.Tensor ge.Tensor gt.Tensor hypot le.Tensor logaddexp logical_and logical_or logical_xor lt.Tensor "
-        "max.other maximum min.other minimum ne.Tensor pow.Tensor_Tensor remainder.Tensor xlogy.Tensor fill.Tensor",
+        "atan2 bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor clamp_max.Tensor clamp_min.Tensor "
+        "copysign.Tensor div.Tensor_mode eq.Tensor floor_divide fmod.Tensor ge.Tensor gt.Tensor hypot le.Tensor "
+        "logaddexp logical_and logical_or logical_xor lt.Tensor max.other maximum min.other minimum ne.Tensor "
+        "pow.Tensor_Tensor remainder.Tensor xlogy.Tensor fill.Tensor",
         ".,.->.",
     ),
     ("pow.Scalar", "_,.->."),
@@ -52,8 +55,9 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("copy", ".,.+->."),
     # backward of pointwise ops: linear in the gradient
     (
-        "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward hardsigmoid_backward "
-        "hardswish_backward leaky_relu_backward softplus_backward native_dropout_backward softshrink_backward hardshrink_backward",
+        "gelu_backward silu_backward mish_backward sigmoid_backward tanh_backward threshold_backward "
+        "hardtanh_backward hardsigmoid_backward hardswish_backward leaky_relu_backward softplus_backward "
+        "native_dropout_backward softshrink_backward hardshrink_backward",
         ".+,.->.",
     ),
     ("elu_backward", ".+,_,_,_,_,.->."),
@@ -72,7 +76,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("sum.dim_IntList", ".+,@->/"),
     ("nansum", ".,@->/"),
     ("mean.dim", ".+,@!->/"),
-    ("amax amin any.dim any.dims all.dim all.dims argmax argmin logsumexp prod.dim_int var.correction std.correction", ".,@!->/"),
+    (
+        "amax amin any.dim any.dims all.dim all.dims argmax argmin logsumexp prod.dim_int var.correction "
+        "std.correction",
+        ".,@!->/",
+    ),
     ("max.dim min.dim var_mean.correction std_mean.correction", ".,@!->/,/"),
     ("linalg_vector_norm", ".,_,@!->/"),
     ("cumsum flip", ".+,@->."),
@@ -133,7 +141,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("_fused_rms_norm_backward", layers.rms_norm_backward),
     ("native_group_norm", layers.group_norm),
     ("native_group_norm_backward", layers.group_norm_backward),
-    ("native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _native_batch_norm_legit_functional", layers.batch_norm),
+    (
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
+        "_native_batch_norm_legit_functional",
+        layers.batch_norm,
+    ),
     ("native_batch_norm_backward", layers.batch_norm_backward),
     # images
     ("convolution", layers.convolution),
@@ -142,7 +154,10 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("max_pool2d_with_indices_backward", ".cXY+,.cHW,_,_,_,_,_,.cXY->.cHW !c"),
     ("avg_pool2d _adaptive_avg_pool2d", ".cHW+->.cXY !c"),
     ("avg_pool2d_backward _adaptive_avg_pool2d_backward", ".cXY+,.cHW->.cHW !c"),
-    ("upsample_nearest2d.vec upsample_nearest2d upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d", ".cHW+->.cXY !c"),
+    (
+        "upsample_nearest2d.vec upsample_nearest2d upsample_bilinear2d upsample_bilinear2d.vec upsample_bicubic2d",
+        ".cHW+->.cXY !c",
+    ),
     ("upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward", ".cXY+,_,#->.cHW !c"),
     # losses
     ("nll_loss_forward nll_loss2d_forward", layers.nll_loss),
