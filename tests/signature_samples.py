@@ -154,15 +154,16 @@ def _arg_reduce() -> Iterator[Any]:
 
 
 def _attention(backward: bool) -> Iterator[Any]:
-    for batch, heads, s, t, causal, mask in (
-        (5, 3, 4, 4, True, None),
-        (2, 6, 5, 7, False, None),
-        (3, 4, 5, 6, False, (3, 4, 5, 6)),
-        (3, 4, 5, 6, False, (3, 1, 5, 6)),
-        (3, 2, 5, 6, False, (5, 6)),
-        (1, 5, 3, 3, True, None),
+    for batch, heads, groups, s, t, causal, mask in (
+        (5, 3, 3, 4, 4, True, None),
+        (2, 6, 6, 5, 7, False, None),
+        (3, 4, 4, 5, 6, False, (3, 4, 5, 6)),
+        (3, 4, 4, 5, 6, False, (3, 1, 5, 6)),
+        (3, 2, 2, 5, 6, False, (5, 6)),
+        (1, 5, 5, 3, 3, True, None),
+        (2, 6, 3, 4, 4, True, None),
     ):
-        q, k, v = f(batch, heads, s, 8), f(batch, heads, t, 8), f(batch, heads, t, 8)
+        q, k, v = f(batch, heads, s, 8), f(batch, groups, t, 8), f(batch, groups, t, 8)
         kwargs = {"attn_mask": None if mask is None else f(*mask), "scale": 0.3}
         if not backward:
             yield [q, k, v, 0.0, causal], kwargs
