@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from actorflow_compiler.random_ops import uniform
 from actorflow_compiler.sbp import Split
-from trained import CASES, Layout, train_eagerly, train_planned
+from trained import CASES, DROPOUT, Layout, train_eagerly, train_planned
 
 LAYOUTS = {
     "one device": Layout(1),
@@ -33,6 +34,23 @@ def test_a_batch_that_does_not_divide_evenly_trains_as_well(name: str, size: int
 
 def test_a_batch_smaller_than_the_number_of_devices_trains_as_well() -> None:
     check("mlp", Layout(3), 2)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])
+def test_dropout_drops_the_same_elements_under_every_plan(layout: str) -> None:
+    expected, parameters, _ = train_planned(DROPOUT, LAYOUTS["one device"], [16] * STEPS)
+    losses, found, _ = train_planned(DROPOUT, LAYOUTS[layout], [16] * STEPS)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_keeps_its_share_of_elements_and_draws_anew_in_every_call() -> None:
+    first, again = (uniform(None, (200, 300), (((0, 200),), ((0, 300),)), 1, seed, None, None) for seed in (0, 1))
+    assert abs((first < 0.3).float().mean().item() - 0.3) < 0.01
+    assert abs(first.mean().item() - 0.5) < 0.01
+    assert abs(torch.corrcoef(torch.stack([first.flatten(), again.flatten()]))[0, 1].item()) < 0.02
+    rows = torch.corrcoef(torch.stack([first[:-1].flatten(), first[1:].flatten()]))[0, 1].item()
+    assert abs(rows) < 0.02
 
 
 def check(name: str, layout: Layout, size: int) -> None:

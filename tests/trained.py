@@ -16,6 +16,7 @@ from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Plan
+from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import Sbp
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_scheduler.schedule import schedule
@@ -30,6 +31,16 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.b(F.relu(self.a(x)))))
+
+
+class DropoutMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(F.relu(self.a(x)), 0.3)
+        return self.head(F.dropout(F.relu(self.b(x)), 0.5))
 
 
 class CNN(nn.Module):
@@ -107,6 +118,7 @@ def texts(n: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, VOCABULARY, (n, LENGTH)), torch.randint(0, VOCABULARY, (n, LENGTH))
 
 
+DROPOUT = Case(DropoutMLP, adamw, labelled(8), ("a", "b|head"))
 CASES = {
     "mlp": Case(MLP, adamw, labelled(8), ("a", "b|head")),
     "cnn": Case(CNN, momentum, labelled(64), (r".*_1", r".*_2|head"), batch_norm=True),
@@ -189,12 +201,13 @@ def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[fl
     """The same training by a plan, all ranks in this process; sizes must be equal."""
     plan, values, optimizer = plan_of(case, layout, sizes[0])
     group = optimizer.param_groups[0]
-    scalars = {"optimizer.0.lr": group["lr"], "optimizer.0.weight_decay": group["weight_decay"]}
+    scalars: dict[str, float] = {"optimizer.0.lr": group["lr"], "optimizer.0.weight_decay": group["weight_decay"]}
     torch.manual_seed(1)
     losses = []
     with LocalCluster(plan, variables=values) as cluster:
-        for size in sizes:
+        for number, size in enumerate(sizes):
             x, y = case.batch(size)
+            scalars[SEED] = number
             losses.append(cluster.run({"x": x, "y": y}, scalars)[0].item())
         state = {
             v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"

@@ -22,7 +22,7 @@ class Pulls:
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
-        self._pool = ThreadPoolExecutor(2, "actorflow-serve")
+        self._pool = ThreadPoolExecutor(64, "actorflow-serve")
 
     async def pull(self, channel: Any, call_metadata: Any, key: str) -> bytes:
         """Fetch all chunks; raises ClusterError with the other rank's text, or AioRpcError when it breaks off."""

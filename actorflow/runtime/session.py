@@ -37,6 +37,7 @@ from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
+from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import State
 
 __all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "finish"]
@@ -135,6 +136,7 @@ class Session:
             if spec.name in compiled.inputs
         }
         scalars = {name: float(optimizer.param_groups[group][key]) for name, optimizer, group, key in compiled.scalars}
+        scalars[SEED] = (torch.initial_seed() * 1_000_003 + number) % 2**53
         call = worker.issue(compiled.number, inputs, scalars)
         with self._changed:
             while self._issued and self._issued[0][1].done:
@@ -354,7 +356,7 @@ class Session:
 
     def _worker_failed(self, error: BaseException) -> None:
         """An actor of this rank failed."""
-        if self.cluster.failure is None:
+        if self.cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
             self.cluster.abort("raised", f"failed: {error}")
 
     # -- the end -----------------------------------------------------------------------------------
@@ -371,7 +373,7 @@ class Session:
 
 
 def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
-    for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)}):
+    for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}):
         optimizer, group, key = name.rsplit(".", 2)
         yield name, state.optimizers[optimizer], int(group), key
 

@@ -152,7 +152,8 @@ def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Pl
     spread = int(np.prod(copies)) if copies else 1
     have = [held(shape, source_sbp, source, s) for s in range(source.size)]
     where = [coordinates(source, s) for s in range(source.size)]
-    kept = [same and entry == P for entry in (source_sbp if same else target_sbp)]  # every term stays where it is
+    # on the same devices a term, or a part that becomes a term with zeros around it, stays where it is
+    kept = [same and entry == P and source_sbp[i] != B for i, entry in enumerate(target_sbp)]
     parts = []
     crossing = False
     for t in range(target.size):
@@ -163,6 +164,8 @@ def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Pl
             wanted = held(shape, target_sbp, target, t)
             replica = at if same else np.unravel_index(t % spread, copies) if copies else ()
             for s in range(source.size):
+                if any(k and where[s][i] != at[i] for i, k in enumerate(kept)):
+                    continue
                 if not _in_replica(where[s], source_sbp, tuple(int(r) for r in replica), same):
                     continue
                 row[s] = _overlap(have[s], wanted)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from actorflow_compiler.capture import Argument, capture
 from actorflow_compiler.cut import cut
-from actorflow_compiler.decompositions import BATCH_NORM
+from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError, LayoutError
 from actorflow_compiler.expand import expand
 from actorflow_compiler.from_fx import RANDOM, Capture
@@ -52,7 +52,7 @@ def compile_step(
         refuse_random(captured.graph)
     everywhere = Placement(device_type, tuple(range(world)), (world,))
     placed = place_ops(
-        captured.graph, world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter
+        join_norms(captured.graph), world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter
     )
     pieces = cut_in_time(placed.graph, micro_batches if train else 1)
     graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1)

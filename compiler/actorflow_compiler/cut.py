@@ -206,6 +206,11 @@ class _Cutter:
             for value in self.operand_values(draft):
                 if self.maker.get(self._made(value, draft.rank)) not in (None, number):
                     wanted.setdefault((value, draft.rank), {})[number] = None
+        for draft in self.drafts:
+            if draft.comm is not None and draft.comm.kind != "send":  # all take part, read or not
+                for _, out in draft.moves:
+                    if not any((v, draft.rank) in wanted for v in [out, *self._joins_of(out, draft.rank)]):
+                        wanted[(out, draft.rank)] = {}
         groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
         unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
         for (value, rank), readers in wanted.items():

@@ -15,6 +15,7 @@ from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, ver
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.plan import Constant
+from actorflow_compiler.random_ops import SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.torch_internals import constant_of
 
 IDENTITIES = frozenset(
@@ -32,6 +33,7 @@ RANDOM = frozenset({
     "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
     "aten.normal.Tensor_Tensor", "aten.uniform.default", "aten.normal_functional.default", "aten.exponential.default",
 })  # fmt: skip
+DRAWN = frozenset({"aten.bernoulli.p", "aten.rand.default", "aten.rand_like.default"})  # drawn element by element
 FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
     "aten.ones_like.default": lambda _: 1,
     "aten.zeros_like.default": lambda _: 0,
@@ -96,6 +98,8 @@ class _Converter:
         self.constants: list[Constant] = []
         self.scalars: dict[str, int] = {}
         self.after_backward: set[int] = set()
+        self.like: dict[int, Arg] = {}  # empty value → the tensor whose shape it has
+        self.draws = 0
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
 
     def new(self, meta: Meta) -> int:
@@ -173,6 +177,9 @@ class _Converter:
             return
         args = tuple(self.arg(a) for a in fx_node.args)
         kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
+        if op in DRAWN and self.draw(op, args, fx_node):
+            return
+        source = args[0] if op == "aten.empty_like.default" else None
         op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
         if op == "":
             self.value[fx_node] = args[0].index
@@ -197,7 +204,36 @@ class _Converter:
         if phase != "forward":
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
+        if source is not None:
+            self.like[outs[0]] = source
         self.nodes.append(Node(op, args, kwargs, tuple(outs), phase, node.placement, node.where))
+
+    def draw(self, op: str, args: tuple[Arg, ...], fx_node: torch.fx.Node) -> bool:
+        """Random numbers by element, seed and op, instead of from a generator; False where that is not possible."""
+        result = fx_node.meta["val"]
+        if not result.dtype.is_floating_point:
+            return False
+        custom = fx_node.meta.get("custom") or {}
+        like = args[0] if isinstance(args[0], Ref) else None
+        if like is not None and op == "aten.bernoulli.p":
+            like = self.like.get(like.index, like)
+        self.draws += 1
+
+        def add(name: str, given: tuple[Arg, ...], meta: Meta, **more: Arg) -> int:
+            out = self.new(meta)
+            where = custom.get("where", "")
+            self.nodes.append(Node(name, given, tuple(more.items()), (out,), "forward", custom.get("placement"), where))
+            return out
+
+        shape = tuple(result.shape)
+        seed = Ref(self.scalar(SEED))
+        value = add(UNIFORM, uniform_arguments(like, shape, self.draws, seed), Meta(shape, "float32"))
+        if op == "aten.bernoulli.p":
+            value = add("aten.lt.Scalar", (Ref(value), args[1]), Meta(shape, "bool"))
+        if self.metas[value].dtype != meta_of(result).dtype:
+            value = add("aten._to_copy.default", (Ref(value),), meta_of(result), dtype=Symbol(str(result.dtype)))
+        self.value[fx_node] = value
+        return True
 
     def simplify(
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler import layout_ops, optimizers
+from actorflow_compiler import layout_ops, optimizers, random_ops
 
 Kernel = Callable[..., Any]
-OPS: dict[str, Kernel] = {**layout_ops.OPS, **optimizers.OPS}
+OPS: dict[str, Kernel] = {**layout_ops.OPS, **optimizers.OPS, "uniform": random_ops.uniform}
 
 
 def op(name: str) -> Callable[[Kernel], Kernel]:

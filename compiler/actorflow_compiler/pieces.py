@@ -15,6 +15,7 @@ from actorflow_compiler.from_fx import RANDOM
 from actorflow_compiler.graph import Graph, Input, Node, call_of, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
+from actorflow_compiler.random_ops import UNIFORM, in_pieces
 from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape
 from actorflow_compiler.signatures import Signature, localise, signatures
 
@@ -154,6 +155,8 @@ class _Walk:
                 if isinstance(need, Split) and not _even(need, meta.shape, self.count):
                     cost += 1000
             outs = zip(signature.outs, call.outs, strict=True)
+            if n.op == UNIFORM and any(isinstance(o, Split) and o.blocks > 1 for o in signature.outs):
+                continue
             if any(isinstance(o, Split) and m is not None and not _even(o, m.shape, self.count) for o, m in outs):
                 continue
             if cost < 1000 and (best is None or cost < best[0]):
@@ -164,6 +167,10 @@ class _Walk:
         call, operands = call_of(n, self.graph.metas)
         op, args, kwargs, metas = localise(call, signature, self.count, 0)
         values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
+        (layout, *_) = signature.outs
+        if op == UNIFORM and isinstance(layout, Split):
+            args = in_pieces(args, layout.dim, metas[0].shape[layout.dim], Ref(len(values)))
+            values.append(self.index)
         outs = []
         local = iter(metas)
         for o, meta, layout in zip(

@@ -22,6 +22,7 @@ from signature_checks import Collector, run
 from signature_samples import calls, f, n
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.filterwarnings("ignore:reduction. .mean.", "ignore:.*degrees of freedom")  # on purpose
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor, table: Any = TABLE) -> torch.fx.GraphModule:

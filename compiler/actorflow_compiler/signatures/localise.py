@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from actorflow_compiler import random_ops
 from actorflow_compiler.ops import Arg, Meta
 from actorflow_compiler.sbp import Sbp, Split, local_shape, spans
 from actorflow_compiler.signatures.call import OpCall, Signature, bind, first_out, rebind
@@ -137,7 +138,18 @@ def _embedding_backward(device: _Device) -> Local | None:
     return "actorflow.embedding_part_backward", (grad, indices, first + found[0], found[1], skip), ()
 
 
+def _uniform(device: _Device) -> Local | None:
+    (layout,), (out,) = device.signature.outs, device.call.outs
+    if not isinstance(layout, Split) or out is None:
+        return None
+    args = list(device.call.args)
+    has = args[random_ops.HAS]
+    args[random_ops.HAS] = random_ops.local_elements(has, out.shape[layout.dim], layout, device.parts, device.index)
+    return device.call.op, tuple(args), device.call.kwargs
+
+
 _RULES: dict[str, Callable[[_Device], Local | None]] = {
+    random_ops.UNIFORM: _uniform,
     "aten.view.default": _reshape,
     "aten._unsafe_view.default": _reshape,
     "aten.reshape.default": _reshape,

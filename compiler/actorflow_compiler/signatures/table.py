@@ -167,6 +167,7 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.first", ".+,_->."),
     ("actorflow.unpack", views.unpack),
     ("actorflow.pack", views.pack),
+    ("actorflow.uniform", ".,_,_,_,,_,_->."),
     ("actorflow.adam", ".,.,.,.,.,,,->.,.,.,."),
     ("actorflow.sgd", ".,.,.,,->.,."),
     ("actorflow.adagrad", ".,.,.,,,->.,."),
