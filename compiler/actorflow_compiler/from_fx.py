@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ class _Converter:
             raise CaptureError(f"the step holds {tensor!r}, which is not a tensor and cannot be part of a plan")
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             raise CaptureError(
-                f"the step uses a parameter of shape {tuple(tensor.shape)} that belongs to no module, "
+                f"the step uses the parameter {_names_of(tensor)} of shape {tuple(tensor.shape)} that belongs to no module, "
                 f"optimizer or variable that the search from the job found; "
                 f"expected: reachable from the function, or given as global_function(model=…)"
             )
@@ -302,3 +303,11 @@ class _Converter:
 def meta_of(tensor: Tensor) -> Meta:
     """Shape and dtype."""
     return Meta(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _names_of(tensor: Tensor) -> str:
+    """How the modules that hold a tensor call it; for an error message, so it may look everywhere."""
+    holders = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    found = {f"{type(m).__name__}.{n}" for m in holders for n, t in m._parameters.items() if t is tensor}
+    found = {name for name in found if "._param_constant" not in name}  # of the trace itself
+    return " = ".join(sorted(found)) or "(without a name)"

@@ -231,7 +231,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A small tensor that the step made out of nothing; every rank gets it whole."""
+    """A small tensor that the step holds or makes of numbers; every rank gets it whole."""
 
     name: str
     shape: tuple[int, ...]
@@ -382,7 +382,7 @@ def verify(plan: Plan) -> Plan:
         producer = plan.actor(register.producer)
         where += f" of {producer.name}"
         if register.slots < max(1, register.initial):
-            fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens and one more")
+            fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens")
         if register.fill < 1 or producer.rate % register.fill:
             fail(where, f"{producer.rate} firings do not make whole tokens of {register.fill}")
         home = plan.home(register)

@@ -28,8 +28,14 @@ def uniform_arguments(like: Arg, shape: Sequence[int], stream: int, seed: Ref) -
 
 
 def uniform(
-    like: Tensor | None, whole: Sequence[int], has: Sequence[Ranges], stream: int, seed: float, piece: int | None, step: Sequence[int] | None
-) -> Tensor:  # fmt: skip
+    like: Tensor | None,
+    whole: Sequence[int],
+    has: Sequence[Ranges],
+    stream: int,
+    seed: float,
+    piece: int | None,
+    step: Sequence[int] | None,
+) -> Tensor:
     """float32 numbers in [0, 1) for the elements ``has`` of a tensor of shape ``whole``.
 
     ``like`` gives the device.  ``step`` = (dim, length): micro-batch number ``piece`` begins at
