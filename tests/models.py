@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,7 @@ class Case:
     batches: Callable[[Sequence[int]], list[Batch]]
     stages: tuple[str, str]  # names of the modules of two pipeline stages, as regular expressions
     batch_norm: bool = False
+    clip: float | None = None  # of the norm of all gradients
     loss: Loss = cross_entropy
 
     def model(self) -> nn.Module:
@@ -109,9 +110,24 @@ CASES = {
     ),
 }
 
+CASES["clipped gpt"] = replace(CASES["gpt"], clip=0.5)
+DROPOUT = Case(
+    lambda: nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 10)
+    ),
+    lambda m: AdamW(m.parameters(), lr=1e-3),
+    digit_batches,
+    ("[0-2]", "[3-5]"),
+)
+
 
 def reference(
-    model: nn.Module, optimizer: Optimizer, loss: Loss, batches: Sequence[Batch], micro_batches: int = 1
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    batches: Sequence[Batch],
+    micro_batches: int = 1,
+    clip: float | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train eagerly: the loss of every step, and the state that the model ends with.
 
@@ -125,6 +141,8 @@ def reference(
             part = loss(model, *piece) * (len(piece[0]) / len(inputs))
             part.backward()  # type: ignore[no-untyped-call]
             total += part.item()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)

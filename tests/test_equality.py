@@ -5,13 +5,14 @@ import torch
 
 from actorflow_compiler.random_ops import uniform
 from actorflow_compiler.sbp import Split
-from trained import CASES, DROPOUT, Layout, train_eagerly, train_planned
+from models import CASES, DROPOUT
+from trained import Layout, train_eagerly, train_planned
 
 LAYOUTS = {
     "one device": Layout(1),
     "four micro-batches": Layout(1, 4),
     "data 2": Layout(2),
-    "output layer split": Layout(2, hints={r"head\.weight": Split(0)}),
+    "output layer split": Layout(2, hints={r"(head|5)\.weight": Split(0)}),
     "pipeline 2": Layout(2, 4, pipeline=True),
     "data 2, pipeline 2": Layout(4, 4, pipeline=True),
 }

@@ -142,8 +142,8 @@ class _Converter:
             raise CaptureError(f"the step holds {tensor!r}, which is not a tensor and cannot be part of a plan")
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             raise CaptureError(
-                f"the step uses the parameter {_names_of(tensor)} of shape {tuple(tensor.shape)} that belongs to no module, "
-                f"optimizer or variable that the search from the job found; "
+                f"the step uses the parameter {_names_of(tensor)} of shape {tuple(tensor.shape)} that belongs to "
+                f"no module, optimizer or variable that the search from the job found; "
                 f"expected: reachable from the function, or given as global_function(model=…)"
             )
         values = constant_of(tensor)

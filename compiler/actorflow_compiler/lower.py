@@ -5,7 +5,7 @@ A *local value* has one number on all ranks that hold it; its shape may differ f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actorflow_compiler.boxing import Hop, Part, coordinates, device_shape, route
@@ -15,8 +15,8 @@ from actorflow_compiler.infer import FREE_KINDS, Layouts
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Box, Comm, Exchange, Step
-from actorflow_compiler.sbp import B, NdSbp, Split, local_shape, show
-from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
+from actorflow_compiler.sbp import B, NdSbp, local_shape, show
+from actorflow_compiler.signatures import OpCall, Signature, localise
 
 JOINS = {"actorflow.accumulate": "sum", "actorflow.pack": "cat"}
 
@@ -202,15 +202,7 @@ class _Lowering:
         if key not in self._local:
             outs = tuple(m for m in call.outs if m is not None)
             for signature, index, parts in zip(chosen, at, hierarchy, strict=True):
-                same = next(
-                    (
-                        s
-                        for s in signatures(call, parts, wanted=_wanted(signature))
-                        if (s.ins, s.outs, s.letter) == (signature.ins, signature.outs, signature.letter)
-                    ),
-                    signature,
-                )
-                op, args, kwargs, outs = localise(call, same, parts, index)
+                op, args, kwargs, outs = localise(call, signature, parts, index)
                 ins = tuple(
                     Meta(local_shape(m.shape, s, parts, index), m.dtype)
                     for m, s in zip(call.ins, signature.ins, strict=True)
@@ -340,16 +332,6 @@ def _exchange(hop: Hop, me: int) -> Exchange:
     send = tuple(tuple(p.source for p in row[me]) for row in hop.parts)
     receive = tuple(tuple(p.target for p in parts) for parts in hop.parts[me])
     return Exchange(send, receive, hop.add)
-
-
-def _wanted(signature: Signature) -> tuple[Split, ...]:
-    return tuple(dict.fromkeys(s for s in (*signature.ins, *signature.outs) if isinstance(s, Split)))
-
-
-def reads_of(step: Step, alias: Mapping[tuple[int, int], int], rank: int) -> Iterator[int]:
-    """The local values that a step reads on a rank, with aliases resolved."""
-    for value in step.reads():
-        yield resolve(value, alias, rank)
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:
