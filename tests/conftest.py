@@ -1,10 +1,12 @@
-"""What all tests share: one thread for each process, the same random numbers, and no GPU test without a GPU."""
+"""What all tests share: one thread, the same random numbers, a process that is alone, no GPU test without a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from hypothesis import settings
+
+from actorflow.runtime import cluster
 
 settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")
@@ -25,3 +27,8 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_current", cluster._current)  # `actorflow plan` pretends another one, for good

@@ -1,0 +1,84 @@
+"""Whole scripts under the launcher, with real processes, equal the eager script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from actorflow_compiler.plan import verify
+from actorflow_compiler.plan_text import from_json, to_json
+from models import CASES
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent / "examples"
+
+
+def actorflow(*arguments: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run the command line program; the modules of the tests can be imported by its script."""
+    path = os.pathsep.join([str(HERE), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "actorflow", *arguments], capture_output=True, text=True, timeout=timeout,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def eagerly(name: str) -> dict[str, object]:
+    """What ``scripts/whole.py`` does, in eager PyTorch on one device."""
+    case = CASES[name]
+    model = case.model()
+    optimizer = case.optimizer(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    *batches, last = case.batches([16, 16, 16, 6, 10])
+    losses, held_out = [], []
+    for inputs, targets in batches:
+        loss = case.loss(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+        with torch.no_grad():
+            held_out.append(case.loss(model, *last).item())
+    return {"losses": losses, "held out": held_out, "state": model.state_dict()}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("name", "layout", "devices"),
+    [("mlp", "data", 1), ("mlp", "split", 2), ("gpt", "data", 2), ("gpt", "pipeline", 2), ("gpt", "pipeline", 4)],
+)
+def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: int, tmp_path: Path) -> None:
+    path = tmp_path / "result.pt"
+    run = actorflow(
+        "run", str(HERE / "scripts" / "whole.py"), "--devices", str(devices), "--log-dir", str(tmp_path / "logs"), "--",
+        name, layout, str(path),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    found, expected = torch.load(path), eagerly(name)
+    for key in ("losses", "held out"):
+        torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=1e-5, atol=0)
+    assert found["state"].keys() == expected["state"].keys()
+    for key, value in expected["state"].items():
+        scale = value.abs().max().clamp(min=1e-6)
+        assert (found["state"][key] - value).abs().max() / scale <= 1e-4, key
+
+
+def test_a_plan_is_shown_without_running_it_and_its_json_loads_back_to_an_equal_plan(tmp_path: Path) -> None:
+    shape = ["--", "--pipeline", "2", "--data", "2"]
+    shown = actorflow("plan", str(EXAMPLES / "gpt.py"), "--devices", "4", *shape)
+    assert shown.returncode == 0, shown.stderr
+    for rank in range(4):
+        assert f"rank {rank}:" in shown.stdout
+    for word in ("done redundantly", "queue compute", "slots of", "S(0)", "peers"):
+        assert word in shown.stdout
+    path = tmp_path / "plan.json"
+    written = actorflow("plan", str(EXAMPLES / "gpt.py"), "--devices", "4", "--out", str(path), *shape)
+    assert written.returncode == 0, written.stderr
+    plan = verify(from_json(path.read_text()))
+    assert from_json(to_json(plan)) == plan
+    assert (plan.world, plan.pieces) == (4, 4)
+    assert plan.summary.redundant_flops == 0
+    assert list(plan.summary.stages) == ["cpu:[0,1]", "cpu:[2,3]"]
