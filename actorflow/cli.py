@@ -171,7 +171,7 @@ def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: s
     if out is None:
         click.echo(to_text(made))
     else:
-        Path(out).write_text(to_json(made) if out.endswith(".json") else to_text(made))
+        Path(out).write_text(to_json(made) if out.endswith(".json") else to_text(made), encoding="utf-8")
         click.echo(f"plan written to {out}")
 
 

@@ -530,6 +530,10 @@ SAMPLES: dict[str, Any] = {
         [f(6, 5), n(6, below=5), 5, 2, False],
         [f(6, 5), n(6, below=5), 5, 4, True],
     ],
+    "actorflow.uniform": lambda: [
+        [f(5, 6), (5, 6), (((0, 5),), ((0, 6),)), 1, 3.0, None, None],
+        [f(7, 2, 3), (7, 2, 3), (((0, 7),), ((0, 2),), ((0, 3),)), 2, 0.0, None, None],
+    ],
     "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4]],
     "actorflow.embedding_part_backward": lambda: [[f(4, 2, 3), n(4, 2, below=12), 4, 5, 6]],
     "_scaled_dot_product_flash_attention_for_cpu": lambda: _attention(False),

@@ -83,6 +83,7 @@ def test_a_wrong_command_line_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ACTORFLOW_TOKEN", raising=False)
+    monkeypatch.setattr("actorflow.runtime.cluster._current", None)  # which `plan` pretends to be many ranks
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("script.py").write_text("pass\n")
