@@ -1,8 +1,13 @@
 """Losses and parameters of every plan equal those of the eager script on one device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import actorflow as flow
 from actorflow_compiler.random_ops import uniform
 from actorflow_compiler.sbp import Split
 from models import CASES, DROPOUT
@@ -35,6 +40,22 @@ def test_a_batch_that_does_not_divide_evenly_trains_as_well(name: str, size: int
 
 def test_a_batch_smaller_than_the_number_of_devices_trains_as_well() -> None:
     check("mlp", Layout(3), 2)
+
+
+def scoped_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with flow.scope.placement("cpu", [0, 1]):
+        x = F.relu(model.first(x))
+    with flow.scope.placement("cpu", [2]):
+        return F.cross_entropy(model.head(F.relu(model.second(x))), y)
+
+
+def test_ops_may_be_placed_one_by_one_on_placements_of_different_sizes() -> None:
+    case = replace(CASES["mlp"], loss=scoped_loss)
+    expected, parameters = train_eagerly(case, [12] * STEPS, 1)
+    losses, found, plan = train_planned(case, Layout(3, 4), [12] * STEPS)
+    assert plan.summary.stages == ("cpu:[0,1]", "cpu:[2]")
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one device"])

@@ -103,8 +103,7 @@ def capture(
         tuple((name, kinds[name]) for name in held),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
-    by_identity = {id(h.tensor): h.name for h in state.held.values()}
-    return to_graph(functional, info, by_identity, optimizer_state.parameter, fresh)
+    return to_graph(functional, info, optimizer_state.parameter, fresh)
 
 
 class _Expanding(torch.fx.Interpreter):

@@ -108,4 +108,4 @@ def _trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
         except NotImplementedError:
             return None
     names = Names((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
-    return to_graph(module, names, {}, {}, False).graph
+    return to_graph(module, names, {}, False).graph

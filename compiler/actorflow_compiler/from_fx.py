@@ -71,14 +71,12 @@ class Capture:
     parameter: Mapping[str, str]  # optimizer variable → its parameter
 
 
-def to_graph(
-    module: torch.fx.GraphModule, names: Names, known: Mapping[int, str], parameter: Mapping[str, str], fresh: bool
-) -> Capture:
+def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:
     """Convert a trace.
 
-    ``known`` maps ``id(tensor)`` of the script's tensors to their names, ``parameter`` optimizer state to parameters.
+    ``parameter`` maps optimizer state to parameters; ``fresh`` says that no optimizer has stepped yet.
     """
-    return _Converter(module, names, known, parameter, fresh).run()
+    return _Converter(module, names, parameter, fresh).run()
 
 
 class _Converter:
@@ -86,11 +84,10 @@ class _Converter:
         self,
         module: torch.fx.GraphModule,
         names: Names,
-        known: Mapping[int, str],
         parameter: Mapping[str, str],
         fresh: bool,
     ) -> None:
-        self.module, self.names, self.known, self.parameter, self.fresh = module, names, known, parameter, fresh
+        self.module, self.names, self.parameter, self.fresh = module, names, parameter, fresh
         self.metas: dict[int, Meta] = {}
         self.value: dict[torch.fx.Node, Any] = {}  # fx node → value number, or a list of them
         self.inputs: list[Input] = []

@@ -224,7 +224,7 @@ def test_the_norm_of_many_norms_takes_no_roots_in_between() -> None:
     x, y = f(5, 7), f(3)
     module = traced(step, x, y)
     names = Names((), (("x", "batch"), ("y", "batch")))
-    graph = to_graph(module, names, {}, {}, False).graph
+    graph = to_graph(module, names, {}, False).graph
     joined = join_norms(graph)
     assert [n.op for n in graph.nodes].count("aten.sqrt.default") == 3
     assert [n.op for n in joined.nodes].count("aten.sqrt.default") == 1
