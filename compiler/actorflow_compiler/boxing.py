@@ -62,15 +62,14 @@ class Hop:
 
     ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``.  Kinds:
     "local" (nothing crosses devices), the collectives, and "send" (across placements).
-    all_reduce sums over ``groups``; the other collectives run over one group of all devices.
+    all_reduce sums over ``groups``; the other collectives run over all devices of the placement.
     """
 
     kind: str
     source: Placement
-    source_sbp: NdSbp
     target: Placement
     target_sbp: NdSbp
-    groups: tuple[tuple[int, ...], ...] = ()  # ranks
+    groups: tuple[tuple[int, ...], ...] = ()  # ranks, of an all_reduce
     parts: tuple[tuple[tuple[Part, ...], ...], ...] = ()
     add: bool = False
 
@@ -111,7 +110,7 @@ def route(
                     here = target_sbp
                     continue
                 there = (*here[:axis], B, *here[axis + 1 :])
-                hops.append(Hop("all_reduce", source, here, source, there, _groups(source, axis)))
+                hops.append(Hop("all_reduce", source, source, there, _groups(source, axis)))
                 here = there
     else:
         free = tuple(_summed(shape, entry, size) for entry, size in zip(here, source.hierarchy, strict=True))
@@ -142,7 +141,7 @@ def _reduce_scatter(shape: Sequence[int], placement: Placement, source: NdSbp, t
     for t in range(count):
         wanted = held(shape, target, placement, t)
         parts.append(tuple(_overlap(held(shape, source, placement, s), wanted) for s in range(count)))
-    return Hop("reduce_scatter", placement, source, placement, target, (placement.ranks,), tuple(parts), True)
+    return Hop("reduce_scatter", placement, placement, target, (), tuple(parts), True)
 
 
 def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp) -> Hop:
@@ -177,7 +176,7 @@ def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Pl
         kind = "send"
     else:
         kind = "all_gather" if all(e in (B, s) for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
-    return Hop(kind, source, source_sbp, target, target_sbp, (source.ranks,) if same else (), tuple(parts))
+    return Hop(kind, source, target, target_sbp, (), tuple(parts))
 
 
 def _in_replica(at: tuple[int, ...], sbp: NdSbp, replica: tuple[int, ...], same: bool) -> bool:
