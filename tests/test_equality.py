@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow_compiler import optimizers
+from actorflow_compiler.placement import placement
 from actorflow_compiler.random_ops import uniform
-from actorflow_compiler.sbp import Split
+from actorflow_compiler.sbp import Sbp, Split
 from models import CASES, DROPOUT
 from trained import Layout, train_eagerly, train_planned
 
@@ -40,6 +42,22 @@ def test_a_batch_that_does_not_divide_evenly_trains_as_well(name: str, size: int
 
 def test_a_batch_smaller_than_the_number_of_devices_trains_as_well() -> None:
     check("mlp", Layout(3), 2)
+
+
+MESH = Layout(4, mesh=placement("cpu", [[0, 1], [2, 3]]))
+MEGATRON = {r".*(qkv|up)\.weight": (None, Split(0)), r".*(projection|down)\.weight": (None, Split(1))}
+
+
+@pytest.mark.parametrize(("name", "hints"), [("mlp", {}), ("cnn", {}), ("gpt", {}), ("gpt", MEGATRON)])
+@pytest.mark.parametrize("size", [8, 7])
+def test_a_mesh_of_two_axes_trains_as_well(name: str, hints: dict[str, tuple[Sbp | None, ...]], size: int) -> None:
+    check(name, replace(MESH, hints=hints), size)
+
+
+def test_a_gradient_whose_strides_differ_from_its_parameters_updates_it_element_by_element() -> None:
+    param, grad = torch.zeros(3, 2), torch.arange(6.0).view(2, 3).t()
+    optimizers.sgd_([param], [grad], [], 1.0, 0.0, 0.0, 0.0, False, False, False)
+    assert torch.equal(param, -grad)
 
 
 def scoped_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -27,8 +27,9 @@ class Layout:
 
     world: int
     micro_batches: int = 1
-    hints: dict[str, Sbp] = field(default_factory=dict)
+    hints: dict[str, Sbp | tuple[Sbp | None, ...]] = field(default_factory=dict)
     pipeline: bool = False
+    mesh: Placement | None = None  # of the whole model
 
 
 def train_eagerly(case: Case, sizes: list[int], micro_batches: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -44,6 +45,8 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
     optimizer = case.optimizer(model)
     if layout.hints:
         distribute(model, layout.hints)
+    if layout.mesh is not None:
+        place(model, {name.replace(".", r"\."): layout.mesh for name, _ in model.named_children()})
     if layout.pipeline:
         half = layout.world // 2
         first, second = (Placement("cpu", tuple(r), (half,)) for r in (range(half), range(half, 2 * half)))

@@ -68,8 +68,10 @@ def infer(graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int) -> Lay
     operands: list[list[list[Sbp]]] = [[[] for _ in reads] for _, reads in calls]
     chosen: list[list[Signature]] = [[] for _ in calls]
     shapes = dict(graph.metas)
+    ragged: list[set[tuple[int, int]]] = [set() for _ in calls]
     for axis in range(axes):
         problem = _Axis(graph, local_calls, [r for _, r in calls], placement, shapes, axis, pieces)
+        problem.ragged = ragged
         for i in graph.inputs:
             if i.kind == "variable":
                 where, entries = fixed.variables[i.name]
@@ -90,6 +92,7 @@ def infer(graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int) -> Lay
             if axis >= len(node_placement.hierarchy):
                 continue
             chosen[k].append(signature)
+            ragged[k] |= _ragged(local_calls[k], signature, node_placement.hierarchy[axis])
             for j, need in enumerate(signature.ins):
                 operands[k][j].append(need)
             for o, layout in zip(graph.nodes[k].outs, signature.outs, strict=True):
@@ -125,6 +128,17 @@ def _first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
     return OpCall(op, substitute(args, Ref), tuple(kwargs), ins, outs)
 
 
+def _ragged(call: OpCall, signature: Signature, parts: int) -> set[tuple[int, int]]:
+    """(number of the operand or output, dim) for the dims that the devices of an axis have different numbers of."""
+    tensors = zip((*call.ins, *call.outs), (*signature.ins, *signature.outs), strict=True)
+    return {
+        (i, layout.dim)
+        for i, (meta, layout) in enumerate(tensors)
+        if meta is not None and isinstance(layout, Split)
+        if local_shape(meta.shape, layout, parts, 0) != local_shape(meta.shape, layout, parts, parts - 1)
+    }
+
+
 class _Axis:
     """One mesh axis: a choice for each node, priced by what has to move."""
 
@@ -137,6 +151,7 @@ class _Axis:
         self.layout: dict[int, Sbp] = {}
         self.is_free: dict[int, Sbp | None] = {}  # inputs that every rank has, and how they are best taken
         self.starting = True
+        self.ragged: Sequence[set[tuple[int, int]]] = [set() for _ in calls]  # node by node; see _ragged
         self.needs: dict[int, Counter[Need]] = {v: Counter() for v in placement}
         self.rate = {o: pieces if n.pieces else 1 for n in graph.nodes for o in n.outs}
         self.choice: list[Signature] = []
@@ -192,7 +207,8 @@ class _Axis:
             parts = self.size(n.placement)
             wanted = {s for v in reads if isinstance(s := self.layout[v], Split)} if parts > 1 else set()
             found = signatures(call, parts, wanted=tuple(wanted)) if parts > 1 else signatures(call, parts)[:1]
-            self.options.append(tuple(found))
+            found = tuple(s for s in found if not self._splits_ragged(len(self.options), s))
+            self.options.append(found)
             self.work.append(flops_of(call) * (self.rate.get(n.outs[0], 1)) * (1 - 1 / parts))
             costs = [self._inputs(n, reads, s) + self._own(n, s, self.work[-1]) for s in found]
             best = found[costs.index(min(costs))]
@@ -204,6 +220,11 @@ class _Axis:
         if sum(self._cascade(k) for k in range(len(self.choice))):
             self._sweep()
         return self.choice
+
+    def _splits_ragged(self, k: int, s: Signature) -> bool:
+        """Whether a signature splits a dim whose size an earlier axis has made different on different devices."""
+        tensors = enumerate((*s.ins, *s.outs))
+        return any(isinstance(layout, Split) and (i, layout.dim) in self.ragged[k] for i, layout in tensors)
 
     def _sweep(self) -> None:
         for sweep in range(SWEEPS):

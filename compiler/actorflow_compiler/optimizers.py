@@ -70,6 +70,11 @@ def _(param: Any, grad: Any, state_sum: Any, *rest: Any) -> Any:
     return torch.empty_like(param), torch.empty_like(state_sum)
 
 
+def _laid_as(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients with the strides of their parameters: the fused kernels walk through both memories in one order."""
+    return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in zip(params, grads, strict=True)]
+
+
 def adam_(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     max_exp_avg_sqs: Sequence[Tensor], steps: Sequence[Tensor], lr: float, weight_decay: float,
@@ -78,7 +83,7 @@ def adam_(
     """Adam in place over many tensors; ``steps`` are already counted up."""
     run = aten._fused_adamw_ if decoupled else aten._fused_adam_
     run(
-        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr=lr, beta1=beta1, beta2=beta2,
+        params, _laid_as(params, grads), exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr=lr, beta1=beta1, beta2=beta2,
         weight_decay=weight_decay, eps=eps, amsgrad=len(max_exp_avg_sqs) > 0, maximize=maximize,
     )  # fmt: skip
 
@@ -89,8 +94,8 @@ def sgd_(
 ) -> None:  # fmt: skip
     """SGD in place over many tensors."""
     aten._fused_sgd_(
-        params, grads, buffers, weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening,
-        nesterov=nesterov, maximize=maximize, is_first_step=first,
+        params, _laid_as(params, grads), buffers, weight_decay=weight_decay, momentum=momentum, lr=lr,
+        dampening=dampening, nesterov=nesterov, maximize=maximize, is_first_step=first,
     )  # fmt: skip
 
 
@@ -100,7 +105,15 @@ def adagrad_(
 ) -> None:  # fmt: skip
     """Adagrad in place over many tensors; ``steps`` are already counted up."""
     aten._fused_adagrad_(
-        params, grads, sums, steps, lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, maximize=maximize
+        params,
+        _laid_as(params, grads),
+        sums,
+        steps,
+        lr=lr,
+        lr_decay=lr_decay,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=maximize,
     )
 
 
