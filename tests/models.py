@@ -93,7 +93,22 @@ class Case:
         return self.make()
 
 
+class Lstm(nn.Module):
+    """Pixels float32[n, 64], row by row, to the logits of ten digits."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.rows = nn.LSTM(8, width, batch_first=True)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen, _ = self.rows(images.view(-1, 8, 8))
+        logits: Tensor = self.head(seen[:, -1])
+        return logits
+
+
 CASES = {
+    "lstm": Case(Lstm, lambda m: AdamW(m.parameters(), lr=1e-3), digit_batches, ("rows", "head")),
     "mlp": Case(Mlp, lambda m: AdamW(m.parameters(), lr=1e-3), digit_batches, ("first", "second|head")),
     "cnn": Case(
         Cnn,

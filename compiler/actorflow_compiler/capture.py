@@ -25,7 +25,7 @@ from actorflow_compiler.errors import ActorflowError, CaptureError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.torch_internals import DATA_DEPENDENT, fake_mode, looks_compiling
+from actorflow_compiler.torch_internals import DATA_DEPENDENT, fake_mode, looks_compiling, plain_recurrence
 from actorflow_compiler.variables import State, group_names, stand_ins
 
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -73,7 +73,7 @@ def capture(
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype) for a in arguments]
         held = {**fakes, **optimizer_state.tensors}
-        with mode, looks_compiling(), fx_traceback.preserve_node_meta(), _clear_errors(state):
+        with mode, looks_compiling(), fx_traceback.preserve_node_meta(), plain_recurrence(), _clear_errors(state):
             gradients = _Gradients(state, fakes)
             with tags.recording(places, names) as recorder:
                 recorder.before_backward = gradients.check

@@ -19,6 +19,7 @@ __all__ = [
     "fast_callable",
     "is_fake",
     "looks_compiling",
+    "plain_recurrence",
     "sequence_number",
     "sequence_of",
 ]
@@ -60,6 +61,20 @@ def looks_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = old
+
+
+@contextlib.contextmanager
+def plain_recurrence() -> Iterator[None]:
+    """Let recurrent layers be made of plain ops: oneDNN's fused ones keep a workspace that no plan can carry.
+
+    ``torch.backends.mkldnn.flags`` does the same, but warns about TF32 at each use.
+    """
+    old = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(old)
 
 
 @contextlib.contextmanager
