@@ -18,7 +18,7 @@ from actorflow_compiler.plan import Box, Comm, Exchange, Step
 from actorflow_compiler.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.signatures import OpCall, Signature, localise
 
-JOINS = {"actorflow.accumulate": "sum", "actorflow.pack": "cat"}
+JOINS = frozenset({"actorflow.accumulate", "actorflow.pack"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class _Lowering:
                 )
                 self.maker[o] = (n.phase, n.pieces)
         if n.op in JOINS:
-            combine = JOINS[n.op] if n.op.endswith("accumulate") else f"cat:{n.args[1]}"
+            combine = "sum" if n.op == "actorflow.accumulate" else f"cat:{n.args[1]}"
             self.items.append(
                 Item("join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where)
             )

@@ -7,7 +7,7 @@ makes a plan legal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -418,7 +418,9 @@ def verify(plan: Plan) -> Plan:
         for target in actor.targets:
             if isinstance(target, FromRegister) and target.register not in writes:
                 fail(where, f"writes register {target.register} without being its producer")
-        if actor.body is not None:
+        if actor.body is not None and actor.body >= len(plan.bodies):
+            fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
+        elif actor.body is not None:
             _verify_body(plan.bodies[actor.body], actor, fail)
         elif len(actor.operands) != len(actor.targets):
             fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
@@ -426,8 +428,7 @@ def verify(plan: Plan) -> Plan:
     return plan
 
 
-def _verify_body(body: Body, actor: Actor, fail: object) -> None:
-    assert callable(fail)
+def _verify_body(body: Body, actor: Actor, fail: Callable[[str, str], None]) -> None:
     if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
         fail(
             f"actor {actor.name}",
@@ -445,8 +446,7 @@ def _verify_body(body: Body, actor: Actor, fail: object) -> None:
             fail(f"actor {actor.name}", f"its output {value} does not exist")
 
 
-def _verify_orders(plan: Plan, fail: object) -> None:
-    assert callable(fail)
+def _verify_orders(plan: Plan, fail: Callable[[str, str], None]) -> None:
     if not plan.orders:
         return
     expected: dict[tuple[int, str], dict[int, int]] = {}

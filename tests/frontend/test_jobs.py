@@ -390,6 +390,21 @@ def test_a_data_dependent_branch_shows_the_users_line():
         job(torch.randn(2, 8))
 
 
+def test_a_step_that_never_clears_its_gradients_is_refused():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @flow.global_function(type="train")
+    def job(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(flow.CaptureError, match=r"zero_grad\(\)"):
+        job(torch.randn(2, 8))
+
+
 def test_more_placements_than_devices_name_both_numbers():
     model = mlp()
     flow.place(model, {r"2": flow.placement("cpu", [5])})
