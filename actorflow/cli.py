@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -136,7 +137,15 @@ def run(
 @click.option("--devices", type=click.IntRange(1), required=True, help="Devices of the cluster that is pretended.")
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True), help="Write to this file: .json or .txt.")
-def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: str | None) -> None:
+@click.option(
+    "--explain",
+    metavar="PATTERN",
+    help="Instead of the plan, say which layouts the ops, modules or variables that this regular expression "
+    "matches could have had, and what each would have cost.",
+)
+def plan(
+    script: str, arguments: tuple[str, ...], devices: int, job: str, out: str | None, explain: str | None
+) -> None:
     """Show which actors SCRIPT would run on each device, and what passes between them.
 
     The script runs as rank 0 of a pretended cluster until its job is compiled: no process is
@@ -145,16 +154,20 @@ def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: s
     \b
       actorflow plan train.py --devices 4 -- --epochs 3
       actorflow plan train.py --devices 64 --out plan.json
+      actorflow plan train.py --devices 4 --explain '.*qkv.*'
     """  # noqa: D301 -- click's own mark
     if out is not None and Path(out).suffix not in (".json", ".txt"):
         raise click.BadParameter(f"{out!r} ends neither in .json nor in .txt.", param_hint="--out")
+
+    if explain is not None:
+        _check_pattern(explain)
 
     from actorflow.runtime import cluster
     from actorflow.runtime.entry import print_script_error, run_script
     from actorflow.runtime.session import PlanReady
     from actorflow_compiler.plan_text import to_json, to_text
 
-    cluster.use(cluster.Alone(Settings(world=devices, devices=devices, pretend=True, plan_job=job)))
+    cluster.use(cluster.Alone(Settings(world=devices, devices=devices, pretend=True, plan_job=job, explain=explain)))
     try:
         run_script(script, arguments)
     except PlanReady as ready:
@@ -168,7 +181,9 @@ def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: s
         sys.exit(1)
     else:
         raise click.ClickException(_no_plan(script, job))
-    if out is None:
+    if explain is not None:
+        click.echo("\n".join(made.notes))
+    elif out is None:
         click.echo(to_text(made))
     else:
         Path(out).write_text(to_json(made) if out.endswith(".json") else to_text(made), encoding="utf-8")
@@ -178,6 +193,13 @@ def plan(script: str, arguments: tuple[str, ...], devices: int, job: str, out: s
 def _no_plan(script: str, job: str) -> str:
     wanted = f"job {job!r}" if job else 'job of type "train"'
     return f"{script} ended without a call of a {wanted}, so there is no plan; see the script's arguments, or --job."
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {e}.", param_hint="--explain") from e
 
 
 def _token(file: str | None) -> str:

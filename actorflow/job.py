@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.infer import goal_of
 from actorflow_compiler.plan import Plan
 
 __all__ = ["Job", "global_function"]
@@ -29,6 +30,8 @@ class Job:
         *,
         type: str = "train",
         micro_batches: int = 1,
+        parallel: str | Mapping[str, int] | None = None,
+        memory_budget: float | str | None = None,
         model: Any = None,
         optimizer: Any = None,
         name: str | None = None,
@@ -41,6 +44,8 @@ class Job:
         self.function = function
         self.type = type
         self.micro_batches = micro_batches
+        self.parallel, self.memory_budget = parallel, memory_budget
+        self.goal = goal_of(parallel, memory_budget)
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
@@ -62,6 +67,8 @@ class Job:
                 types.MethodType(self.function, instance),
                 type=self.type,
                 micro_batches=self.micro_batches,
+                parallel=self.parallel,
+                memory_budget=self.memory_budget,
                 model=self.model,
                 optimizer=self.optimizer,
                 name=self.name,
@@ -84,7 +91,14 @@ def global_function(function: Callable[..., Any], /) -> Job: ...
 
 @overload
 def global_function(
-    *, type: str = "train", micro_batches: int = 1, model: Any = None, optimizer: Any = None, name: str | None = None
+    *,
+    type: str = "train",
+    micro_batches: int = 1,
+    parallel: str | Mapping[str, int] | None = None,
+    memory_budget: float | str | None = None,
+    model: Any = None,
+    optimizer: Any = None,
+    name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Job]: ...
 
 
@@ -94,6 +108,8 @@ def global_function(
     *,
     type: str = "train",
     micro_batches: int = 1,
+    parallel: str | Mapping[str, int] | None = None,
+    memory_budget: float | str | None = None,
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -105,6 +121,12 @@ def global_function(
     those that are not.  ``micro_batches`` is how many pieces of the batch may be under way at a time:
     the largest divisor of the batch up to it is used.  A predict job runs without gradients.
 
+    ``parallel`` says how the step is laid out, as far as hints leave it open: "data" (the default)
+    splits the batch and keeps parameters whole; "tensor" keeps the batch whole and splits weights;
+    "auto" looks for what costs least; a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh
+    with an axis for each.  ``memory_budget`` is what each device may hold ("20GB", or bytes); with it,
+    "auto" is the default.  Raises CallError or LayoutError for values that mean nothing.
+
     >>> @global_function(type="train", micro_batches=8)
     ... def train_step(x, y):
     ...     loss = F.mse_loss(model(x), y)
@@ -115,6 +137,15 @@ def global_function(
     """
 
     def make(function: Callable[..., Any]) -> Job:
-        return Job(function, type=type, micro_batches=micro_batches, model=model, optimizer=optimizer, name=name)
+        return Job(
+            function,
+            type=type,
+            micro_batches=micro_batches,
+            parallel=parallel,
+            memory_budget=memory_budget,
+            model=model,
+            optimizer=optimizer,
+            name=name,
+        )
 
     return make if function is None else make(function)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.errors import StateError
 
@@ -111,9 +112,11 @@ class Owned(Tensor):
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The value of any tensor of the script: a result is waited for, an owned one is read."""
+    """The value of any tensor of the script: a result is waited for, an owned one is read, a deferred one is made."""
     if isinstance(tensor, Owned):
         return tensor.detach()
+    if isinstance(tensor, Deferred):
+        return tensor.materialised()
     value: Tensor = known_now(tensor) if isinstance(tensor, Result) else tensor
     return value
 

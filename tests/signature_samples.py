@@ -8,24 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from signature_samples_more import MORE
+from signature_values import b, f, n
+
 Call = tuple[list[Any], dict[str, Any]]
-DIRECT = torch.Generator().manual_seed(3)
 SHAPES: tuple[tuple[int, ...], ...] = ((5, 7), (1, 4, 2), (6,), ())
-
-
-def f(*shape: int, low: float = -1.5, high: float = 1.5) -> Tensor:
-    """Numbers without special values."""
-    return torch.rand(shape, generator=DIRECT, dtype=torch.float64) * (high - low) + low
-
-
-def n(*shape: int, below: int) -> Tensor:
-    """Whole numbers."""
-    return torch.randint(0, below, shape, generator=DIRECT)
-
-
-def b(*shape: int) -> Tensor:
-    """Truth values."""
-    return n(*shape, below=2).bool()
 
 
 def calls(op: str) -> list[Call]:
@@ -35,6 +22,13 @@ def calls(op: str) -> list[Call]:
         args, kwargs = call if isinstance(call, tuple) else (call, {})
         found.append((args, kwargs))
     return found
+
+
+def has_calls(op: str) -> bool:
+    """Whether there are sample calls of an op."""
+    short = op.removeprefix("aten.").removesuffix(".default")
+    known = (UNARY, SCALAR, BINARY, GRADIENT, SAMPLES)
+    return any(short in names for names in known) or short.partition(".")[0] in COMPARE
 
 
 def words(text: str) -> list[str]:
@@ -95,6 +89,8 @@ def _calls(op: str) -> Iterator[Any]:
                 [f(*shape, low=low, high=high), *SCALAR.get(op, ())],
                 {"rounding_mode": "floor"} if op == "div.Scalar_mode" else {},
             )
+        if op == "nan_to_num":
+            yield [f(5, 7).log()]
         if op in ("add.Scalar", "sub.Scalar", "rsub.Scalar"):
             yield [f(5, 3), 0.0]
     elif op in BINARY:
@@ -289,6 +285,15 @@ def _losses(backward: bool, dims: int) -> Iterator[Any]:
                 yield [grad, x, t, w, reduction, -100, torch.full((1,), 4.0, dtype=torch.float64)]
 
 
+def _picks(backward: bool) -> Iterator[Any]:
+    for shape, dim, first in (((5, 7), 1, 0), ((2, 3, 5), 1, 2), ((3, 4, 5, 2), 1, 0), ((4, 6), 0, 1), ((7,), 0, 0)):
+        size = shape[dim]
+        target = n(*shape[:dim], *shape[dim + 1 :], below=first + size + 2)
+        target.view(-1)[0] = -100
+        where = [dim, -100, first, first + size + 2]
+        yield [f(*target.shape), target, size, *where] if backward else [f(*shape), target, *where]
+
+
 def _views() -> Iterator[Any]:
     for x, y in (
         ((5, 3, 4), (15, 4)),
@@ -376,6 +381,7 @@ def _optimizer(states: int, rest: list[Any], *, step: bool) -> Iterator[Any]:
 
 
 SAMPLES: dict[str, Any] = {
+    **MORE,
     "bitwise_not": lambda: [[b(5, 3)], [n(6, below=9)]],
     "logical_not": lambda: [[b(5, 3)], [f(6)]],
     "bitwise_and.Scalar": lambda: [[n(5, 3, below=9), 3]],
@@ -429,7 +435,7 @@ SAMPLES: dict[str, Any] = {
         [f(5, 7), []],
         ([n(5, 7, below=9), [0]], {"dtype": torch.float64}),
     ],
-    "nansum": lambda: _reduce(),
+    "nansum": lambda: [[f(5, 7).log(), [0]], *_reduce()],
     "mean.dim": lambda: _reduce(),
     **dict.fromkeys(("amax", "amin", "any.dims", "all.dims", "logsumexp"), _reduce),
     **dict.fromkeys(("any.dim", "all.dim", "prod.dim_int", "max.dim", "min.dim"), _one_dim),
@@ -528,14 +534,26 @@ SAMPLES: dict[str, Any] = {
     "embedding_dense_backward": lambda: [
         [f(3, 4, 5), n(3, 4, below=7), 7, -1, False],
         [f(6, 5), n(6, below=5), 5, 2, False],
-        [f(6, 5), n(6, below=5), 5, 4, True],
+        [f(6, 5), torch.tensor([2, 0, 2, 1, 2, 0]), 5, 4, True],
     ],
     "actorflow.uniform": lambda: [
-        [f(5, 6), (5, 6), (((0, 5),), ((0, 6),)), 1, 3.0, None, None],
-        [f(7, 2, 3), (7, 2, 3), (((0, 7),), ((0, 2),), ((0, 3),)), 2, 0.0, None, None],
+        [(5, 6), (((0, 5),), ((0, 6),)), 1, f(low=1, high=99), None, None, torch.float32, torch.device("cpu")],
+        [(7, 2, 3), (((0, 7),), ((0, 2),), ((0, 3),)), 2, 7, None, None, torch.int64, torch.device("cpu")],
+    ],
+    "_standard_gamma_grad": lambda: [[f(5, 6, low=0.5, high=3), f(5, 6, low=0.5, high=3)]],
+    "_dirichlet_grad": lambda: [[f(5, 6, low=0.1, high=0.5), f(5, 6, low=0.5, high=3), f(5, 6, low=9, high=10)]],
+    "actorflow.poisson_quantile": lambda: [[f(5, 6, low=0, high=9), f(5, 6, low=0, high=1)]],
+    "actorflow.binomial_quantile": lambda: [
+        [n(5, 6, below=20).double(), f(5, 6, low=0, high=1), f(5, 6, low=0, high=1)]
     ],
     "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4]],
     "actorflow.embedding_part_backward": lambda: [[f(4, 2, 3), n(4, 2, below=12), 4, 5, 6]],
+    "actorflow.grouped_mm": lambda: [
+        [f(7, 4), f(3, 4, 5), n(7, below=9), 4, 9], [f(6, 4), f(5, 4, 3), n(6, below=6), 0, 5]
+    ],
+    "actorflow.grouped_mm_weight": lambda: [
+        [f(7, 4), f(7, 5), n(7, below=9), 4, 3, 9], [f(6, 4), f(6, 3), n(6, below=6), 0, 5, 5]
+    ],
     "_scaled_dot_product_flash_attention_for_cpu": lambda: _attention(False),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda: _attention(True),
     "native_layer_norm": lambda: _layer_norm(False),
@@ -574,11 +592,21 @@ SAMPLES: dict[str, Any] = {
     "nll_loss2d_forward": lambda: _losses(False, 2),
     "nll_loss_backward": lambda: _losses(True, 0),
     "nll_loss2d_backward": lambda: _losses(True, 2),
+    "actorflow.pick": lambda: _picks(False),
+    "actorflow.pick_backward": lambda: _picks(True),
+    "actorflow.amax_blocks": lambda: [
+        [f(5, 7), 1, (2,)],
+        [f(7, 4, 3), 0, (3,)],
+        [f(4, 7), 1, (2, 3)],
+        [f(2, 3), 1, (3, 2)],
+        [n(5, 8, below=9), 1, (3,)],
+    ],
     "actorflow.adam": lambda: _optimizer(3, [0.1, 0.01, 0.9, 0.99, 1e-8, False, True], step=True),
     "actorflow.sgd": lambda: _optimizer(1, [0.1, 0.01, 0.9, 0.1, True, False, False], step=False),
     "actorflow.adagrad": lambda: _optimizer(1, [0.1, 0.01, 0.001, 1e-8, False], step=True),
     "actorflow.accumulate": lambda: [[f(5, 7)]],
     "actorflow.identity": lambda: [[f(5, 7)], [n(5, below=3)]],
+    "actorflow.constrain": lambda: [[f(5, 7), "S(0)", "here"], [n(5, below=3), "*", "here"]],
     "actorflow.first": lambda: [[f(5, 7), 0], [f(5, 7), 1]],
     "actorflow.unpack": lambda: [[f(15, 4), 0, 3, 1], [f(5, 4), 1, 2, 0]],
     "actorflow.pack": lambda: [[f(5, 4), 0, 3], [f(5, 4), 1, 2]],

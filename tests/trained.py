@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +13,11 @@ from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.infer import DATA, Goal
+from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
-from actorflow_compiler.sbp import Sbp
+from actorflow_compiler.sbp import Sbp, Split
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_scheduler.schedule import schedule
 from models import Case, reference
@@ -29,7 +31,20 @@ class Layout:
     micro_batches: int = 1
     hints: dict[str, Sbp | tuple[Sbp | None, ...]] = field(default_factory=dict)
     pipeline: bool = False
+    goal: Goal = DATA
     mesh: Placement | None = None  # of the whole model
+    prepare: Callable[[nn.Module], None] = lambda _: None  # gives other hints
+
+
+LAYOUTS = {
+    "one device": Layout(1),
+    "four micro-batches": Layout(1, 4),
+    "data 2": Layout(2),
+    "output layer split": Layout(2, hints={r"(head|5)\.weight": Split(0)}),
+    "pipeline 2": Layout(2, 4, pipeline=True),
+    "data 2, pipeline 2": Layout(4, 4, pipeline=True),
+}
+MESH = Layout(4, mesh=placement("cpu", [[0, 1], [2, 3]]))
 
 
 def train_eagerly(case: Case, sizes: list[int], micro_batches: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -43,6 +58,7 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
     """The plan of a case, the values its variables start from, and the optimizer whose settings it reads."""
     model = case.model()
     optimizer = case.optimizer(model)
+    layout.prepare(model)
     if layout.hints:
         distribute(model, layout.hints)
     if layout.mesh is not None:
@@ -52,8 +68,8 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
         first, second = (Placement("cpu", tuple(r), (half,)) for r in (range(half), range(half, 2 * half)))
         place(model, dict(zip(case.stages, (first, second), strict=True)))
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = case.loss(model, x, y)
+    def step(*batch: Tensor) -> Tensor:
+        loss = case.loss(model, *batch)
         loss.backward()
         if case.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), case.clip)
@@ -63,11 +79,13 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
 
     state = find(step, model=model, optimizer=optimizer)
     arguments = [
-        Argument(name, tuple(t.shape), t.dtype, True) for name, t in zip("xy", case.batches([size])[0], strict=True)
+        Argument(name, tuple(t.shape), t.dtype, True)
+        for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
     plan = compile_step(
         "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=layout.world, device_type="cpu",
         micro_batches=layout.micro_batches, hints=resolve(state.modules), fixed={},
+        goal=layout.goal,
     )  # fmt: skip
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
     for v in plan.variables:
@@ -82,10 +100,22 @@ def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[fl
     scalars: dict[str, float] = {"optimizer.0.lr": group["lr"], "optimizer.0.weight_decay": group["weight_decay"]}
     losses = []
     with LocalCluster(plan, variables=values) as cluster:
-        for number, (x, y) in enumerate(case.batches(sizes)):
+        for number, batch in enumerate(case.batches(sizes)):
             scalars[SEED] = number
-            losses.append(cluster.run({"x": x, "y": y}, scalars)[0].item())
+            losses.append(cluster.run(dict(zip(case.names, batch, strict=True)), scalars)[0].item())
         state = {
             v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"
         }
     return losses, state, plan
+
+
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """For each tensor the largest difference, in relation to its largest element; 0.001 for smaller ones.
+
+    A parameter that modules share has one name in ``found`` and several in ``expected``.
+    """
+    return {
+        name: ((found[name].double() - value.double()).abs().max() / value.abs().max().double().clamp(min=1e-3)).item()
+        for name, value in expected.items()
+        if name in found
+    }

@@ -9,9 +9,12 @@ from itertools import zip_longest
 
 from torch import Tensor
 
+from actorflow import deferred
 from actorflow.arguments import checksum
+from actorflow.deferred import Deferred
 from actorflow.owned import Owned
 from actorflow.runtime import keys
+from actorflow_compiler.constrain import show_wish
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.variables import State, real_optimizer_state
@@ -43,16 +46,19 @@ def report(state: State, hints: Hints, contents: bool) -> Report:
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
         lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
-    lines += [f"hint {n}: {', '.join(str(s or 'free') for s in layout)}" for n, layout in hints.layouts.items()]
+    lines += [f"hint {n}: {show_wish(h.wish)}" for n, h in hints.layouts.items()]
+    lines += [f"hint for the optimizer's state of {n}: {show_wish(h.wish)}" for n, h in hints.optimizer.items()]
+    lines += [f"ZeRO for {n}: stage {z.stage}, mesh axis {z.axis}" for n, z in hints.zero.items()]
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
     names = {id(m): f"{root}.{n}" if n else root for root, n, m in modules}
     lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
+    lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
     if not contents:
         return Report(tuple(lines), {})
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
-    return Report(tuple(lines), {name: checksum([tensor]) for name, tensor in tensors.items()})
+    return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()})
 
 
 def compare(job: str, reports: Sequence[Report]) -> None:
@@ -77,6 +83,11 @@ def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
         if ranks:
             found[name] = ranks
     return found
+
+
+def _contents(tensor: Tensor) -> int:
+    """Equal for tensors of equal contents; of a deferred one, for what will be."""
+    return deferred.digest(tensor) if isinstance(tensor, Deferred) else checksum([tensor])
 
 
 def _text(tensor: Tensor) -> str:

@@ -19,6 +19,7 @@ from actorflow_compiler import errors
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
 from actorflow_compiler.hints import Hints, resolve
+from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
@@ -52,8 +53,10 @@ class Order:
     hints: Hints
     train: bool
     micro_batches: int
+    goal: Goal
     fixed: Mapping[str, Variable]  # layouts that earlier plans decided
     fresh: bool  # an optimizer's first step differs, and comes now
+    explain: str | None = None  # a regular expression of what the plan's notes are to explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Made:
     shape: tree.Shape  # of what the step returns
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
+    seed: int  # that torch has on the master
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -82,7 +86,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
-        head = {"shape": shape, "lent": sorted(lent), "differing": differ}
+        seed = torch.initial_seed()
+        head = {"shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed}
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
@@ -91,7 +96,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ)
+    return Made(plan, shape, frozenset(lent), differ, seed)
 
 
 def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
@@ -104,7 +109,8 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
         shapes.append(tree.describe(order.function(*args, **kwargs), found))
         return found
 
-    with working(f"compiling {order.name} for {world} device{'s' * (world != 1)}", f"compiled {order.name}"):
+    what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
+    with working(what, f"compiled {order.name}") as doing:
         try:
             plan = compile_step(
                 order.name,
@@ -118,6 +124,9 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
                 hints=order.hints,
                 fixed=order.fixed,
                 fresh=order.fresh,
+                goal=order.goal,
+                explain=order.explain,
+                doing=doing,
             )
         except CaptureError as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -129,19 +138,13 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
         plan = replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
         if not order.train:
             _only_predicts(plan)
+        doing("schedule")
         return schedule(plan), shapes[0]
 
 
 def hints_of(state: State) -> Hints:
     """The hints for what the search found, under the names of its variables (tied ones have several)."""
-    hints = resolve(state.modules)
-    by_id = {id(h.tensor): h.name for h in state.held.values()}
-    alias: dict[str, str] = {}
-    for root_name, root in state.modules.items():
-        named = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
-        alias.update({f"{root_name}.{name}": by_id[id(tensor)] for name, tensor in named})
-    layouts = {alias.get(name, name): layout for name, layout in hints.layouts.items()}
-    return Hints(layouts, hints.places)
+    return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 
 
 def device_type(state: State, hints: Hints, world: int) -> str:
@@ -199,4 +202,5 @@ def _unpack(data: bytes, name: str) -> Made:
     if "error" in head:
         kind = getattr(errors, head["error"], errors.ClusterError)
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
-    return Made(verify(from_bytes(data[8 + size :])), head["shape"], frozenset(head["lent"]), head["differing"])
+    plan = verify(from_bytes(data[8 + size :]))
+    return Made(plan, head["shape"], frozenset(head["lent"]), head["differing"], head["seed"])

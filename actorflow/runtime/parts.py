@@ -7,17 +7,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from actorflow_compiler.boxing import coordinates, held
+from actorflow import deferred
 from actorflow_compiler.placement import Placement
+from actorflow_compiler.region import coordinates, held
 from actorflow_compiler.sbp import Broadcast, NdSbp, PartialSum
 
 __all__ = ["assemble", "part", "sources"]
 
 
 def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor:
-    """The part that device ``index`` of the placement holds; a copy."""
+    """The part that device ``index`` of the placement holds; a copy.  Of a deferred tensor nothing else is made."""
+    lines = held(tensor.shape, sbp, placement, index)
+    if isinstance(tensor, deferred.Deferred):
+        return deferred.shard(tensor, lines)
     out = tensor
-    for dim, indices in enumerate(held(tensor.shape, sbp, placement, index)):
+    for dim, indices in enumerate(lines):
         if len(indices) != tensor.shape[dim]:
             out = out.index_select(dim, torch.from_numpy(indices).to(tensor.device))
     return out.clone(memory_format=torch.contiguous_format) if out is tensor else out.contiguous()

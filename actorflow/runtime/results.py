@@ -22,8 +22,8 @@ from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.parts import assemble, sources
 from actorflow.runtime.wire import decode, encode
 from actorflow_compiler import plan as plans
-from actorflow_compiler.boxing import device_shape
 from actorflow_compiler.plan import TensorSpec
+from actorflow_compiler.region import device_shape
 from actorflow_compiler.sbp import Broadcast
 
 __all__ = ["Peers", "Results", "fetch_part"]

@@ -35,7 +35,9 @@ from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.results import Results
 from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
+from actorflow.seeds import seeds
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import State
@@ -59,6 +61,7 @@ class JobLike(Protocol):
     name: str
     type: str
     micro_batches: int
+    goal: Goal
     function: Any
     signature: Any
     model: Any
@@ -95,6 +98,7 @@ class Session:
         self.results: Results
         self._plans = 0
         self._stepped: set[str] = set()  # optimizers that a plan has run
+        self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self._capturing = False
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._changed = threading.Condition()  # guards the next four
@@ -136,7 +140,7 @@ class Session:
             if spec.name in compiled.inputs
         }
         scalars = {name: float(optimizer.param_groups[group][key]) for name, optimizer, group, key in compiled.scalars}
-        scalars[SEED] = (torch.initial_seed() * 1_000_003 + number) % 2**53
+        scalars[SEED] = seeds.next(self._seed)
         call = worker.issue(compiled.number, inputs, scalars)
         with self._changed:
             while self._issued and self._issued[0][1].done:
@@ -167,6 +171,8 @@ class Session:
             writes = self.variables.writes if self.worker is not None else 0
             known = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
             text = f"{known}, {writes} writes of state"
+            if seeds.seed is not None:
+                text += f", seed {seeds.seed}"
             if job.keys is not None and job.keys.state.optimizers:
                 text += f", {rates(job.keys.state)}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
@@ -182,7 +188,10 @@ class Session:
         state = find(job.function, job.model, job.optimizer, self.names)
         job.keys = Keys(state)
         train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
-        return Order(job.name, job.function, arguments, state, hints, train, job.micro_batches, fixed, first)
+        explain = self.cluster.settings.explain
+        return Order(
+            job.name, job.function, arguments, state, hints, train, job.micro_batches, job.goal, fixed, first, explain
+        )
 
     def _compile(self, job: JobLike, arguments: Arguments, number: int, text: str) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
@@ -195,6 +204,7 @@ class Session:
         finally:
             self._capturing = False
         if self.worker is None:
+            self._seed = made.seed
             self._start(made)
         worker = self.worker
         assert worker is not None

@@ -37,6 +37,7 @@ class Settings:
     launcher: str = ""  # path of the socket on which the launcher hears reports
     launcher_pid: int = 0
     pretend: bool = False
+    explain: str | None = None  # of a plan that is not run: what its notes are to explain
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
 
     @property

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from actorflow.deferred import Deferred
 from actorflow.find import Names
-from actorflow.owned import Owned
+from actorflow.owned import Owned, real
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.optimizer_state import initial_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.wire import encode
-from actorflow_compiler.boxing import device_shape
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.plan import Variable
+from actorflow_compiler.region import device_shape
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Variables"]
@@ -99,7 +100,7 @@ class Variables:
             return now.to(dtype_of(variable.dtype)).expand(variable.shape)
         created = self._created(slot).get(slot.key)
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
-        return torch.full(variable.shape, fill, dtype=dtype_of(variable.dtype))
+        return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
 
     def slot(self, name: str, state: State) -> _Slot:
         """Where an optimizer's state of this name is kept."""
@@ -266,7 +267,7 @@ class Variables:
 
     def serve_offer(self, name: str) -> bytes:
         """A value that was offered."""
-        return encode([self._offers[name].detach()])[0]
+        return encode([real(self._offers[name]).detach()])[0]
 
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
@@ -285,4 +286,4 @@ class Variables:
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state dictionary with values in place of stand-ins."""
-    return {**state_dict, "state": pytree.tree_map_only(Owned, lambda owned: owned.detach(), state_dict["state"])}
+    return {**state_dict, "state": pytree.tree_map_only((Owned, Deferred), real, state_dict["state"])}

@@ -16,22 +16,27 @@ P → S        (p-1)·T reduce_scatter     p·T
 P → B        2(p-1)·T all_reduce        (p+c-1)·T
 P → P        0                          p·T
 ===========  =========================  ====================
+
+``bytes_bound`` says what the table means on meshes and for uneven parts; a route never moves more.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Box
-from actorflow_compiler.sbp import B, NdSbp, P, PartialSum, Sbp, Split, spans
+from actorflow_compiler.region import Region, boxes, coordinates, count, intersect, length, region, subtract
+from actorflow_compiler.sbp import B, NdSbp, P, PartialSum, Sbp, Split, local_size, numel
 
-Indices = tuple[NDArray[np.int64], ...]  # for each dim, which logical elements a device holds, in order
+Shape = tuple[int, ...]
 
 
 def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consumers: int, same: bool) -> float:
@@ -48,6 +53,75 @@ def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consume
     return nbytes * (consumers if target == B else 1)
 
 
+def bytes_bound(
+    shape: Sequence[int], itemsize: int, source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+) -> float:
+    """Bytes that a boxing may move by the table, on meshes of any number of axes; ``itemsize`` in bytes.
+
+    On one placement the axes are changed one after the other.  A change of one axis costs a row of
+    the table for each group of devices along it, T being what the group holds after the splits of
+    the other axes.  An axis goes from its source entry to its target entry, straight or by way of B,
+    and only while no later axis splits the same dim (that axis would then mean other elements).  The
+    cheapest such sequence counts.  Where parts are uneven a row S → S costs what the devices lack, if
+    that is more than the mean (p-1)/p·T.
+
+    Across placements p is the number of terms (the product of the axes that are P) and c the number
+    of copies (the product of the target's axes that are B): (p-1)·T to sum, then c·T to hand out,
+    which is every row of the table.
+    """
+    whole = tuple(shape)
+    if source != target:
+        terms = math.prod(n for n, s in zip(source.hierarchy, source_sbp, strict=True) if s == P)
+        copies = math.prod(n for n, s in zip(target.hierarchy, target_sbp, strict=True) if s == B)
+        return float((terms - 1 + copies) * numel(whole) * itemsize)
+    choices = [tuple(dict.fromkeys((a, b, B))) for a, b in zip(source_sbp, target_sbp, strict=True)]
+    cost = {source_sbp: 0.0}
+    done: set[NdSbp] = set()
+    while target_sbp not in done:
+        here = min((s for s in cost if s not in done), key=lambda s: cost[s])
+        done.add(here)
+        for axis, entries in enumerate(choices):
+            for entry in entries:
+                there = (*here[:axis], entry, *here[axis + 1 :])
+                split = {s.dim for s in (here[axis], entry) if isinstance(s, Split)}
+                if entry == here[axis] or any(isinstance(s, Split) and s.dim in split for s in here[axis + 1 :]):
+                    continue
+                try:
+                    step = cost[here] + itemsize * _row(whole, source, here, axis, entry)
+                except LayoutError:  # blocks or units that do not fit what other axes leave
+                    continue
+                cost[there] = min(cost.get(there, step), step)
+    return cost[target_sbp]
+
+
+def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> float:
+    """Elements by the table when one axis changes, in all groups along it."""
+    others = (*here[:axis], B, *here[axis + 1 :])
+    parts = place.hierarchy[axis]
+    total = 0.0
+    for index in range(place.size):
+        at = coordinates(place, index)[axis]
+        if at:
+            continue
+        group = region(shape, others, place, index)
+        have, moved = here[axis], bytes_moved(here[axis], entry, count(group), parts, parts, True)
+        if isinstance(have, Split) and isinstance(entry, Split):
+            moved = max(moved, _lacked(tuple(map(length, group)), parts, have, entry))
+        total += moved
+    return total
+
+
+def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
+    """Elements that the devices along one axis lack together when they cut a tensor otherwise."""
+    line = Placement("cpu", tuple(range(parts)), (parts,))
+    total = 0
+    for index in range(parts):
+        wanted = region(shape, (want,), line, index)
+        both = intersect(wanted, region(shape, (have,), line, index))
+        total += count(wanted) - (count(both) if both else 0)
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A rectangular part of a value: where it lies in a source's tensor and in a target's."""
@@ -60,149 +134,203 @@ class Part:
 class Hop:
     """One primitive of a boxing.
 
-    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``.  Kinds:
-    "local" (nothing crosses devices), the collectives, and "send" (across placements).
-    all_reduce sums over ``groups``; the other collectives run over all devices of the placement.
+    Kinds: "local" (nothing crosses devices), "send" (from rank to rank), and the collectives, each
+    of which runs within ``groups``: ascending ranks, which hold every rank of the source once.
+    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``; an all_reduce has none.
     """
 
     kind: str
     source: Placement
     target: Placement
     target_sbp: NdSbp
-    groups: tuple[tuple[int, ...], ...] = ()  # ranks, of an all_reduce
+    groups: tuple[tuple[int, ...], ...] = ()
     parts: tuple[tuple[tuple[Part, ...], ...], ...] = ()
-    add: bool = False
+    add: bool = False  # what a target takes is added up, not put together
+    elements: int = 0  # that all ranks together send; an all_reduce of n over p ranks counts 2(p-1)·n
 
 
-def coordinates(placement: Placement, index: int) -> tuple[int, ...]:
-    """The position of a device on each mesh axis."""
-    return tuple(int(c) for c in np.unravel_index(index, placement.hierarchy))
-
-
-def device_shape(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> tuple[int, ...]:
-    """The shape of one device's part of a logical tensor."""
-    return tuple(len(dim) for dim in held(shape, sbp, placement, index))
-
-
-def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> Indices:
-    """Which logical elements of each dim a device holds."""
-    out = [np.arange(n, dtype=np.int64) for n in shape]
-    for axis, (entry, at) in enumerate(zip(sbp, coordinates(placement, index), strict=True)):
-        if isinstance(entry, Split):
-            dim = out[entry.dim]
-            ranges = spans(len(dim), entry, placement.hierarchy[axis], at)
-            out[entry.dim] = np.concatenate([dim[lo : lo + n] for lo, n in ranges])
-    return tuple(out)
+def bytes_of(hops: Iterable[Hop], itemsize: int) -> int:
+    """Bytes that all ranks together send in a route; ``itemsize`` in bytes."""
+    return itemsize * sum(hop.elements for hop in hops)
 
 
 def route(
     shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
 ) -> tuple[Hop, ...]:
-    """The primitives that take a value from one layout to another, in order."""
-    hops: list[Hop] = []
-    here = source_sbp
+    """The primitives that take a value from one layout to another, in order.
+
+    Of the routes that are tried the one with the fewest bytes, then the fewest communications.
+    Raises LayoutError for a split that does not fit the shape.
+    """
+    return _route(tuple(shape), source, source_sbp, target, target_sbp)
+
+
+@lru_cache(maxsize=1 << 12)
+def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    for layout, place in ((a, source), (b, target)):
+        for device in range(place.size):
+            region(shape, layout, place, device)
+    if source == target and a == b:
+        return ()
+    summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and (source != target or b[k] != P)]
+    if not summed:
+        return (_move(shape, source, a, target, b),)
     if source == target:
-        for axis, (a, b) in enumerate(zip(source_sbp, target_sbp, strict=True)):
-            if a == P and b != P and source.hierarchy[axis] > 1:
-                alone = all(x == y for i, (x, y) in enumerate(zip(here, target_sbp, strict=True)) if i != axis)
-                if isinstance(b, Split) and alone and len(source.hierarchy) == 1:
-                    hops.append(_reduce_scatter(shape, source, here, target_sbp))
-                    here = target_sbp
-                    continue
-                there = (*here[:axis], B, *here[axis + 1 :])
-                hops.append(Hop("all_reduce", source, source, there, _groups(source, axis)))
-                here = there
+        found = list(_within(shape, source, a, b, summed))
     else:
-        free = tuple(_summed(shape, entry, size) for entry, size in zip(here, source.hierarchy, strict=True))
-        if free != here:
-            hops += route(shape, source, here, source, free)
-            here = free
-    if here != target_sbp or source != target:
-        hops.append(_move(shape, source, here, target, target_sbp))
-    return tuple(hops)
+        free = tuple(B if k in summed else entry for k, entry in enumerate(a))
+        reduced = _step(shape, source, a, free)
+        found = [(reduced, _move(shape, source, free, target, b)), _apart(shape, source, a, target, b)]
+    return min(found, key=lambda hops: (sum(h.elements for h in hops), sum(h.kind != "local" for h in hops), len(hops)))
 
 
-def _summed(shape: Sequence[int], entry: Sbp, devices: int) -> Sbp:
-    """A layout without partial sums that is cheap to reach and to send from."""
-    if entry != P:
-        return entry
-    return Split(0) if shape and shape[0] >= devices else B
+def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
+    """Routes on one placement: slice what is whole, scatter sums, reduce the others, then let the rest change."""
+    sliced = tuple(y if x == B and isinstance(y, Split) else x for x, y in zip(a, b, strict=True))
+    scattered = [k for k in summed if isinstance(b[k], Split)]
+    paths: list[tuple[NdSbp, ...]] = [(a, tuple(B if k in summed else entry for k, entry in enumerate(a)), b)]
+    for first in dict.fromkeys((a, sliced)):
+        second = tuple(b[k] if k in scattered else entry for k, entry in enumerate(first))
+        third = tuple(B if k in summed and k not in scattered else entry for k, entry in enumerate(second))
+        paths.append((a, first, second, third, b))
+    if len(scattered) == len(summed):
+        paths.append((a, b))
+    for path in dict.fromkeys(tuple(dict.fromkeys(p)) for p in paths):
+        try:
+            yield tuple(_step(shape, place, x, y) for x, y in itertools.pairwise(path))
+        except LayoutError:  # a split that fits in the end may not fit half-way
+            continue
 
 
-def _groups(placement: Placement, axis: int) -> tuple[tuple[int, ...], ...]:
-    mesh = np.array(placement.ranks).reshape(placement.hierarchy)
-    rows = np.moveaxis(mesh, axis, -1).reshape(-1, placement.hierarchy[axis])
-    return tuple(tuple(int(r) for r in row) for row in rows)
+def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
+    """One hop on one placement: sums that become whole are one all_reduce, anything else is an exchange."""
+    axes = [k for k, n in enumerate(place.hierarchy) if n > 1 and here[k] != there[k]]
+    if not axes or any(here[k] != P or there[k] != B for k in axes):
+        return _move(shape, place, here, place, there)
+    groups = _groups(place, axes)
+    size = sum(2 * (len(g) - 1) * count(region(shape, here, place, place.index(g[0]))) for g in groups)
+    return Hop("all_reduce", place, place, there, groups, elements=size)
 
 
-def _reduce_scatter(shape: Sequence[int], placement: Placement, source: NdSbp, target: NdSbp) -> Hop:
-    count = placement.size
-    parts = []
-    for t in range(count):
-        wanted = held(shape, target, placement, t)
-        parts.append(tuple(_overlap(held(shape, source, placement, s), wanted) for s in range(count)))
-    return Hop("reduce_scatter", placement, placement, target, (), tuple(parts), True)
+def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    """A route to another placement: each device sums a part of what it has a term of, then hands it out."""
+    if shape:
+        middle, sbp = _spread(shape, source, a)
+    else:  # a number cannot be cut: one device sums it, one that wants it if there is one
+        rank = next((r for r in target.ranks if r in source), source.ranks[0])
+        middle, sbp = Placement(source.type, (rank,), (1,)), (B,)
+    first = _move(shape, source, a, middle, sbp)
+    return (first,) if (middle, sbp) == (target, b) else (first, _move(shape, middle, sbp, target, b))
 
 
-def _move(shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp) -> Hop:
-    """Give each target device exactly the elements that it lacks."""
+def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSbp]:
+    """The layout that also cuts copies and terms: their axes come last, so that each device cuts what it holds.
+
+    ``[P,S(0)]`` on ``cpu:[0,1,2,3](2,2)`` gives ``[S(0),S(0)]`` on ``cpu:[0,2,1,3](2,2)``.
+    """
+    order = sorted(range(len(sbp)), key=lambda k: not isinstance(sbp[k], Split))
+    local = [length(runs) for runs in region(shape, sbp, place, 0)]
+    out: list[Sbp] = []
+    for k in order:
+        entry, n = sbp[k], place.hierarchy[k]
+        if not isinstance(entry, Split):
+            dim = next((d for d, m in enumerate(local) if m >= n), local.index(max(local)))
+            entry = Split(dim)
+            local[dim] = local_size(local[dim], entry, n, 0)
+        out.append(entry)
+    ranks = np.array(place.ranks).reshape(place.hierarchy).transpose(order)
+    return Placement(place.type, tuple(ranks.reshape(-1).tolist()), ranks.shape), tuple(out)
+
+
+def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks that differ only on these mesh axes, group by group."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for index, rank in enumerate(place.ranks):
+        at = coordinates(place, index)
+        found.setdefault(tuple(c for k, c in enumerate(at) if k not in axes), []).append(rank)
+    return tuple(tuple(sorted(g)) for g in found.values())
+
+
+def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
+    """Give each target device exactly the elements that it lacks, summed over the terms that do not stay terms."""
     same = source == target
-    copies = [n for n, entry in zip(source.hierarchy, source_sbp, strict=True) if not isinstance(entry, Split)]
-    spread = int(np.prod(copies)) if copies else 1
-    have = [held(shape, source_sbp, source, s) for s in range(source.size)]
+    stay = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if same and x == y == P]  # each term for itself
+    summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and k not in stay]
+    have = [region(shape, a, source, s) for s in range(source.size)]
     where = [coordinates(source, s) for s in range(source.size)]
-    # on the same devices a term, or a part that becomes a term with zeros around it, stays where it is
-    kept = [same and entry == P and source_sbp[i] != B for i, entry in enumerate(target_sbp)]
-    parts = []
-    crossing = False
+    terms = dict.fromkeys(tuple(c[k] for k in summed) for c in where)
+    rows: list[tuple[tuple[Part, ...], ...]] = [((),) * source.size] * target.size
+    crossing: dict[tuple[int, int], int] = {}  # (from, to) → elements
+    for t, wanted in _wanted(shape, source, have, target, b, stay).items():
+        row: list[list[Part]] = [[] for _ in have]
+        near = _nearest(source, a, where, target, t, stay)
+        for term, piece in itertools.product(terms, wanted):
+            left = [piece]
+            for s in near:
+                if left and tuple(where[s][k] for k in summed) == term:
+                    left, taken = _take(left, have[s])
+                    for part in taken:
+                        row[s] += [Part(*pair) for pair in boxes(part, (have[s], region(shape, b, target, t)))]
+                        if source.ranks[s] != target.ranks[t]:
+                            crossing[(s, t)] = crossing.get((s, t), 0) + count(part)
+            assert not left, f"no device has {left}"
+        rows[t] = tuple(map(tuple, row))
+    gathers = not summed and all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
+    kind = "local"
+    groups: tuple[tuple[int, ...], ...] = ()
+    if crossing and set(source.ranks) != set(target.ranks):
+        kind = "send"
+    elif crossing:
+        kind = "reduce_scatter" if summed else "all_gather" if gathers else "all_to_all"
+        pairs = [(where[s], where[source.index(target.ranks[t])]) for s, t in crossing]
+        groups = _groups(source, {k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})
+    return Hop(kind, source, target, b, groups, tuple(rows), bool(summed), sum(crossing.values()))
+
+
+def _wanted(
+    shape: Shape, source: Placement, have: Sequence[Region], target: Placement, b: NdSbp, stay: Sequence[int]
+) -> dict[int, list[Region]]:
+    """Target device → what it takes.  Of devices that will hold terms one takes each element, best one that has it."""
+    columns: dict[tuple[int, ...], list[int]] = {}
     for t in range(target.size):
         at = coordinates(target, t)
-        row: list[tuple[Part, ...]] = [()] * source.size
-        empty = any(e == P and c > 0 and not k for e, c, k in zip(target_sbp, at, kept, strict=True))
-        if not empty:
-            wanted = held(shape, target_sbp, target, t)
-            replica = at if same else np.unravel_index(t % spread, copies) if copies else ()
-            for s in range(source.size):
-                if any(k and where[s][i] != at[i] for i, k in enumerate(kept)):
-                    continue
-                if not _in_replica(where[s], source_sbp, tuple(int(r) for r in replica), same):
-                    continue
-                row[s] = _overlap(have[s], wanted)
-                crossing |= bool(row[s]) and source.ranks[s] != target.ranks[t]
-        parts.append(tuple(row))
-    if not crossing:
-        kind = "local"
-    elif not same:
-        kind = "send"
-    else:
-        kind = "all_gather" if all(e in (B, s) for e, s in zip(target_sbp, source_sbp, strict=True)) else "all_to_all"
-    return Hop(kind, source, target, target_sbp, (), tuple(parts))
+        columns.setdefault(tuple(c for k, c in enumerate(at) if b[k] != P or k in stay), []).append(t)
+    found: dict[int, list[Region]] = {}
+    for column in columns.values():
+        whole = region(shape, b, target, column[0])
+        left = [whole] if count(whole) else []
+        for t in column if len(column) > 1 else ():
+            if target.ranks[t] in source:
+                left, found[t] = _take(left, have[source.index(target.ranks[t])])
+        found[column[0]] = [*found.get(column[0], ()), *left]
+    return found
 
 
-def _in_replica(at: tuple[int, ...], sbp: NdSbp, replica: tuple[int, ...], same: bool) -> bool:
-    """Whether a source device belongs to the copy of the value that a target reads."""
-    whole = [c for c, entry in zip(at, sbp, strict=True) if not isinstance(entry, Split)]
-    if same:
-        return whole == [r for r, entry in zip(replica, sbp, strict=True) if not isinstance(entry, Split)]
-    return tuple(whole) == replica
+def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Region]]:
+    """What a device does not have of some elements, and what it has."""
+    rest: list[Region] = []
+    taken: list[Region] = []
+    for piece in left:
+        both = intersect(piece, have)
+        rest += subtract(piece, both) if both is not None else [piece]
+        taken += [both] if both is not None else []
+    return rest, taken
 
 
-def _overlap(have: Indices, want: Indices) -> tuple[Part, ...]:
-    """The rectangles that two devices' elements have in common."""
-    runs = []
-    for h, w in zip(have, want, strict=True):
-        _, at_h, at_w = np.intersect1d(h, w, assume_unique=True, return_indices=True)
-        order = np.argsort(at_w)
-        at_h, at_w = at_h[order], at_w[order]
-        if not len(at_h):
-            return ()
-        cuts = np.flatnonzero((np.diff(at_h) != 1) | (np.diff(at_w) != 1)) + 1
-        starts = [0, *cuts.tolist(), len(at_h)]
-        runs.append([(int(at_h[i]), int(at_w[i]), j - i) for i, j in itertools.pairwise(starts)])
-    return tuple(
-        Part(
-            Box(tuple(r[0] for r in pick), tuple(r[2] for r in pick)),
-            Box(tuple(r[1] for r in pick), tuple(r[2] for r in pick)),
-        )
-        for pick in itertools.product(*runs)
-    )
+def _nearest(
+    source: Placement, a: NdSbp, where: Sequence[tuple[int, ...]], target: Placement, t: int, stay: Sequence[int]
+) -> list[int]:
+    """The devices that a target may take from, itself first, then those that differ from it on few mesh axes.
+
+    Where nothing else decides, targets prefer different copies, so that all devices share the work.
+    """
+    rank = target.ranks[t]
+    me = where[source.index(rank)] if rank in source else None
+    whole = [k for k, entry in enumerate(a) if entry == B]
+    copies = {at: i for i, at in enumerate(dict.fromkeys(tuple(c[k] for k in whole) for c in where))}
+
+    def distance(s: int) -> tuple[int, int, int]:
+        far = sum(x != y for x, y in zip(where[s], me, strict=True)) if me else 0
+        return far, (copies[tuple(where[s][k] for k in whole)] - t) % len(copies), s
+
+    return sorted((s for s in range(source.size) if not me or all(where[s][k] == me[k] for k in stay)), key=distance)

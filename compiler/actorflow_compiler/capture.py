@@ -10,6 +10,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,22 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import tags
+from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
+from actorflow_compiler.hints import Hints
+from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.optimizers import expand_fused
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.torch_internals import DATA_DEPENDENT, fake_mode, looks_compiling, plain_recurrence
+from actorflow_compiler.random_streams import Streams
+from actorflow_compiler.random_table import decompositions
+from actorflow_compiler.torch_internals import (
+    DATA_DEPENDENT,
+    fake_mode,
+    looks_compiling,
+    plain_recurrence,
+    values_not_seen,
+)
 from actorflow_compiler.variables import State, group_names, stand_ins
 
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -47,14 +58,14 @@ def capture(
     state: State,
     *,
     train: bool,
-    places: Mapping[int, Placement] = {},
+    hints: Hints = Hints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
-    ``places`` maps ``id(module)`` to its placement.  ``fresh`` says that the optimizers have not
-    stepped yet.  Raises CaptureError with the user's line for control flow that depends on data, for
-    state that was not found and for anything that the step itself raises.
+    Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
+    ``fresh`` says that the optimizers have not stepped yet.  Raises CaptureError with the user's line for
+    control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
     mode = fake_mode()
     names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
@@ -75,14 +86,19 @@ def capture(
         held = {**fakes, **optimizer_state.tensors}
         with mode, looks_compiling(), fx_traceback.preserve_node_meta(), plain_recurrence(), _clear_errors(state):
             gradients = _Gradients(state, fakes)
-            with tags.recording(places, names) as recorder:
+            outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
+            with tags.recording(hints.places, names, outputs) as recorder, mark_gradients(fakes, hints.zero):
                 recorder.before_backward = gradients.check
 
                 def traced(_: list[Tensor], given: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad():
                         return [r.detach() for r in step(given)]
 
-                raw = make_fx(traced, tracing_mode="real", _allow_non_fake_inputs=True)(list(held.values()), inputs)
+                streams = Streams()
+                with values_not_seen(), streams.following():
+                    raw = make_fx(
+                        traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True
+                    )(list(held.values()), inputs)
             gradients.check_end(fakes)
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()

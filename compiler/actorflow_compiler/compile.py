@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from actorflow_compiler.capture import Argument, capture
+from actorflow_compiler.constrain import check_constraints
 from actorflow_compiler.cut import cut
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
-from actorflow_compiler.errors import CaptureError, LayoutError
+from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
-from actorflow_compiler.from_fx import RANDOM, Capture
 from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
-from actorflow_compiler.infer import Fixed, infer
+from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
+from actorflow_compiler.inner import inner_cost
+from actorflow_compiler.lay import apply_zero, lay_variables, open_axes
 from actorflow_compiler.lower import lower
-from actorflow_compiler.ops import Meta
+from actorflow_compiler.notes import notes_on
 from actorflow_compiler.pieces import cut_in_time
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.sbp import B, NdSbp, Sbp, Split, check_fits, local_shape, show
+from actorflow_compiler.random_table import is_random
+from actorflow_compiler.repeated import tell_repeated
+from actorflow_compiler.sbp import Split
 from actorflow_compiler.segment import segment
 from actorflow_compiler.stages import place_ops
 from actorflow_compiler.variables import State
+from actorflow_compiler.write_out import write_out
 
 TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
 
@@ -41,88 +47,62 @@ def compile_step(
     hints: Hints,
     fixed: Mapping[str, Variable],
     fresh: bool = False,
+    goal: Goal = DATA,
+    explain: str | None = None,
+    doing: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Compile one step for ``world`` devices; the plan has no slot counts and orders yet.
 
-    ``fixed`` are variables whose layout an earlier plan has decided.  Raises CaptureError,
-    LayoutError or PlanError.
+    ``fixed`` are variables whose layout an earlier plan has decided.  ``explain`` is a regular
+    expression of ops, modules or variables whose alternatives go into the plan's notes.  ``doing`` is told
+    the name of each pass as it begins.  Raises CaptureError, LayoutError or PlanError.
     """
-    captured = capture(step, arguments, state, train=train, places=hints.places, fresh=fresh)
+    doing("capture")
+    captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh)
     if world > 1 or micro_batches > 1:
         refuse_random(captured.graph)
-    everywhere = Placement(device_type, tuple(range(world)), (world,))
+    everywhere = Placement(device_type, tuple(range(world)), goal.mesh_of(world))
+    doing("place")
     placed = place_ops(
-        join_norms(captured.graph), world, device_type, {n: v.placement for n, v in fixed.items()}, captured.parameter
+        join_norms(captured.graph), everywhere, {n: v.placement for n, v in fixed.items()}, captured.parameter
     )
     pieces = cut_in_time(placed.graph, micro_batches if train else 1)
     graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1)
-    graph = merge_equal(graph, RANDOM)
+    graph = merge_equal(graph, is_random)
+    check_constraints(graph)
     variables = lay_variables(captured, graph, placed.owners, hints, fixed)
-    homes = {v.name: (v.placement, v.sbp) for v in variables}
+    graph = apply_zero(graph, variables, hints.zero)
     gather = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
-    batch = {i.name: (Split(0, pieces.count),) for i in graph.inputs if i.kind == "batch"}
-    decided = Fixed(homes, batch, {r: everywhere for r, all_ranks in gather.items() if all_ranks})
-    layouts = infer(graph, decided, everywhere, pieces.count)
+    batch = {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == "batch"}
+    decided = Fixed(
+        {v.name: (v.placement, open_axes(v, captured.parameter.get(v.name), hints, fixed, goal)) for v in variables},
+        batch,
+        {r: everywhere for r, all_ranks in gather.items() if all_ranks},
+    )
+    doing("infer")
+    layouts = infer(graph, decided, everywhere, pieces.count, goal, inner_cost, explain)
+    notes = (*pieces.notes, *notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
+    graph, layouts = write_out(graph, layouts)
+    variables = tuple(
+        replace(v, sbp=layouts.value[i.value])
+        for v, i in zip(variables, (i for i in graph.inputs if i.kind == "variable"), strict=True)
+    )
+    homes = {v.name: (v.placement, v.sbp) for v in variables}
+    doing("box and lower")
     program = lower(graph, layouts, pieces.count, everywhere, gather, homes)
+    notes = (*notes, *tell_repeated(program.repeated, program.flops_done))
+    doing("cut")
     segmented = segment(program)
-    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, pieces.notes)
+    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes)
 
 
 def refuse_random(graph: Graph) -> None:
     """Raise CaptureError for an op that draws random numbers: cut over devices or time they would be other numbers."""
     for n in graph.nodes:
-        if n.op in RANDOM:
+        if is_random(n):
             where = f" in {n.where}" if n.where else ""
             raise CaptureError(
-                f"the step draws random numbers ({n.op}{where}), which would be others on several devices "
-                f"or in micro-batches than on one; expected: none in a job that is cut. "
-                f"Set dropout to 0, or draw outside the job and pass the tensor"
+                f"the step draws random numbers with {n.op}{where}, which would be others on several devices or in "
+                f"micro-batches than on one; expected: random ops of PyTorch itself, which are drawn alike under every "
+                f"plan. Write it with those (torch.rand, torch.randn, …), or draw outside the job and pass the tensor"
             )
-
-
-def lay_variables(
-    captured: Capture, graph: Graph, owners: Mapping[str, Placement], hints: Hints, fixed: Mapping[str, Variable]
-) -> tuple[Variable, ...]:
-    """Where and how every variable lies: as fixed, as hinted, or broadcast; optimizer state lies as its parameter does.
-
-    Raises LayoutError for a hint that does not fit its tensor.
-    """
-    found: dict[str, Variable] = {}
-    metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == "variable"}
-    for name in sorted(metas, key=lambda n: captured.kinds[n] == "optimizer"):
-        meta, kind = metas[name], captured.kinds[name]
-        if name in fixed:
-            found[name] = fixed[name]
-            continue
-        placement = owners[name]
-        sbp: NdSbp = (B,) * len(placement.hierarchy)
-        if kind == "optimizer":
-            parameter = found[captured.parameter[name]]
-            placement = parameter.placement
-            sbp = parameter.sbp if parameter.shape == meta.shape else (B,) * len(placement.hierarchy)
-        elif name in hints.layouts:
-            sbp = fit_hint(name, meta, hints.layouts[name], placement)
-        found[name] = Variable(name, meta.shape, meta.dtype, placement, sbp, kind)
-    return tuple(found[name] for name in metas)
-
-
-def fit_hint(name: str, meta: Meta, hint: Sequence[Sbp | None], placement: Placement) -> NdSbp:
-    """A hint as the layout of a variable on its placement; raises LayoutError where it does not fit."""
-    if len(hint) > len(placement.hierarchy):
-        raise LayoutError(
-            f"{name} is distributed as {show(h or B for h in hint)}, "
-            f"but its placement {placement} has {len(placement.hierarchy)} mesh axis"
-        )
-    out: list[Sbp] = []
-    shape = meta.shape
-    for axis, size in enumerate(placement.hierarchy):
-        wanted = hint[axis] if axis < len(hint) else None
-        entry = check_fits(wanted or B, shape, size, name)
-        if not isinstance(entry, Split) and entry != B:
-            raise LayoutError(
-                f"{name} is distributed as {entry}; "
-                f"a parameter can be split or broadcast, a partial sum is only made by ops"
-            )
-        shape = local_shape(shape, entry, size, 0)
-        out.append(entry)
-    return tuple(out)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow_compiler.bodies import build_body
+from actorflow_compiler.gathers import AHEAD, is_gather
 from actorflow_compiler.lower import Item, resolve
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
@@ -50,6 +51,8 @@ class Draft:
     comm: Comm | None = None
     moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
     result: int | None = None  # of a sink
+    level: int = 0  # see ``segment.py``
+    gathers: bool = False  # variables, for forward or backward ops
     flops: float = 0.0
 
 
@@ -75,12 +78,13 @@ class _Cutter:
         self.draft_actors()
         self.draft_sinks()
         writes = self.written_variables()
-        registers, at = self.make_registers()
+        registers, at = self.make_registers(writes)
         bodies: dict[Body, int] = {}
         actors = []
         for number, draft in enumerate(self.drafts):
             actors.append(self.actor(number, draft, at, writes, bodies))
         registers += self.variable_registers(actors, len(registers))
+        registers += self.gather_registers(registers)
         program = self.program
         done, useful = program.flops_done, program.flops
         summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
@@ -149,6 +153,7 @@ class _Cutter:
                         continue
                     rate = self.pieces if segment.pieces else 1
                     one = draft((segment, rank), Draft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage))
+                    one.level = segment.level
                     one.items.append(item)
                     one.flops += item.flops
                     self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
@@ -174,6 +179,7 @@ class _Cutter:
                     f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
                 )
             one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
+            one.level, one.gathers = level[0], is_gather(self.program, item)
             assert one.comm is not None
             if one.moves and comm.kind not in ("send", "all_reduce"):
                 one.comm = Comm(comm.kind, one.comm.id, comm.group, one.comm.exchanges + comm.exchanges)
@@ -199,7 +205,9 @@ class _Cutter:
                     found.setdefault((self.find(value, rank), rank), []).append(name)
         return found
 
-    def make_registers(self) -> tuple[list[Register], dict[tuple[int, int], FromRegister]]:
+    def make_registers(
+        self, writes: Mapping[tuple[int, int], list[str]]
+    ) -> tuple[list[Register], dict[tuple[int, int], FromRegister]]:
         """Registers for all values that cross from actor to actor; values with the same readers share one."""
         wanted: dict[tuple[int, int], dict[int, None]] = {}
         for number, draft in enumerate(self.drafts):
@@ -209,7 +217,8 @@ class _Cutter:
         for draft in self.drafts:
             if draft.comm is not None and draft.comm.kind != "send":  # all take part, read or not
                 for _, out in draft.moves:
-                    if not any((v, draft.rank) in wanted for v in [out, *self._joins_of(out, draft.rank)]):
+                    ends = [out, *self._joins_of(out, draft.rank)]
+                    if (out, draft.rank) not in writes and not any((v, draft.rank) in wanted for v in ends):
                         wanted[(out, draft.rank)] = {}
         groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
         unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
@@ -285,7 +294,7 @@ class _Cutter:
                 targets=(ToResult(draft.result),),
             )
         if draft.comm is not None:
-            return self.comm_actor(number, draft, at)
+            return self.comm_actor(number, draft, at, writes)
         inputs = self.operand_values(draft)
         if draft.kind == "source":
             taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
@@ -327,7 +336,10 @@ class _Cutter:
             joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value
         ]
 
-    def comm_actor(self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister]) -> Actor:
+    def comm_actor(
+        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]],
+    ) -> Actor:  # fmt: skip
         assert draft.comm is not None
         rank, comm = draft.rank, draft.comm
         to = comm.group[1] if comm.kind == "send" else rank
@@ -338,7 +350,8 @@ class _Cutter:
         for i, (value, out) in enumerate(draft.moves):
             operand = self.operand(self.find(value, rank), rank, at)
             nbytes += self.program.metas[(out, to)].nbytes
-            for end in [at[(r, to)] for r in [out, *self._joins_of(out, to)] if (r, to) in at]:
+            ends: list[Target] = [at[(r, to)] for r in [out, *self._joins_of(out, to)] if (r, to) in at]
+            for end in [*ends, *(OfVariable(name) for name in writes.get((out, to), ()))]:
                 operands.append(operand)
                 targets.append(end)
                 if comm.exchanges:
@@ -384,4 +397,25 @@ class _Cutter:
             fill = 1 if all(actors[r].rate == rate for r in others) else rate
             reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
             found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
+        return found
+
+    def gather_registers(self, registers: Sequence[Register]) -> list[Register]:
+        """Registers without tensors that let a gather begin when the readers of the last but one are done."""
+        chains: dict[tuple[int, int, int], list[int]] = {}
+        for number, draft in enumerate(self.drafts):
+            if draft.gathers:
+                chains.setdefault((draft.rank, draft.stage, draft.rate), []).append(number)
+        readers: dict[int, dict[int, None]] = {}
+        for register in registers:
+            for read in register.readers:
+                readers.setdefault(register.producer, {})[read.actor] = None
+        found: list[Register] = []
+        for chain in chains.values():
+            chain.sort(key=lambda g: (self.drafts[g].level, g))
+            for before, gather in zip(chain, chain[AHEAD:], strict=False):
+                for r in readers.get(before, ()):
+                    one = self.drafts[r]
+                    # one of a higher level may wait for this gather
+                    if one.rate == self.drafts[gather].rate and one.level <= self.drafts[gather].level:
+                        found.append(Register(len(registers) + len(found), r, (Read(gather),), ()))
         return found

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.class_ops import TRACED
 from actorflow_compiler.graph import Graph, Node, prune
 from actorflow_compiler.ops import Ref
 
@@ -90,11 +91,13 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """The root of the sum of squares, or the sum of absolute values."""
-    if ord not in (1, 2) or x.is_complex():
+    """The root of the sum of squares, the sum of absolute values, or the largest of them."""
+    if ord not in (1, 2, math.inf) or x.is_complex():
         return NotImplemented
     wide = _wide(x if dtype is None else x.to(dtype))
     dims = _dims(x, dim)
+    if ord == math.inf:
+        return aten.amax.default(wide.abs(), dims, keepdim).to(dtype or x.dtype)
     total = _sum(wide * wide, dims, keepdim).sqrt() if ord == 2 else _sum(wide.abs(), dims, keepdim)
     return total.to(dtype or x.dtype)
 
@@ -221,24 +224,35 @@ def _bce_with_logits(
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
+def _class_weights(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """The weight of each target's class; 0 for targets that do not count."""
+    counts = target != ignore_index
+    each = aten.index.Tensor(_wide(weight), [torch.where(counts, target, 0).long()])
+    return torch.where(counts, each, 0.0)
+
+
 def _total_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
     """What a mean of class losses is divided by; from the targets alone, so that it need not wait for the model."""
+    if weight is not None:
+        return aten.sum.default(_class_weights(target, weight, ignore_index))  # type: ignore[no-any-return]
     counts = target != ignore_index
-    if weight is None:
-        return aten.sum.default(counts.to(torch.float32 if dtype in NARROW else dtype))  # type: ignore[no-any-return]
-    each = _wide(weight)[torch.where(counts, target, 0)]
-    return aten.sum.default(torch.where(counts, each, 0.0))  # type: ignore[no-any-return]
+    return aten.sum.default(counts.to(torch.float32 if dtype in NARROW else dtype))  # type: ignore[no-any-return]
 
 
 @_for(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """The sum of losses over the total weight."""
-    if reduction != MEAN:
+    """What each sample's class has, weighted; the sum of that; or the sum over the total weight."""
+    dim = min(1, x.dim() - 1)
+    if target.dim() != x.dim() - 1:
         return NotImplemented
-    op = aten.nll_loss2d_forward if x.dim() == 4 else aten.nll_loss_forward
+    loss = -TRACED.pick(x, target, dim, ignore_index, 0, x.shape[dim])
+    if weight is not None:
+        loss = loss * _class_weights(target, weight, ignore_index).to(x.dtype)
+    if reduction == NONE:
+        return loss, torch.zeros((), dtype=x.dtype, device=x.device)
     total = _total_weight(target, weight, ignore_index, x.dtype)
-    loss = op(x, target, weight, SUM, ignore_index)[0]
-    return (_wide(loss) / total).to(x.dtype), total.to(x.dtype)
+    summed = aten.sum.default(_wide(loss))
+    return (summed / total if reduction == MEAN else summed).to(x.dtype), total.to(x.dtype)
 
 
 @_for(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -251,14 +265,17 @@ def _nll_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Any:
-    """The gradient of a sum; a constant of shape (1,) stands in for the total weight that the forward pass made."""
-    if reduction == NONE or total_weight.dim() == 1:
+    """A number for the class of each sample; the total weight is made anew, as in the forward pass."""
+    dim = min(1, x.dim() - 1)
+    if target.dim() != x.dim() - 1:
         return NotImplemented
+    each = -_wide(grad)
     if reduction == MEAN:
-        grad = (_wide(grad) / _total_weight(target, weight, ignore_index, x.dtype)).to(x.dtype)
-    op = aten.nll_loss2d_backward if x.dim() == 4 else aten.nll_loss_backward
-    one = torch.ones((1,), dtype=total_weight.dtype, device=x.device)
-    return op(grad, x, target, weight, SUM, ignore_index, one)
+        each = each / _total_weight(target, weight, ignore_index, x.dtype)
+    if weight is not None:
+        each = each * _class_weights(target, weight, ignore_index)
+    each = each.to(x.dtype).expand(target.shape)
+    return TRACED.pick_backward(each, target, x.shape[dim], dim, ignore_index, 0, x.shape[dim])
 
 
 # layers

@@ -13,6 +13,10 @@ class LayoutError(ActorflowError):
     """A placement or an SBP does not fit the tensor or the cluster it was given for."""
 
 
+class SignatureError(ActorflowError):
+    """A signature that was registered for an op is malformed, does not fit its schema, or is wrong."""
+
+
 class PlanError(ActorflowError):
     """A plan is not legal, or is refused because it cannot be proven to run."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.from_fx import Names, to_graph
 from actorflow_compiler.graph import Graph, Node, call_of, prune, verify
-from actorflow_compiler.ops import Arg, Ref, Symbol, substitute
+from actorflow_compiler.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.signatures import OpCall
 from actorflow_compiler.torch_internals import fake_mode
@@ -29,7 +30,7 @@ def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callabl
     """Write out the ops that ``table`` has, on placements for which ``where`` holds."""
     names = {str(op): function for op, function in table.items()}
     metas = dict(graph.metas)
-    fresh = max(metas, default=0) + 1
+    fresh = itertools.count(max(metas, default=0) + 1)
     nodes: list[Node] = []
     same: dict[int, int] = {}
 
@@ -42,24 +43,12 @@ def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callabl
             nodes.append(n)
             continue
         call, operands = call_of(n, graph.metas if not same else metas)
-        body = _trace(call, names[n.op])
+        body = _once(call, names[n.op])
         if body is None:
             nodes.append(n)
             continue
         number: dict[int, int] = {i.value: operands[k] for k, i in enumerate(body.inputs)}
-        for inner in body.nodes:
-            for o in inner.outs:
-                if o >= 0:
-                    number[o] = fresh
-                    metas[fresh] = body.metas[o]
-                    fresh += 1
-
-            def at(v: int, number: dict[int, int] = number) -> Ref:
-                return Ref(number[v])
-
-            kwargs = tuple((k, substitute(v, at)) for k, v in inner.kwargs)
-            outs = tuple(number[o] if o >= 0 else -1 for o in inner.outs)
-            nodes.append(replace(n, op=inner.op, args=substitute(inner.args, at), kwargs=kwargs, outs=outs))
+        nodes += instantiate(body, n, number, metas, fresh)
         for o, r in zip(n.outs, _with_gaps(body.results, call), strict=True):
             if o >= 0:
                 same[o] = number[r]
@@ -68,15 +57,38 @@ def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callabl
     return verify(prune(Graph(graph.inputs, tuple(nodes), metas, results, updates)))
 
 
+def instantiate(
+    body: Graph, n: Node, number: dict[int, int], metas: dict[int, Meta], fresh: Iterator[int]
+) -> list[Node]:
+    """The nodes of a body in place of node ``n`` of a larger graph.
+
+    ``number`` says which value of the larger graph each input of the body is; values of the body that
+    it has no number for get one that is ``fresh``, and ``metas``.
+    """
+    nodes = []
+
+    def at(v: int) -> Ref:
+        return Ref(number[v])
+
+    for inner in body.nodes:
+        for o in inner.outs:
+            if o >= 0 and o not in number:
+                number[o] = next(fresh)
+                metas[number[o]] = body.metas[o]
+        kwargs = tuple((k, substitute(v, at)) for k, v in inner.kwargs)
+        outs = tuple(number[o] if o >= 0 else -1 for o in inner.outs)
+        nodes.append(replace(n, op=inner.op, args=substitute(inner.args, at), kwargs=kwargs, outs=outs))
+    return nodes
+
+
 def _with_gaps(results: tuple[int, ...], call: OpCall) -> list[int]:
     """The results lined up with the op's outputs; unused outputs were not traced."""
     rest = iter(results)
     return [next(rest) if m is not None else -1 for m in call.outs]
 
 
-@functools.cache
-def _trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
-    """The graph of a decomposition on the op's shapes; None where it does not apply."""
+def trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
+    """The graph of a decomposition on the op's shapes, whose inputs are the operands; None where it does not apply."""
     mode = fake_mode()
     used = [i for i, m in enumerate(call.outs) if m is not None]
 
@@ -109,3 +121,6 @@ def _trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
             return None
     names = Names((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
     return to_graph(module, names, {}, False).graph
+
+
+_once = functools.cache(trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,12 @@ from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
+from actorflow_compiler.pair_rows import pair_rows
 from actorflow_compiler.plan import Constant
-from actorflow_compiler.random_ops import SEED, UNIFORM, uniform_arguments
+from actorflow_compiler.random_ops import DRAW, SEED, UNIFORM, uniform_arguments
+from actorflow_compiler.random_table import is_random
 from actorflow_compiler.torch_internals import constant_of
+from actorflow_compiler.unsort import unsort
 
 IDENTITIES = frozenset(
     {
@@ -28,13 +31,6 @@ IDENTITIES = frozenset(
         "aten.lift.default",
     }
 )
-RANDOM = frozenset({
-    "aten.bernoulli.p", "aten.bernoulli.default", "aten.bernoulli.Tensor", "aten.native_dropout.default",
-    "aten.rand.default", "aten.rand_like.default", "aten.randn.default", "aten.randn_like.default",
-    "aten.randint.low", "aten.randint.default", "aten.randperm.default", "aten.multinomial.default",
-    "aten.normal.Tensor_Tensor", "aten.uniform.default", "aten.normal_functional.default", "aten.exponential.default",
-})  # fmt: skip
-DRAWN = frozenset({"aten.bernoulli.p", "aten.rand.default", "aten.rand_like.default"})  # drawn element by element
 FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
     "aten.ones_like.default": lambda _: 1,
     "aten.zeros_like.default": lambda _: 0,
@@ -96,8 +92,6 @@ class _Converter:
         self.constants: list[Constant] = []
         self.scalars: dict[str, int] = {}
         self.after_backward: set[int] = set()
-        self.like: dict[int, Arg] = {}  # empty value → the tensor whose shape it has
-        self.draws = 0
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
 
     def new(self, meta: Meta) -> int:
@@ -116,7 +110,7 @@ class _Converter:
         output: Any = self.module.graph.output_node().args[0]
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         graph = Graph(tuple(self.inputs), tuple(self.nodes), self.metas, results, tuple(self.updates.items()))
-        graph = verify(prune(merge_equal(graph, RANDOM)))
+        graph = pair_rows(unsort(verify(prune(merge_equal(graph, is_random)))))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
             graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter
@@ -173,18 +167,20 @@ class _Converter:
             self.updates[target] = source
             self.value[fx_node] = source
             return
+        if op.startswith("aten.") and fx_node.meta.get("val") is None:
+            return  # it looks at values and raises (linalg's check of errors); there are no values yet
         args = tuple(self.arg(a) for a in fx_node.args)
         kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
-        if op in DRAWN and self.draw(op, args, fx_node):
-            return
-        source = args[0] if op == "aten.empty_like.default" else None
         op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
         if op == "":
             self.value[fx_node] = args[0].index
             return
         custom = fx_node.meta.get("custom") or {}
-        if op.removesuffix(".default") in IN_PLACE:
+        if op == DRAW:
+            op, args, kwargs = UNIFORM, self.draw_arguments(args, dict(kwargs)), ()
+        elif op.startswith("actorflow."):
             op = op.removesuffix(".default")
+        if op in IN_PLACE:
             args = self.read_scalars(op, args)
         result: Any = fx_node.meta.get("val")
         if isinstance(result, list | tuple):
@@ -202,36 +198,7 @@ class _Converter:
         if phase != "forward":
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
-        if source is not None:
-            self.like[outs[0]] = source
         self.nodes.append(Node(op, args, kwargs, tuple(outs), phase, node.placement, node.where))
-
-    def draw(self, op: str, args: tuple[Arg, ...], fx_node: torch.fx.Node) -> bool:
-        """Random numbers by element, seed and op, instead of from a generator; False where that is not possible."""
-        result = fx_node.meta["val"]
-        if not result.dtype.is_floating_point:
-            return False
-        custom = fx_node.meta.get("custom") or {}
-        like = args[0] if isinstance(args[0], Ref) else None
-        if like is not None and op == "aten.bernoulli.p":
-            like = self.like.get(like.index, like)
-        self.draws += 1
-
-        def add(name: str, given: tuple[Arg, ...], meta: Meta, **more: Arg) -> int:
-            out = self.new(meta)
-            where = custom.get("where", "")
-            self.nodes.append(Node(name, given, tuple(more.items()), (out,), "forward", custom.get("placement"), where))
-            return out
-
-        shape = tuple(result.shape)
-        seed = Ref(self.scalar(SEED))
-        value = add(UNIFORM, uniform_arguments(like, shape, self.draws, seed), Meta(shape, "float32"))
-        if op == "aten.bernoulli.p":
-            value = add("aten.lt.Scalar", (Ref(value), args[1]), Meta(shape, "bool"))
-        if self.metas[value].dtype != meta_of(result).dtype:
-            value = add("aten._to_copy.default", (Ref(value),), meta_of(result), dtype=Symbol(str(result.dtype)))
-        self.value[fx_node] = value
-        return True
 
     def simplify(
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
@@ -240,6 +207,16 @@ class _Converter:
         result: Any = fx_node.meta.get("val")
         if op == "aten.copy.default" and self.metas[args[0].index] == self.metas[args[1].index]:
             return "", args[1:], ()
+        if op == "aten.cat.default":  # torch lets (0,)-shaped tensors join anything, as empty caches do
+            full = tuple(a for a in args[0] if self.metas[a.index].shape != (0,))
+            if len(full) == 1 and self.metas[full[0].index] == meta_of(result):
+                return "", full, ()
+            args = (full or args[0], *args[1:])
+        if op in ("aten.as_strided.default", "aten.as_strided_scatter.default"):
+            memory: Any = fx_node.args[0]
+            scatters = op == "aten.as_strided_scatter.default"
+            if _is_plain_view(memory.meta["val"], *args[1 + scatters :]):
+                op, args = "aten.view.default", (args[int(scatters)], tuple(result.shape))
         if op in ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"):
             source = self.made.get(args[0].index)
             if source and source[0] == op:  # a view of a view
@@ -262,6 +239,11 @@ class _Converter:
                 (("dtype", dtype), ("device", Symbol(f"device:{result.device.type}"))),
             )
         return op, args, kwargs
+
+    def draw_arguments(self, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> tuple[Arg, ...]:
+        """Those of ``actorflow.uniform``: a stream without a seed of its own takes that of the call."""
+        seed = Ref(self.scalar(SEED)) if given["seed"] is None else given["seed"]
+        return uniform_arguments(args[0], given["stream"], seed, given["dtype"], given["device"])
 
     def read_scalars(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
         """Let learning rate and weight decay be read at each call."""
@@ -300,6 +282,22 @@ class _Converter:
 def meta_of(tensor: Tensor) -> Meta:
     """Shape and dtype."""
     return Meta(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _is_plain_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> bool:
+    """Whether ``x.as_strided(size, stride, offset)`` is all of ``x`` in its own order, so another shape at most."""
+
+    def runs(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for n, step in zip(sizes, strides, strict=True):
+            if found and found[-1][1] == n * step:
+                found[-1] = (found[-1][0] * n, step)
+            elif n != 1:
+                found.append((n, step))
+        return found
+
+    same_start = offset is None or offset == x.storage_offset()
+    return same_start and 0 not in size and runs(size, stride) == runs(x.shape, x.stride())
 
 
 def _names_of(tensor: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.errors import PlanError
@@ -126,7 +126,7 @@ def prune(graph: Graph) -> Graph:
     return Graph(inputs, nodes, {v: graph.metas[v] for v in alive}, graph.results, graph.updates)
 
 
-def merge_equal(graph: Graph, random: frozenset[str] = frozenset()) -> Graph:
+def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: False) -> Graph:
     """Common subexpressions: of nodes that compute the same thing in the same place, keep the first."""
     same: dict[int, int] = {}
     seen: dict[object, tuple[int, ...]] = {}
@@ -139,7 +139,7 @@ def merge_equal(graph: Graph, random: frozenset[str] = frozenset()) -> Graph:
         args = substitute(n.args, new)
         kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
         key = (n.op, _typed(args), _typed(kwargs), n.placement, n.phase == "optimizer", n.pieces)
-        if n.op not in random and key in seen:
+        if key in seen and not is_random(n):
             same.update((a, b) for a, b in zip(n.outs, seen[key], strict=True))
             continue
         seen[key] = n.outs

@@ -1,82 +1,260 @@
-"""What users say about layout: SBPs of parameters by name, placements of modules by name."""
+"""What users say about layout goes in, by name; what it means for the variables and modules of one job comes out."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from actorflow_compiler.constrain import Wish, fit_wish, show_wish, wish_of
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import Sbp
+from actorflow_compiler.sbp import P, Sbp
 
-_layouts: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Sbp | None, ...]]] = weakref.WeakKeyDictionary()
-_places: weakref.WeakKeyDictionary[nn.Module, dict[str, Placement]] = weakref.WeakKeyDictionary()
+Layouts = Mapping[str, Sbp | Wish]  # regular expression → layout
+NEAREST = 4  # names that an error offers
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """How a tensor is wanted to lie, and who says so."""
+
+    wish: Wish
+    origin: str  # as the user wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """``flow.zero`` for one parameter; what its stages mean for layouts is in ``lay.py``."""
+
+    stage: int  # 1 | 2 | 3
+    axis: int  # of the mesh
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
     """Hints resolved against the modules of one job."""
 
-    layouts: Mapping[str, tuple[Sbp | None, ...]] = field(
-        default_factory=dict
-    )  # variable name → one entry for each mesh axis
-    places: Mapping[int, Placement] = field(default_factory=dict)  # id(module) → placement
+    layouts: Mapping[str, Hint] = field(default_factory=dict)  # by name of the parameter or buffer
+    places: Mapping[int, Placement] = field(default_factory=dict)  # by id(module)
+    outputs: Mapping[int, Hint] = field(default_factory=dict)  # by id(module): of the first tensor that it returns
+    optimizer: Mapping[str, Hint] = field(default_factory=dict)  # of the state that optimizers keep of a parameter
+    zero: Mapping[str, Zero] = field(default_factory=dict)  # by name of the parameter
 
 
-def distribute(model: nn.Module, layouts: Mapping[str, Sbp | tuple[Sbp | None, ...]]) -> None:
-    """Lay parameters and buffers out: ``{regex of a whole qualified name: SBP}``; a tuple has one entry per mesh axis.
+@dataclass(slots=True)
+class _Given:
+    """What was said about one module and all below it: pattern → hint."""
 
-    Later patterns win.  Raises LayoutError for a pattern that matches no parameter or buffer.
+    layouts: dict[str, Hint] = field(default_factory=dict)
+    optimizer: dict[str, Hint] = field(default_factory=dict)
+    outputs: dict[str, Hint] = field(default_factory=dict)
+    places: dict[str, Placement] = field(default_factory=dict)
+    zero: Zero | None = None
+
+
+_given: weakref.WeakKeyDictionary[nn.Module, _Given] = weakref.WeakKeyDictionary()
+
+
+def distribute(
+    model: nn.Module,
+    layouts: Layouts | None = None,
+    *,
+    outputs: Layouts | None = None,
+    optimizer: Layouts | None = None,
+) -> None:
+    """Say how tensors of a model lie: ``{regular expression of a whole qualified name: SBP}``.
+
+    ``layouts`` is for parameters and buffers by their names.  ``outputs`` is for modules by their names
+    (``""`` is the model): the first tensor that such a module returns lies so.  ``optimizer`` is for
+    parameters again: what optimizers keep of them, in tensors of the parameter's shape, lies so; without,
+    it lies as its parameter.  A tuple has one entry for each mesh axis; None leaves an axis to inference.
+
+    The same pattern in a later call replaces its hint.  Raises LayoutError for a pattern that matches
+    nothing, for a layout that does not fit a tensor, and for two patterns that want one tensor to lie in
+    different ways on one axis.
     """
-    names = [n for n, _ in model.named_parameters()] + [n for n, _ in model.named_buffers()]
-    for pattern, sbp in layouts.items():
-        _matching(pattern, names, "parameter or buffer", type(model).__name__)
-        _layouts.setdefault(model, {})[pattern] = sbp if isinstance(sbp, tuple) else (sbp,)
+    named, modules = list(_variables(model)), [n for n, _ in model.named_modules(remove_duplicate=False)]
+    parameters = [(n, p) for n, p in named if isinstance(p, nn.Parameter)]
+    before = _given.get(model, _Given())
+    new = _Given(dict(before.layouts), dict(before.optimizer), dict(before.outputs), before.places, before.zero)
+    for pattern, sbp in (layouts or {}).items():
+        new.layouts[pattern] = _of_variables(model, pattern, sbp, named, "", "parameter or buffer")
+    for pattern, sbp in (optimizer or {}).items():
+        new.optimizer[pattern] = _of_variables(model, pattern, sbp, parameters, "optimizer=", "parameter")
+    for pattern, sbp in (outputs or {}).items():
+        _matching(pattern, modules, "module", type(model).__name__)
+        new.outputs[pattern] = _hint(model, pattern, sbp, "outputs=")
+    _given[model] = new
+    try:
+        resolve({type(model).__name__: model})
+    except LayoutError:
+        _given[model] = before
+        raise
 
 
 def place(model: nn.Module, placements: Mapping[str, Placement]) -> None:
-    """Place modules, and all below them, on devices: ``{regex of a whole qualified module name: placement}``.
+    """Place modules, and all below them, on devices: ``{regular expression of a whole module name: placement}``.
 
     Where patterns overlap the deepest module wins, then the later pattern.  Raises LayoutError for a
     pattern that matches no module.
     """
-    names = [n for n, _ in model.named_modules()]
+    names = [n for n, _ in model.named_modules(remove_duplicate=False)]
     for pattern, placement in placements.items():
         _matching(pattern, names, "module", type(model).__name__)
-        _places.setdefault(model, {})[pattern] = placement
+        _given.setdefault(model, _Given()).places[pattern] = placement
 
 
-def resolve(modules: Mapping[str, nn.Module]) -> Hints:
-    """The hints that apply to a job's modules (name → root module)."""
-    layouts: dict[str, tuple[Sbp | None, ...]] = {}
-    places: dict[int, Placement] = {}
+def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
+    """Keep what the devices of a data-parallel mesh axis all need in parts, a part on each (ZeRO, FSDP).
+
+    Stage 1: the optimizer's state.  Stage 2: gradients, too, which are never whole and are added up over
+    micro-batches in parts.  Stage 3: parameters, too, which are gathered for each use and dropped after it.
+    Buffers stay whole.  It is a set of hints, one for each parameter: the dim that is split is the first that
+    divides evenly over the devices, else the largest; a tensor without a dim of that size stays whole.
+    A hint of ``flow.distribute`` for the same tensor and axis goes first.
+
+    A later call replaces an earlier one; of calls for nested modules the innermost counts.  ``axis`` is
+    the mesh axis of the parameters' placements.  Raises LayoutError for any other stage or axis.
+    """
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        raise LayoutError(f"flow.zero: stage={stage!r} was found; 1, 2 or 3 was expected")
+    if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
+        raise LayoutError(f"flow.zero: axis={axis!r} was found; the number of a mesh axis, from 0, was expected")
+    along = f", axis={axis}" if axis else ""
+    origin = f"flow.zero({type(model).__name__}, stage={stage}{along})"
+    _given.setdefault(model, _Given()).zero = Zero(stage, axis, origin)
+
+
+def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = None) -> Hints:
+    """The hints that apply to a job's modules (name → root module).
+
+    ``names`` gives variables, by their id, the names that they go by; else a tensor with several names
+    goes by the first.  Raises LayoutError for contradictory hints, naming both.
+    """
+    found = _Resolver(modules, names or {})
     for root_name, root in modules.items():
         for prefix, module in root.named_modules():
-            full = f"{root_name}.{prefix}" if prefix else root_name
-            for pattern, sbp in _layouts.get(module, {}).items():
-                for name in [n for n, _ in module.named_parameters(remove_duplicate=False)] + [
-                    n for n, _ in module.named_buffers()
-                ]:
-                    if re.fullmatch(pattern, name):
-                        layouts[f"{full}.{name}"] = sbp
-            for pattern, placement in _places.get(module, {}).items():
-                for name, child in module.named_modules():
-                    if re.fullmatch(pattern, name):
-                        places[id(child)] = placement
-    return Hints(layouts, places)
+            given = _given.get(module)
+            if given is not None:
+                found.take(f"{root_name}.{prefix}" if prefix else root_name, module, given)
+    return Hints(found.layouts, found.places, found.outputs, found.optimizer, found.zero)
 
 
-def _matching(pattern: str, names: list[str], what: str, model: str) -> None:
-    try:
-        found = any(re.fullmatch(pattern, n) for n in names)
-    except re.error as error:
-        raise LayoutError(f"{pattern!r} is not a regular expression: {error}") from error
-    if not found:
-        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+class _Resolver:
+    def __init__(self, modules: Mapping[str, nn.Module], names: Mapping[int, str]) -> None:
+        self.names = dict(names)
+        for root_name, root in modules.items():
+            for name, tensor in _variables(root):
+                self.names.setdefault(id(tensor), f"{root_name}.{name}")
+        self.layouts: dict[str, Hint] = {}
+        self.optimizer: dict[str, Hint] = {}
+        self.outputs: dict[int, Hint] = {}
+        self.places: dict[int, Placement] = {}
+        self.zero: dict[str, Zero] = {}
+
+    def take(self, full: str, module: nn.Module, given: _Given) -> None:
+        """Add what was said about one module."""
+        variables = list(_variables(module))
+        below = list(module.named_modules(remove_duplicate=False))
+        for into, hints in ((self.layouts, given.layouts), (self.optimizer, given.optimizer)):
+            for pattern, hint in hints.items():
+                for name, tensor in variables:
+                    if re.fullmatch(pattern, name) and (into is self.layouts or isinstance(tensor, nn.Parameter)):
+                        shape = None if is_lazy(tensor) else tensor.shape
+                        own = self.names[id(tensor)]
+                        also = "" if own == f"{full}.{name}" else f" (the same tensor as {full}.{name})"
+                        _merge(into, own, hint, shape, f"{own}{also}")
+        for pattern, hint in given.outputs.items():
+            for name, child in below:
+                if re.fullmatch(pattern, name):
+                    _merge(self.outputs, id(child), hint, None, f"the output of {full}{name and '.'}{name}")
+        for pattern, placement in given.places.items():
+            for name, child in below:
+                if re.fullmatch(pattern, name):
+                    self.places[id(child)] = placement
+        if given.zero is not None:
+            parameters = {self.names[id(t)] for _, t in variables if isinstance(t, nn.Parameter)}
+            self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
+
+
+def _merge(into: dict[Key, Hint], key: Key, hint: Hint, shape: Sequence[int] | None, what: str) -> None:
+    """Add a hint to those for the same thing; raises LayoutError where they want different things on one axis."""
+    wish = hint.wish if shape is None else fit_wish(hint.wish, shape, f"{hint.origin}: {what}")
+    old = into.setdefault(key, Hint(wish, hint.origin))
+    axes = range(max(len(wish), len(old.wish)))
+    pairs = [[w[i] if i < len(w) else None for w in (old.wish, wish)] for i in axes]
+    for axis, (a, b) in enumerate(pairs):
+        if a is not None and b is not None and a != b:
+            where = f" on mesh axis {axis}" if len(pairs) > 1 else ""
+            raise LayoutError(
+                f"contradictory hints for {what}: {old.origin} and {hint.origin} want {a} and {b}{where}; "
+                f"one layout was expected: change a pattern, give one pattern again with the other layout, "
+                f"or leave an axis free with None"
+            )
+    if wish != old.wish:
+        both = old.origin if hint.origin in old.origin else f"{old.origin} and {hint.origin}"
+        into[key] = Hint(tuple(b if a is None else a for a, b in pairs), both)
+
+
+def _variables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by all their names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _hint(model: nn.Module, pattern: str, sbp: object, where: str) -> Hint:
+    bare = f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}}})"
+    wish = wish_of(sbp, bare)
+    return Hint(wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}})")
+
+
+def _of_variables(
+    model: nn.Module, pattern: str, sbp: object, named: Sequence[tuple[str, Tensor]], where: str, what: str
+) -> Hint:
+    """A checked hint for the variables that a pattern matches."""
+    _matching(pattern, [n for n, _ in named], what, type(model).__name__)
+    hint = _hint(model, pattern, sbp, where)
+    if P in hint.wish:
         raise LayoutError(
-            f"{pattern!r} matches no {what} of {model}; a pattern must match a whole name; there are: {shown}"
+            f"{hint.origin}: a partial sum was found for a {what}; split or broadcast was expected, "
+            f"only ops make partial sums"
         )
+    for name, tensor in named:
+        if re.fullmatch(pattern, name) and not is_lazy(tensor):
+            fit_wish(hint.wish, tensor.shape, f"{hint.origin}: {name}")
+    return hint
+
+
+def _matching(pattern: str, names: Sequence[str], what: str, model: str) -> None:
+    """Raise LayoutError, with the nearest names, unless the pattern matches one."""
+    try:
+        if any(re.fullmatch(pattern, n) for n in names):
+            return
+    except (re.error, TypeError) as error:
+        raise LayoutError(f"{pattern!r} is not a regular expression: {error}") from error
+    near = nearest(pattern, names)
+    known = f"did you mean {' or '.join(near)}" if near else f"there are {_few(names)}"
+    raise LayoutError(f"{pattern!r} matches no {what} of {model}; {known}? A pattern must match a whole name")
+
+
+def nearest(pattern: str, names: Sequence[str]) -> list[str]:
+    """The names that a pattern comes near to: those that it matches a part of, then those spelled alike."""
+    inside = [n for n in names if n and re.search(pattern, n)] if pattern else []
+    plain = re.sub(r"\\(.)", r"\1", re.sub(r"(?<!\\)[*+?^$()|\[\]{}]", "", pattern))
+    alike = difflib.get_close_matches(plain, names, NEAREST, 0.6)
+    alike += difflib.get_close_matches(plain, names, NEAREST, 0.3)[:1] if not alike else []
+    return list(dict.fromkeys([*inside[:NEAREST], *alike]))[:NEAREST]
+
+
+def _few(names: Iterable[str]) -> str:
+    shown = [n for n in names if n]
+    return ", ".join(shown[:8]) + (", …" if len(shown) > 8 else "") if shown else "none"

@@ -18,15 +18,20 @@ def carve(x: Tensor, start: Sequence[int], size: Sequence[int]) -> Tensor:
 
 
 def arrange(
-    parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype
-) -> Tensor:
-    """A tensor of ``shape`` with each part put at its start, and zeros elsewhere."""
-    covered = sum(p.numel() for p in parts) == torch.Size(shape).numel()
+    parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype,
+    add: bool = False,
+) -> Tensor:  # fmt: skip
+    """A tensor of ``shape`` with each part put at its start, or added there, and zeros elsewhere."""
+    covered = not add and sum(p.numel() for p in parts) == torch.Size(shape).numel()
     out = (torch.empty if covered else torch.zeros)(
         tuple(shape), dtype=dtype, device=parts[0].device if parts else None
     )
     for part, start in zip(parts, starts, strict=True):
-        carve(out, start, part.shape).copy_(part)
+        place = carve(out, start, part.shape)
+        if add:
+            place.add_(part)
+        else:
+            place.copy_(part)
     return out
 
 
@@ -51,6 +56,11 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+def constrain(x: Tensor, layout: str, origin: str) -> Tensor:
+    """The same tensor; ``layout`` is for inference (see ``constrain.py``)."""
+    return x
+
+
 def add_(tensors: Sequence[Tensor], value: float) -> None:
     """Add a number to many tensors in place."""
     torch._foreach_add_(list(tensors), value)
@@ -58,5 +68,6 @@ def add_(tensors: Sequence[Tensor], value: float) -> None:
 
 OPS: dict[str, Callable[..., Any]] = {
     "carve": carve, "arrange": arrange, "unpack": unpack, "pack": pack, "first": first, "identity": identity,
+    "constrain": constrain,
     "accumulate": identity, "add_": add_,
 }  # fmt: skip

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler import layout_ops, optimizers, random_ops
+from actorflow_compiler import class_ops, grouped_ops, layout_ops, optimizers, quantiles, random_ops
 
 Kernel = Callable[..., Any]
-OPS: dict[str, Kernel] = {**layout_ops.OPS, **optimizers.OPS, "uniform": random_ops.uniform}
+OPS: dict[str, Kernel] = {
+    **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
+    "uniform": random_ops.uniform,
+}  # fmt: skip
 
 
 def op(name: str) -> Callable[[Kernel], Kernel]:
@@ -47,4 +50,4 @@ def embedding_part_backward(grad: Tensor, indices: Tensor, first: int, rows: int
     at = (indices - first).reshape(-1)
     here = (at >= 0) & (at < rows) & (at != skip - first)
     out = grad.new_zeros(rows + 1, grad.shape[-1])  # the last row takes what belongs elsewhere
-    return out.index_add_(0, torch.where(here, at, rows), grad.reshape(-1, grad.shape[-1]))[:rows]
+    return out.index_add_(0, torch.where(here, at, rows), grad.reshape(at.numel(), grad.shape[-1]))[:rows]

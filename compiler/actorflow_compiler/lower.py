@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing import Hop, Part, coordinates, device_shape, route
+from actorflow_compiler.boxing import Hop, Part, route
+from actorflow_compiler.constrain import CONSTRAIN
 from actorflow_compiler.flops import flops_of
 from actorflow_compiler.graph import Graph, Node, call_of
 from actorflow_compiler.infer import FREE_KINDS, Layouts
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Box, Comm, Exchange, Step
+from actorflow_compiler.region import coordinates, device_shape
+from actorflow_compiler.repeated import Work
 from actorflow_compiler.sbp import B, NdSbp, local_shape, show
-from actorflow_compiler.signatures import OpCall, Signature, localise
+from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack"})
 
@@ -40,6 +43,7 @@ class Item:
     combine: str = ""
     flops: float = 0.0  # of one firing on one rank
     where: str = ""
+    bucket: int | None = None  # of a collective: those in the same bucket leave together
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Program:
     results: tuple[tuple[int, Placement, NdSbp, Meta], ...]  # local value, where, how, logical meta
     flops: float  # useful, in an iteration
     flops_done: float
+    repeated: Mapping[Work, float] = field(default_factory=dict)  # what of it is done more than once
 
 
 def lower(
@@ -72,19 +77,22 @@ def lower(
 
 class _Lowering:
     def __init__(self, graph: Graph, layouts: Layouts, pieces: int, everywhere: Placement) -> None:
-        self.graph, self.layouts, self.pieces, self.everywhere = graph, layouts, pieces, everywhere
+        self.graph, self.layouts, self.pieces = graph, layouts, pieces
+        self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
         self.items: list[Item] = []
         self.metas: dict[tuple[int, int], Meta] = {}
         self.alias: dict[tuple[int, int], int] = {}
         self.sbp: dict[int, str] = {}
         self.names: dict[int, str] = {}
-        self.boxed: dict[tuple[int, Placement, NdSbp], int] = {}
+        self.boxed: dict[tuple[int, Placement, NdSbp, str], int] = {}  # the last: phase, of what is gathered for each
         self.kind = {i.value: i.kind for i in graph.inputs}
         self.maker: dict[int, tuple[str, bool]] = {}  # value → phase and rate of its maker
         self.computed: set[int] = set()  # values that an op makes
+        self.collected: set[int] = set()  # values that a collective makes once in an iteration
         self.next = max(graph.metas, default=0) + 1
         self.comm_id = 0
         self.flops = self.flops_done = 0.0
+        self.repeated: dict[Work, float] = {}
         self._local: dict[
             tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]
         ] = {}
@@ -97,41 +105,43 @@ class _Lowering:
     def run(self, gather: Mapping[int, bool], homes: Mapping[str, tuple[Placement, NdSbp]]) -> Program:
         names = {i.value: i.name for i in self.graph.inputs}
         for i in self.graph.inputs:
-            where, sbp = homes[i.name] if i.kind == "variable" else (self.everywhere, (B,))
+            where, sbp = homes[i.name] if i.kind == "variable" else self.by_all
             self.begin(i.value, where, sbp, i.name)
             self.maker[i.value] = ("state" if i.kind == "variable" else "source", False)
         for k, n in enumerate(self.graph.nodes):
             self.node(k, n)
-        updates = []
-        for old, new in self.graph.updates:
-            where, sbp = homes[names[old]]
-            updates.append((names[old], self.update(new, where, sbp)))
+        news = [(names[old], new, self.obtain(new, *homes[names[old]], "optimizer")) for old, new in self.graph.updates]
         results = []
         for r in self.graph.results:
-            place, sbp = (self.everywhere, (B,)) if gather[r] else (self.layouts.placement[r], self.layouts.value[r])
+            place, sbp = self.by_all if gather[r] else (self.layouts.placement[r], self.layouts.value[r])
             results.append((self.obtain(r, place, sbp, "forward"), place, sbp, self.graph.metas[r]))
+        read = {v for item in self.items for v in item.reads} | {value for value, *_ in results}
+        updates = [(name, self.update(new, value, value in read, *homes[name])) for name, new, value in news]
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
         return Program(
             tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results),
-            self.flops, self.flops_done,
+            self.flops, self.flops_done, self.repeated,
         )  # fmt: skip
 
-    def update(self, new: int, where: Placement, sbp: NdSbp) -> int:
-        """The new value of a variable, made by an op on its ranks (not by a communication or by joining pieces)."""
-        value = self.obtain(new, where, sbp, "optimizer")
-        if value == new and value in self.computed:
+    def update(self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp) -> int:
+        """What a variable becomes: made by an op on its ranks, or by a collective that nobody else reads.
+
+        ``value`` is the new value where and how the variable lies; ``read`` says whether others read it.
+        """
+        if (value == new and value in self.computed) or (value in self.collected and not read):
             return value
         out = self.new(sbp, self.names[value])
         steps = {}
         for rank in where.ranks:
             self.metas[(out, rank)] = self.metas[(value, rank)]
             steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
-        self.items.append(Item("compute", "optimizer", where, False, (value,), (out,), steps))
+        _, pieces = self.maker[new]  # statistics move on with every micro-batch
+        self.items.append(Item("compute", "optimizer", where, pieces, (value,), (out,), steps))
         return out
 
     def begin(self, value: int, where: Placement, sbp: NdSbp, name: str) -> None:
         """A logical value exists on a placement in a layout."""
-        self.boxed[(value, where, sbp)] = value
+        self.boxed[(value, where, sbp, "")] = value
         self.sbp[value], self.names[value] = show(sbp), name
         meta = self.graph.metas[value]
         for index, rank in enumerate(where.ranks):
@@ -141,7 +151,7 @@ class _Lowering:
         assert n.placement is not None
         call, operands = call_of(n, self.graph.metas)
         reads = [
-            self.obtain(v, n.placement, need, n.phase)
+            self.obtain(v, n.placement, need, n.phase, n.pieces and n.op == CONSTRAIN)
             for v, need in zip(operands, self.layouts.operands[k], strict=True)
         ]
         for o in n.outs:
@@ -158,6 +168,11 @@ class _Lowering:
             self.items.append(
                 Item("join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where)
             )
+            return
+        if n.op == CONSTRAIN:  # another name for the same parts
+            self.alias.update({(n.outs[0], rank): reads[0] for rank in n.placement.ranks})
+            nothing: dict[int, tuple[Step, ...]] = dict.fromkeys(n.placement.ranks, ())
+            self.items.append(Item("compute", n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing))
             return
         steps, work = {}, 0.0
         for index, rank in enumerate(n.placement.ranks):
@@ -178,6 +193,10 @@ class _Lowering:
         times = self.pieces if n.pieces else 1
         self.flops += times * flops_of(call)
         self.flops_done += times * work
+        if work > flops_of(call):
+            splits = any(len(signatures(call, parts)) > 1 for parts in n.placement.hierarchy)
+            key = Work(n.op, n.where, splits)
+            self.repeated[key] = self.repeated.get(key, 0.0) + times * (work - flops_of(call))
         outs = tuple(o for o in n.outs if o >= 0)
         self.computed.update(outs)
         self.items.append(
@@ -214,9 +233,17 @@ class _Lowering:
             self._local[key] = (call, outs)
         return self._local[key]
 
-    def obtain(self, value: int, where: Placement, sbp: NdSbp, phase: str) -> int:
-        """The local value that is ``value`` on a placement in a layout; boxes it if need be."""
-        key = (value, where, sbp)
+    def obtain(self, value: int, where: Placement, sbp: NdSbp, phase: str, anew: bool = False) -> int:
+        """The local value that is ``value`` on a placement in a layout; boxes it if need be.
+
+        ``anew`` lets a variable be boxed for each micro-batch.
+        """
+        if (value, where, sbp, "") in self.boxed:
+            return self.boxed[(value, where, sbp, "")]
+        apart = ""
+        if self.kind.get(value) == "variable" and self.layouts.placement[value] == where:
+            apart = f"{phase}, anew" if anew else phase  # a gathered parameter is not kept for the backward pass
+        key = (value, where, sbp, apart)
         if key in self.boxed:
             return self.boxed[key]
         meta = self.graph.metas[value]
@@ -224,49 +251,55 @@ class _Lowering:
             if all(entry == B for entry in sbp) or not meta.shape:
                 self.boxed[key] = value
                 return value
-            whole = (B,) * len(where.hierarchy)
-            hops: tuple[Hop, ...] = route(meta.shape, where, whole, where, sbp)
+            source, whole = where, (B,) * len(where.hierarchy)
+            hops = route(meta.shape, where, whole, where, sbp)
             here = value
         else:
             source = self.layouts.placement[value]
             hops = route(meta.shape, source, self.layouts.value[value], where, sbp)
-            here = self.boxed[(value, source, self.layouts.value[value])]
+            here = self.boxed[(value, source, self.layouts.value[value], "")]
         made_in, pieces = self.maker[value]
         if made_in == "state":
-            made_in = phase
-        for hop in hops:
-            after = (value, hop.target, hop.target_sbp)
-            if after in self.boxed:
-                here = self.boxed[after]
-                continue
-            here = self.hop(hop, here, meta, made_in, phase, pieces)
-            self.boxed[after] = here
+            made_in, pieces = phase, anew
+        for k, hop in enumerate(hops):
+            after = (value, hop.target, hop.target_sbp, apart)
+            if after not in self.boxed:
+                done = all(later.kind == "local" for later in hops[k + 1 :])  # the reader's part begins
+                steps_in = phase if done else made_in
+                to = where if hop.target == where else source  # half-way a value is on devices of the source
+                self.boxed[after] = self.hop(hop, here, meta, source, to, made_in, steps_in, pieces)
+            here = self.boxed[after]
         return here
 
-    def hop(self, hop: Hop, value: int, meta: Meta, made_in: str, phase: str, pieces: bool) -> int:
+    def hop(
+        self, hop: Hop, value: int, meta: Meta, source: Placement, target: Placement, made_in: str, phase: str,
+        pieces: bool,
+    ) -> int:  # fmt: skip
         out = self.new(hop.target_sbp, self.names[value])
         for index, rank in enumerate(hop.target.ranks):
             self.metas[(out, rank)] = Meta(device_shape(meta.shape, hop.target_sbp, hop.target, index), meta.dtype)
-        if hop.kind == "all_reduce":
+        if hop.groups:
             ids = {group: self.count() for group in hop.groups}
-            comms = {rank: Comm("all_reduce", ids[group], group) for group in hop.groups for rank in group}
-            self.items.append(Item("comm", made_in, hop.source, pieces, (value,), (out,), comms=comms))
-        elif hop.kind in ("all_gather", "all_to_all", "reduce_scatter"):
-            number = self.count()
             comms = {
-                rank: Comm(hop.kind, number, hop.source.ranks, (_exchange(hop, i),))
-                for i, rank in enumerate(hop.source.ranks)
+                rank: Comm(hop.kind, ids[group], group, _exchanges(hop, rank, group))
+                for group in hop.groups
+                for rank in group
             }
-            self.items.append(Item("comm", made_in, hop.source, pieces, (value,), (out,), comms=comms))
+            self.items.append(Item("comm", made_in, source, pieces, (value,), (out,), comms=comms))
+            if not pieces and comms.keys() == set(hop.target.ranks):
+                self.collected.add(out)
         else:
-            self.copy(hop, value, out, made_in, phase, pieces)
+            self.copy(hop, value, out, source, target, made_in, phase, pieces)
         return out
 
     def count(self) -> int:
         self.comm_id += 1
         return self.comm_id - 1
 
-    def copy(self, hop: Hop, value: int, out: int, made_in: str, phase: str, pieces: bool) -> None:
+    def copy(
+        self, hop: Hop, value: int, out: int, source: Placement, target: Placement, made_in: str, phase: str,
+        pieces: bool,
+    ) -> None:  # fmt: skip
         """Local parts, and parts sent from rank to rank, put together at each target."""
         gathered: dict[int, list[tuple[int, Part]]] = {}
         cuts: dict[int, list[Step]] = {}
@@ -290,12 +323,12 @@ class _Lowering:
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
             self.items.append(
-                Item("compute", pre, hop.source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()})
+                Item("compute", pre, source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()})
             )
         for origin, to, pairs in sends:
             comm = Comm("send", self.count(), (origin, to))
             self.items.append(
-                Item("comm", made_in, hop.source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm})
+                Item("comm", made_in, source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm})
             )
         steps: dict[int, tuple[Step, ...]] = {}
         reads: set[int] = set()
@@ -309,29 +342,35 @@ class _Lowering:
                 continue
             args: tuple[Arg, ...] = (
                 tuple(Ref(n) for n, _ in parts_here), meta.shape, tuple(p.target.start for _, p in parts_here),
-                Symbol(f"torch.{meta.dtype}"),
+                Symbol(f"torch.{meta.dtype}"), *((True,) if hop.add else ()),
             )  # fmt: skip
             steps[to] = (Step("actorflow.arrange", args, (), (out,)),)
         post = phase if hop.kind == "send" else pre
-        self.items.append(Item("compute", post, hop.target, pieces, tuple(sorted(reads)), (out,), steps))
+        self.items.append(Item("compute", post, target, pieces, tuple(sorted(reads)), (out,), steps))
 
     def cut(self, value: int, rank: int, part: Part, cuts: dict[int, list[Step]]) -> int:
         """The local value that is a rectangle of another one."""
         meta = self.metas[(value, rank)] if (value, rank) in self.metas else self.graph.metas[value]
         if part.source == Box((0,) * len(meta.shape), meta.shape):
             return value
+        args = (Ref(value), part.source.start, part.source.size)
+        known = next((step.outs[0] for step in cuts.get(rank, ()) if step.args == args), None)
+        if known is not None:
+            return known
         number = self.new((), self.names[value])
         self.metas[(number, rank)] = Meta(part.source.size, meta.dtype)
-        cuts.setdefault(rank, []).append(
-            Step("actorflow.carve", (Ref(value), part.source.start, part.source.size), (), (number,))
-        )
+        cuts.setdefault(rank, []).append(Step("actorflow.carve", args, (), (number,)))
         return number
 
 
-def _exchange(hop: Hop, me: int) -> Exchange:
-    send = tuple(tuple(p.source for p in row[me]) for row in hop.parts)
-    receive = tuple(tuple(p.target for p in parts) for parts in hop.parts[me])
-    return Exchange(send, receive, hop.add)
+def _exchanges(hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
+    """One rank's part in a collective of its group; none for an all_reduce, which takes and gives everything."""
+    if not hop.parts:
+        return ()
+    me, here = hop.source.index(rank), hop.parts[hop.target.index(rank)]
+    send = tuple(tuple(p.source for p in hop.parts[hop.target.index(other)][me]) for other in group)
+    receive = tuple(tuple(p.target for p in here[hop.source.index(other)]) for other in group)
+    return (Exchange(send, receive, hop.add),)
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:

@@ -4,6 +4,7 @@ Time is one more axis of the mesh: a value that is split on it comes in pieces, 
 adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
 joins the pieces, ``actorflow.accumulate`` adds them.  The layouts come from the same signatures as
 those of devices, so means, sums and masked losses are exact.  Batch norm alone works on each piece.
+What no input goes into (random numbers, masks, fillings) takes the layout that its readers want.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.from_fx import RANDOM
 from actorflow_compiler.graph import Graph, Input, Node, call_of, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.random_ops import UNIFORM, in_pieces
+from actorflow_compiler.random_table import is_random
 from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape
-from actorflow_compiler.signatures import Signature, localise, signatures
+from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
 
 
 class Own:
@@ -71,7 +72,10 @@ class _Walk:
         self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
         self.stateless = {i.value for i in graph.inputs if i.kind in ("batch", "argument", "constant", "scalar")}
         self.computed: set[int] = set()  # original values that exist only once an iteration's pieces are done
-        self.narrowed: dict[tuple[int, Placement | None], int] = {}
+        self.narrowed: dict[tuple[int, Placement | None, int], int] = {}
+        self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
+        self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
+        self.formed: dict[tuple[int, Layout], int] = {}  # (such a value, layout) → its number as a piece
         self.index = self.new(Meta((), "int64"))
 
     def new(self, meta: Meta) -> int:
@@ -81,7 +85,7 @@ class _Walk:
 
     def run(self) -> Graph:
         for n in self.graph.nodes:
-            if n.op not in RANDOM and all(v in self.stateless for v in n.reads()):
+            if not is_random(n) and all(v in self.stateless for v in n.reads()):
                 self.stateless.update(n.outs)
             self.node(n)
         updates = [(old, self.update(old, new)) for old, new in self.graph.updates]
@@ -104,8 +108,11 @@ class _Walk:
         return name[variable].rpartition(".")[0] in {m.rpartition(".")[0] for m in moving}
 
     def node(self, n: Node) -> None:
+        if n.phase != "optimizer" and not is_random(n) and all(self._is_given(v) for v in n.reads()):
+            self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
+            return
         if n.phase == "optimizer" or (
-            any(v in self.computed for v in n.reads()) and not any(v in self.piece for v in n.reads())
+            any(v in self.computed for v in n.reads()) and not any(self._only_in_pieces(v) for v in n.reads())
         ):
             self.emit_whole(n)
             return
@@ -117,14 +124,44 @@ class _Walk:
             )
             self.emit_piecewise(n, ins, outs)
             return
-        if n.op not in RANDOM and (signature := self.choose(n, layouts)) is not None:
+        if not is_random(n) and (signature := self.choose(n, layouts)) is not None:
             self.emit_pieces(n, signature)
             return
-        where = f" ({n.where})" if n.where else ""
-        self.notes_once(
-            f"{n.op} cannot be split into micro-batches here{where}: its inputs are packed and it runs once"
-        )
+        if any(layout is None or isinstance(layout, Split) for layout in layouts):  # else it is of sums alone
+            where = f" ({n.where})" if n.where else ""
+            self.notes_once(
+                f"{n.op} cannot be split into micro-batches here{where}: its inputs are packed and it runs once"
+            )
         self.emit_whole(n)
+
+    def _only_in_pieces(self, value: int) -> bool:
+        """Whether a value comes piece by piece, and is no sum that was added up already."""
+        return value in self.piece and not (value in self.whole and self.piece[value][1] == P)
+
+    def _is_given(self, value: int) -> bool:
+        return value in self.free or self.kind.get(value) in ("scalar", "constant")
+
+    def forming(self, value: int, need: Sbp) -> Signature | None:
+        """The signature that makes a free value in a layout; None where there is none."""
+        if (value, need) not in self.ways:
+            self.ways[value, need] = self._forming(value, need)
+        return self.ways[value, need]
+
+    def _forming(self, value: int, need: Sbp) -> Signature | None:
+        n = self.free[value]
+        call, operands = call_of(n, self.graph.metas)
+        at = n.outs.index(value)
+        for signature in signatures(call, self.count, wanted=[need] if isinstance(need, Split) else []):
+            if signature.outs[at] == need and self._even_outs(n, call, signature):
+                needs = zip(operands, signature.ins, strict=True)
+                if all(self.forming(v, s) if v in self.free else s == B for v, s in needs):
+                    return signature
+        return None
+
+    def _even_outs(self, n: Node, call: OpCall, signature: Signature) -> bool:
+        """Whether all pieces of the outputs are alike."""
+        cut = [(o, m) for o, m in zip(signature.outs, call.outs, strict=True) if isinstance(o, Split) and m is not None]
+        return all(_even(o, m.shape, self.count) and not (n.op == UNIFORM and o.blocks > 1) for o, m in cut)
 
     def notes_once(self, note: str) -> None:
         if note not in self.notes:
@@ -144,26 +181,31 @@ class _Walk:
         for signature in signatures(call, self.count, wanted=wanted):
             cost = 0
             for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
+                if value in self.free and need != P and self.forming(value, need):
+                    continue
                 if have is None:  # a batch
                     cost += 0 if need == S0 else 3 if need == B else 1000
                 elif need == P and have == B:
                     cost += 2
+                elif isinstance(need, Split) and need.blocks == 1 and have == B:
+                    cost += 2  # every piece takes its part of the whole
                 elif need == B and have != B and value in self.stateless:
                     cost += 3  # computed once more, for the whole batch
                 elif need != have:
                     cost += 1000
                 if isinstance(need, Split) and not _even(need, meta.shape, self.count):
                     cost += 1000
-            outs = zip(signature.outs, call.outs, strict=True)
-            if n.op == UNIFORM and any(isinstance(o, Split) and o.blocks > 1 for o in signature.outs):
-                continue
-            if any(isinstance(o, Split) and m is not None and not _even(o, m.shape, self.count) for o, m in outs):
+            if not self._even_outs(n, call, signature):
                 continue
             if cost < 1000 and (best is None or cost < best[0]):
                 best = (cost, signature)
         return best[1] if best else None
 
     def emit_pieces(self, n: Node, signature: Signature) -> None:
+        self.piece.update(self._emit(n, signature))
+
+    def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, Layout]]:
+        """The node on a piece; its outputs as ``piece`` has them."""
         call, operands = call_of(n, self.graph.metas)
         op, args, kwargs, metas = localise(call, signature, self.count, 0)
         values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
@@ -171,7 +213,8 @@ class _Walk:
         if op == UNIFORM and isinstance(layout, Split):
             args = in_pieces(args, layout.dim, metas[0].shape[layout.dim], Ref(len(values)))
             values.append(self.index)
-        outs = []
+        outs: list[int] = []
+        made: dict[int, tuple[int, Layout]] = {}
         local = iter(metas)
         for o, meta, layout in zip(
             n.outs, (next(local) if m is not None else None for m in call.outs), signature.outs, strict=True
@@ -180,8 +223,9 @@ class _Walk:
                 outs.append(-1)
                 continue
             outs.append(self.new(meta))
-            self.piece[o] = (outs[-1], layout)
+            made[o] = (outs[-1], layout)
         self.append(n, op, args, kwargs, values, outs, True)
+        return made
 
     def emit_piecewise(self, n: Node, ins: tuple[Layout, ...], layouts: tuple[Layout, ...]) -> None:
         call, operands = call_of(n, self.graph.metas)
@@ -227,23 +271,45 @@ class _Walk:
 
     def as_piece(self, value: int, need: Layout, n: Node) -> int:
         """The number of a value as one piece's op reads it."""
+        if value in self.free and value not in self.whole:
+            return self.form(value, need, n)
         if value in self.piece:
             number, have = self.piece[value]
             if need == P and have == B:
                 return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
+            if isinstance(need, Split) and have == B:
+                return self.narrow(number, need, n)
             return number if need == have else self.joined(value, n.placement)
         number = self.whole[value]
         meta = self.metas[number]
         if isinstance(need, Split):
-            key = (number, n.placement)
-            if key not in self.narrowed:
-                shape = local_shape(meta.shape, need, self.count, 0)
-                args = (Ref(number), need.dim, self.count, Ref(self.index))
-                self.narrowed[key] = self.helper("actorflow.unpack", args, Meta(shape, meta.dtype), n)
-            return self.narrowed[key]
+            return self.narrow(number, need, n)
         if need == P:
             return self.helper("actorflow.first", (Ref(number), Ref(self.index)), meta, n)
         return number
+
+    def form(self, value: int, need: Layout, n: Node) -> int:
+        """The number of a free value in a layout, made for a piece."""
+        if (value, need) not in self.formed:
+            signature = None if need == P or isinstance(need, Own) else self.forming(value, need)
+            if signature is None:
+                whole = self.form(value, B, n)
+                if isinstance(need, Split):
+                    return self.narrow(whole, need, n)
+                return self.helper("actorflow.first", (Ref(whole), Ref(self.index)), self.metas[whole], n)
+            made = self._emit(self.free[value], signature)
+            self.formed.update({(v, layout): number for v, (number, layout) in made.items()})
+        return self.formed[value, need]
+
+    def narrow(self, number: int, need: Split, n: Node) -> int:
+        """Piece i of a value that is there as a whole."""
+        key = (number, n.placement, need.dim)
+        if key not in self.narrowed:
+            meta = self.metas[number]
+            shape = local_shape(meta.shape, need, self.count, 0)
+            args = (Ref(number), need.dim, self.count, Ref(self.index))
+            self.narrowed[key] = self.helper("actorflow.unpack", args, Meta(shape, meta.dtype), n)
+        return self.narrowed[key]
 
     def helper(self, op: str, args: tuple[Arg, ...], meta: Meta, n: Node, pieces: bool = True) -> int:
         value = self.new(meta)
@@ -252,6 +318,8 @@ class _Walk:
 
     def joined(self, value: int, placement: Placement | None) -> int:
         """The number of a value as a whole: packed, accumulated, or computed again from what is whole anyway."""
+        if value not in self.whole and value in self.free:
+            self.again(self.free[value])
         if value in self.whole:
             return self.whole[value]
         number, layout = self.piece[value]

@@ -51,7 +51,10 @@ class Placement:
         return f"{self.type}:[{','.join(map(str, self.ranks))}]{mesh}"
 
 
-def placement(type: str, ranks: Sequence[int] | Sequence[Sequence[int]] | range) -> Placement:
+Ranks = Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
+
+
+def placement(type: str, ranks: Ranks) -> Placement:
     """``placement("cuda", [0, 1])``; a nested list makes a mesh.
 
     Raises LayoutError for duplicate, negative, ragged or missing ranks.

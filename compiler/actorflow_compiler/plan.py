@@ -169,7 +169,7 @@ class Comm:
 
     kind: str
     id: int  # the logical communication; the members of a collective share it
-    group: tuple[int, ...]  # ranks in mesh order; (from, to) for a send
+    group: tuple[int, ...]  # ranks, alike for all members; (from, to) for a send
     exchanges: tuple[Exchange, ...] = ()
     plane: str = "gloo"  # "inline": in the control message; "gloo": torch.distributed
 

@@ -4,13 +4,19 @@ A segment is what one actor does in a firing.  Items are in the same segment if 
 placement, in the same phase, fire equally often and have the same *level*: the number of
 communications, changes of rate and steps back in phase on the longest way to them.  No way out of
 a segment leads back into it, so the actors make no circle.
+
+Communications of the same kind among the same ranks share an actor if they are at the same level
+and in the same bucket.  A backward segment is cut into parts where a bucket is full; the bucket leaves
+when its last part is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.buckets import BUCKET, fill_buckets
+from actorflow_compiler.gathers import chunks
 from actorflow_compiler.lower import Item, Program
 from actorflow_compiler.ops import Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
@@ -23,7 +29,6 @@ VIEWS = frozenset({
     "aten.slice.Tensor", "aten.select.int", "aten.full.default", "aten.arange.default", "aten.arange.start",
     "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
 })  # fmt: skip
-BUCKET = 4 << 20  # bytes of gradients after which a backward actor ends, so that their communication can begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +48,41 @@ class Segmented:
 
     program: Program
     segments: tuple[Segment | None, ...]  # of compute items
-    comm_level: tuple[tuple[int, int], ...]  # of comm items: (level, part of what they wait for)
+    comm_level: tuple[tuple[int, int], ...]  # of comm items: (level, bucket; for a send the part that it waits for)
 
 
 def segment(program: Program) -> Segmented:
     """Assign segments, repeat views in their readers' segments, and cut backward passes into buckets."""
-    levels = _levels(program)
+    chunk = chunks(program)
+    levels = _levels(program, chunk)
+    program, least = fill_buckets(program, levels, _parts(program, levels))
+    levels = _levels(program, chunk, least)
     program, levels = _repeat_views(program, levels)
+    parts = _parts(program, levels)
     segments: list[Segment | None] = []
     comm: list[tuple[int, int]] = []
+    for item, level, part in zip(program.items, levels, parts, strict=True):
+        compute = item.kind == "compute"
+        segments.append(Segment(item.phase, item.placement, item.pieces, level, part) if compute else None)
+        comm.append((level, part if item.bucket is None else item.bucket))
+    return Segmented(program, tuple(segments), tuple(comm))
+
+
+def _parts(program: Program, levels: Sequence[int]) -> list[int]:
+    """For ops the part of their backward segment that they are in, for communications the last part they wait for."""
     part_of: dict[int, int] = {}
-    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads} | {
-        v for i in program.items if i.kind == "join" for v in i.reads
-    }
-    joined = {i.reads[0]: i.writes[0] for i in program.items if i.kind == "join"}
+    joined = {v for i in program.items if i.kind == "join" for v in i.reads}
+    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads} | joined
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
+    parts = []
     for item, level in zip(program.items, levels, strict=True):
-        if item.kind == "join":
-            segments.append(None)
-            comm.append((level, part_of.get(item.reads[0], 0)))
-            part_of[item.writes[0]] = part_of.get(item.reads[0], 0)
-            continue
-        if item.kind == "comm":
-            segments.append(None)
-            comm.append((level, max((part_of.get(v, 0) for v in item.reads), default=0)))
+        if item.kind != "compute" or item.phase != "backward":
+            parts.append(0 if item.kind == "compute" else max((part_of.get(v, 0) for v in item.reads), default=0))
+            part_of.update(dict.fromkeys(item.writes if item.kind == "join" else (), parts[-1]))
             continue
         here = Segment(item.phase, item.placement, item.pieces, level)
-        comm.append((level, 0))
-        if item.phase != "backward":
-            segments.append(here)
-            continue
         part, size = filled.get(here, (0, 0))
-        segments.append(replace(here, part=part))
+        parts.append(part)
         part_of.update(dict.fromkeys(item.writes, part))
         size += sum(
             _bytes(program.metas, v, item.placement)
@@ -82,7 +90,7 @@ def segment(program: Program) -> Segmented:
             if v in reduced and (item.pieces is False or v in joined)
         )
         filled[here] = (part + 1, 0) if size >= BUCKET else (part, size)
-    return Segmented(program, tuple(segments), tuple(comm))
+    return parts
 
 
 def _bytes(metas: Mapping[tuple[int, int], Meta], value: int, placement: Placement) -> int:
@@ -90,17 +98,27 @@ def _bytes(metas: Mapping[tuple[int, int], Meta], value: int, placement: Placeme
     return meta.nbytes if meta else 0
 
 
-def _levels(program: Program) -> list[int]:
+def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int] | None = None) -> list[int]:
+    """The level of every item, by position; ``least`` says for some which they have at least.
+
+    The gathers of a ``chunk`` have that of the last op before them, so that their readers have another.
+    """
     made: dict[int, tuple[int, Item]] = {}  # value → level that it has for its readers, and its maker
     levels = []
-    for item in program.items:
-        level = 0
+    highest: dict[Placement, int] = {}  # of the ops so far
+    begun: dict[int, int] = {}  # chunk → level
+    for k, item in enumerate(program.items):
+        level = least.get(k, 0) if least else 0
+        if k in chunk:
+            level = max(level, begun.setdefault(chunk[k], highest.get(item.placement, 0)))
         for v in item.reads:
             if v not in made:
                 continue
             before, maker = made[v]
             level = max(level, before + (maker.kind == item.kind == "compute" and _leaves(maker, item)))
         levels.append(level)
+        if any(item.steps.values()):
+            highest[item.placement] = max(level, highest.get(item.placement, 0))
         for v in item.writes:
             made[v] = (level + (item.kind != "compute"), item)
     return _as_late_as_their_readers(program, levels)

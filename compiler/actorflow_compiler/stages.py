@@ -26,16 +26,16 @@ class Placed:
 
 
 def place_ops(
-    graph: Graph, world: int, device_type: str, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
+    graph: Graph, everywhere: Placement, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
 ) -> Placed:
     """Give every node and variable a placement.
 
-    ``fixed`` holds the variables that an earlier plan has placed; ``parameter`` maps optimizer
-    state to the parameter whose placement it shares.
+    ``everywhere`` is that of all devices.  ``fixed`` holds the variables that an earlier plan has
+    placed; ``parameter`` maps optimizer state to the parameter whose placement it shares.
 
     Raises LayoutError for a placement with ranks that the run does not have.
     """
-    everywhere = Placement(device_type, tuple(range(world)), (world,))
+    world = everywhere.size
     tagged = {n.placement for n in graph.nodes if n.placement is not None}
     for placement in tagged | set(fixed.values()):
         if max(placement.ranks) >= world:

@@ -20,13 +20,13 @@ _active: Tags | None = None
 class Tags:
     """The marks of one trace.
 
-    Forward ops carry the innermost placement scope.  A backward op carries the placement of the
+    Forward ops carry the innermost placement scope and module.  A backward op carries those of the
     forward op that it came from, found by its autograd sequence number.
     """
 
     def __init__(self) -> None:
         self._stack: list[tuple[Placement | None, str]] = [(None, "")]
-        self._changes: list[tuple[int, Placement | None]] = [(-1, None)]
+        self._changes: list[tuple[int, Placement | None, str]] = [(-1, None, "")]
         self.before_backward: Callable[[], None] = lambda: None
 
     def enter(self, placement: Placement | None, where: str) -> dict[str, Any] | None:
@@ -43,12 +43,12 @@ class Tags:
         Inside a backward pass (a checkpoint's recomputation) those are the backward node's.
         """
         self._stack.pop()
-        self._changes.append((sequence_number(), self._stack[-1][0]))
+        self._changes.append((sequence_number(), *self._stack[-1]))
         self._set(before)
 
     def _mark(self) -> None:
         placement, where = self._stack[-1]
-        self._changes.append((sequence_number(), placement))
+        self._changes.append((sequence_number(), placement, where))
         old = fx_traceback.current_meta.get("custom") or {}
         self._set({**old, "placement": placement, "where": where})
 
@@ -70,8 +70,9 @@ class Tags:
             seen.add(node)
             pending += [f for f, _ in node.next_functions]
             number = sequence_of(node)
-            placement = None if number is None else self._at(number)
-            hooks.append(node.register_prehook(lambda _, p=placement: self._set({"placement": p, "phase": "backward"})))
+            placement, where = (None, "") if number is None else self._at(number)
+            mark = {"placement": placement, "where": where, "phase": "backward"}
+            hooks.append(node.register_prehook(lambda _, m=mark: self._set(m)))
             if number is not None:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))
         self._set({"phase": "backward"})
@@ -82,13 +83,23 @@ class Tags:
             for hook in hooks:
                 hook.remove()
 
-    def _at(self, number: int) -> Placement | None:
-        return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1]
+    def _at(self, number: int) -> tuple[Placement | None, str]:
+        return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1:]
+
+
+def tracing() -> bool:
+    """Whether a step is being traced."""
+    return _active is not None
 
 
 @contextlib.contextmanager
-def recording(places: Mapping[int, Placement], names: Mapping[int, str]) -> Iterator[Tags]:
-    """Record tags while the body runs; ``places`` and ``names`` are keyed by ``id(module)``."""
+def recording(
+    places: Mapping[int, Placement], names: Mapping[int, str], outputs: Mapping[int, Callable[[Any], Any]] = {}
+) -> Iterator[Tags]:
+    """Record tags while the body runs; ``places`` and ``names`` are keyed by ``id(module)``.
+
+    So is ``outputs``: what is to be done to that which a module returns.
+    """
     global _active
     tags = Tags()
     opened: list[tuple[int, dict[str, Any] | None]] = []
@@ -97,9 +108,12 @@ def recording(places: Mapping[int, Placement], names: Mapping[int, str]) -> Iter
         if id(module) in names:
             opened.append((id(module), tags.enter(places.get(id(module)), names[id(module)])))
 
-    def after(module: nn.Module, *_: Any) -> None:
-        if opened and opened[-1][0] == id(module):
-            tags.leave(opened.pop()[1])
+    def after(module: nn.Module, _: Any, output: Any) -> Any:
+        try:
+            return outputs[id(module)](output) if id(module) in outputs else output
+        finally:
+            if opened and opened[-1][0] == id(module):
+                tags.leave(opened.pop()[1])
 
     hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
     fx_traceback.current_meta["custom"] = {}

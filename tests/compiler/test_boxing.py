@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorflow_compiler.boxing import Hop, bytes_moved, device_shape, held, route
+from actorflow_compiler.boxing import Hop, bytes_bound, bytes_moved, bytes_of, route
+from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.layout_ops import carve
 from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.sbp import B, NdSbp, P, PartialSum, Sbp, Split
+from actorflow_compiler.region import device_shape, held
+from actorflow_compiler.sbp import B, NdSbp, P, PartialSum, Sbp, Split, parse_nd, show
 
-ENTRIES: list[Sbp] = [B, P, Split(0), Split(1), Split(0, 2)]
+PLAIN: list[Sbp] = [B, P, Split(0), Split(1)]
+ENTRIES = [*PLAIN, Split(0, 2)]
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def spread(whole: Tensor, where: Placement, sbp: NdSbp) -> list[Tensor]:
@@ -27,105 +34,236 @@ def spread(whole: Tensor, where: Placement, sbp: NdSbp) -> list[Tensor]:
     mesh = torch.arange(where.size).reshape(where.hierarchy)
     for axis, entry in enumerate(sbp):
         if isinstance(entry, PartialSum):
-            for row in mesh.movedim(axis, -1).reshape(-1, where.hierarchy[axis]).tolist():
-                terms = [torch.randint(-9, 9, parts[row[0]].shape).to(whole.dtype) for _ in row[1:]]
-                parts[row[0]] = parts[row[0]] - sum(terms, torch.zeros_like(parts[row[0]]))
-                for device, term in zip(row[1:], terms, strict=True):
-                    parts[device] = term
+            others = [list(range(n)) for k, n in enumerate(where.hierarchy) if k != axis]
+            copies: dict[tuple[int, ...], list[Tensor]] = {}  # devices that hold copies hold the same terms
+            for at in itertools.product(*others):
+                row = [int(mesh[(*at[:axis], i, *at[axis:])]) for i in range(where.hierarchy[axis])]
+                left = [s for k, s in enumerate(sbp) if k != axis]
+                alike = tuple(-1 if s == B else c for s, c in zip(left, at, strict=True))
+                if alike not in copies:
+                    terms = [torch.randint(-9, 9, parts[row[0]].shape).to(whole.dtype) for _ in row[1:]]
+                    copies[alike] = [parts[row[0]] - sum(terms, torch.zeros_like(parts[row[0]])), *terms]
+                for device, term in zip(row, copies[alike], strict=True):
+                    parts[device] = term.clone()
     return parts
 
 
 def joined(parts: list[Tensor], shape: torch.Size, where: Placement, sbp: NdSbp) -> Tensor:
     """The whole tensor, every copy of which must be the same."""
-    found: dict[tuple[int, ...], Tensor] = {}
+    found: list[Tensor] = []
     mesh = torch.arange(where.size).reshape(where.hierarchy)
-    copies = [range(n) if entry == B else [None] for n, entry in zip(where.hierarchy, sbp, strict=True)]
-    for at in torch.cartesian_prod(*[torch.tensor([-1 if c is None else c for c in r]) for r in copies]).reshape(
-        -1, len(copies)
-    ):
-        chosen = mesh[tuple(slice(None) if c < 0 else int(c) for c in at)].reshape(-1).tolist()
+    copies = [list(range(n)) if entry == B else [None] for n, entry in zip(where.hierarchy, sbp, strict=True)]
+    for at in itertools.product(*copies):
+        chosen = mesh[tuple(slice(None) if c is None else c for c in at)].reshape(-1).tolist()
         whole = torch.zeros(shape, dtype=parts[0].dtype)
         for device in chosen:
-            elements = held(shape, sbp, where, device)
             grid = tuple(
                 torch.from_numpy(e).view([-1 if d == i else 1 for i in range(len(shape))])
-                for d, e in enumerate(elements)
+                for d, e in enumerate(held(shape, sbp, where, device))
             )
-            whole.index_put_(grid, parts[device], accumulate=True)
-        found[tuple(int(c) for c in at)] = whole
-    first, *others = found.values()
-    for other in others:
-        assert torch.equal(first, other)
-    return first
+            if grid:
+                whole.index_put_(grid, parts[device], accumulate=True)
+            else:
+                whole += parts[device]
+        found.append(whole)
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
+    return found[0]
 
 
-def follow(hop: Hop, parts: list[Tensor], shape: torch.Size) -> tuple[list[Tensor], int]:
-    """Carry out one hop; the new parts and the elements that crossed from device to device."""
+def follow(hop: Hop, parts: list[Tensor], shape: torch.Size) -> list[Tensor]:
+    """Carry out one hop, and check what it says of itself; the new parts."""
+    at_source = dict(zip(hop.source.ranks, parts, strict=True))
+    if hop.groups:
+        assert hop.kind in COLLECTIVES
+        assert sorted(r for g in hop.groups for r in g) == sorted(hop.source.ranks) == sorted(hop.target.ranks)
+        assert all(len(g) > 1 and list(g) == sorted(g) for g in hop.groups)
+    else:
+        assert hop.kind in ("local", "send")
+    crossed = 0
+    out = []
     if hop.kind == "all_reduce":
-        out, crossed = list(parts), 0
-        for group in hop.groups:
-            devices = [hop.source.index(r) for r in group]
-            total = torch.stack([parts[d] for d in devices]).sum(0)
-            crossed += 2 * (len(devices) - 1) * total.numel()
-            for d in devices:
-                out[d] = total.clone()
-        return out, crossed
-    out, crossed = [], 0
-    for t, row in enumerate(hop.parts):
-        part = torch.zeros(device_shape(shape, hop.target_sbp, hop.target, t), dtype=parts[0].dtype)
-        for s, boxes in enumerate(row):
-            for box in boxes:
-                piece = carve(parts[s], box.source.start, box.source.size)
-                place = carve(part, box.target.start, box.target.size)
-                place.copy_(place + piece if hop.add else piece)
-                if hop.source.ranks[s] != hop.target.ranks[t]:
-                    crossed += piece.numel()
-                    assert hop.kind != "local"
-        out.append(part)
-    return out, crossed
+        assert hop.source == hop.target
+        for rank in hop.target.ranks:
+            group = next(g for g in hop.groups if rank in g)
+            out.append(torch.stack([at_source[r] for r in group]).sum(0))
+        crossed = sum(2 * (len(g) - 1) * at_source[g[0]].numel() for g in hop.groups)
+    else:
+        for t, row in enumerate(hop.parts):
+            to = hop.target.ranks[t]
+            part = torch.zeros(device_shape(shape, hop.target_sbp, hop.target, t), dtype=parts[0].dtype)
+            filled = torch.zeros_like(part)
+            for s, boxes in enumerate(row):
+                for box in boxes:
+                    piece = carve(parts[s], box.source.start, box.source.size)
+                    carve(part, box.target.start, box.target.size).add_(piece)
+                    carve(filled, box.target.start, box.target.size).add_(1)
+                    if hop.source.ranks[s] != to:
+                        crossed += piece.numel()
+                        assert not hop.groups or any(to in g and hop.source.ranks[s] in g for g in hop.groups)
+            assert hop.add or (filled <= 1).all()  # placed boxes do not overlap
+            out.append(part)
+    assert crossed == hop.elements
+    assert (hop.kind == "local") <= (crossed == 0)
+    return out
 
 
-def box(whole: Tensor, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> int:
-    """Box a tensor and check it; the elements that were moved."""
-    parts, moved = spread(whole, source, a), 0
-    for hop in route(whole.shape, source, a, target, b):
-        parts, crossed = follow(hop, parts, whole.shape)
-        moved += crossed
+def box(whole: Tensor, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    """Box a tensor, check its value and the bytes that were moved."""
+    parts = spread(whole, source, a)
+    hops = route(whole.shape, source, a, target, b)
+    for hop in hops:
+        parts = follow(hop, parts, whole.shape)
     assert [tuple(p.shape) for p in parts] == [device_shape(whole.shape, b, target, t) for t in range(target.size)]
     assert torch.equal(joined(parts, whole.shape, target, b), whole)
-    return moved
+    if hops:
+        assert (hops[-1].target, hops[-1].target_sbp) == (target, b)
+    bound = bytes_bound(whole.shape, 8, source, a, target, b)
+    assert bytes_of(hops, 8) <= bound + 1e-6, f"{show(a)} → {show(b)}: {[(h.kind, h.elements) for h in hops]}"
+    return hops
+
+
+def numbers(*shape: int) -> Tensor:
+    """Whole numbers that tell elements apart; their sums are exact."""
+    return torch.arange(math.prod(shape)).reshape(shape).double() + 100
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["same devices", "other devices"])
 @pytest.mark.parametrize("b", ENTRIES, ids=str)
 @pytest.mark.parametrize("a", ENTRIES, ids=str)
-def test_no_more_moves_than_the_table_says(a: Sbp, b: Sbp, other: bool) -> None:
-    whole = torch.randint(-99, 99, (8, 4)).double()
-    source, target = placement("cpu", [0, 1]), placement("cpu", [2, 3] if other else [0, 1])
-    moved = box(whole, source, (a,), target, (b,))
-    assert moved <= bytes_moved(a, b, whole.numel(), 2, 2, not other) + 1e-9
+def test_on_one_axis_the_bytes_are_those_of_the_table(a: Sbp, b: Sbp, other: bool) -> None:
+    source, target = placement("cpu", [0, 1]), placement("cpu", [2, 3, 4] if other else [0, 1])
+    hops = box(numbers(12, 6), source, (a,), target, (b,))
+    table = bytes_moved(a, b, 12 * 6 * 8, source.size, target.size, not other)
+    assert bytes_bound((12, 6), 8, source, (a,), target, (b,)) == table
+    assert bytes_of(hops, 8) == table
 
 
-@given(
-    st.tuples(st.integers(1, 9), st.integers(1, 7)).map(lambda s: (2 * s[0], s[1])),
-    st.sampled_from(ENTRIES),
-    st.sampled_from(ENTRIES),
-    st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
-    st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True),
-)
-def test_any_two_placements_and_uneven_parts_keep_the_value(
-    shape: tuple[int, int], a: Sbp, b: Sbp, source: list[int], target: list[int]
+HIERARCHIES = [(1,), (2,), (3,), (5,), (8,), (2, 2), (2, 3), (3, 2), (1, 4), (4, 2), (2, 1, 2), (2, 2, 2)]
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 7, 8, 12]), max_size=3).map(tuple)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: tuple[int, ...], where: Placement) -> NdSbp:
+    """A layout that fits: splits in blocks and units, of a dim that is split already, over more devices than it has."""
+    entries: list[Sbp] = [B, P, *(Split(d) for d in range(len(shape)))]
+    entries += [Split(d, blocks) for d, n in enumerate(shape) for blocks in (2, 3) if n % blocks == 0]
+    entries += [Split(d, 1, 2) for d, n in enumerate(shape) if n % 2 == 0]
+    found = tuple(draw(st.sampled_from(entries)) for _ in where.hierarchy)
+    try:
+        for device in range(where.size):
+            device_shape(shape, found, where, device)
+    except LayoutError:  # blocks of what another axis has cut
+        return tuple(Split(s.dim) if isinstance(s, Split) else s for s in found)
+    return found
+
+
+@st.composite
+def meshes(draw: st.DrawFn, devices: int | None = None) -> Placement:
+    """Up to eight of ten ranks in any order, on one to three axes."""
+    fitting = [h for h in HIERARCHIES if devices is None or math.prod(h) == devices]
+    hierarchy = draw(st.sampled_from(fitting))
+    return Placement("cpu", tuple(draw(st.permutations(range(10)))[: math.prod(hierarchy)]), hierarchy)
+
+
+@given(st.data(), SHAPES, meshes())
+def test_on_one_mesh_every_pair_keeps_the_value_within_the_bytes(
+    data: st.DataObject, shape: tuple[int, ...], where: Placement
 ) -> None:
-    whole = torch.randint(-99, 99, shape).double()
-    box(whole, placement("cpu", source), (a,), placement("cpu", target), (b,))
+    box(numbers(*shape), where, data.draw(layouts(shape, where)), where, data.draw(layouts(shape, where)))
 
 
-MESHES = [placement("cpu", [[0, 1], [2, 3]]), placement("cpu", [[4, 5, 6], [7, 0, 1]]), placement("cpu", [3, 2])]
+@given(st.data(), SHAPES, meshes(), st.sampled_from(["any", "disjoint", "subset", "other order", "other mesh"]))
+def test_between_two_placements_every_pair_keeps_the_value_within_the_bytes(
+    data: st.DataObject, shape: tuple[int, ...], source: Placement, relation: str
+) -> None:
+    target = data.draw(meshes(source.size if relation.startswith("other") else None))
+    if relation == "disjoint":
+        target = Placement("cpu", tuple(r + 10 for r in target.ranks), target.hierarchy)
+    elif relation == "subset":
+        ranks = data.draw(st.sets(st.sampled_from(source.ranks), min_size=1).map(tuple))
+        target = Placement("cpu", ranks, (len(ranks),))
+    elif relation == "other order":
+        target = Placement("cpu", tuple(data.draw(st.permutations(source.ranks))), source.hierarchy)
+    elif relation == "other mesh":
+        target = Placement("cpu", source.ranks, target.hierarchy)
+    box(numbers(*shape), source, data.draw(layouts(shape, source)), target, data.draw(layouts(shape, target)))
 
 
-@given(st.data(), st.sampled_from(MESHES), st.sampled_from(MESHES))
-def test_meshes_keep_the_value(data: st.DataObject, source: Placement, target: Placement) -> None:
-    entries = st.sampled_from([B, P, Split(0), Split(1)])
-    a = tuple(data.draw(entries) for _ in source.hierarchy)
-    b = tuple(data.draw(entries) for _ in target.hierarchy)
-    box(torch.randint(-99, 99, (12, 7)).double(), source, a, target, b)
+@pytest.mark.parametrize("shape", [(8, 8), (5, 3), (1, 6)], ids=str)
+@pytest.mark.parametrize("other", [False, True], ids=["same devices", "other devices"])
+def test_every_pair_on_two_axes(shape: tuple[int, ...], other: bool) -> None:
+    source = placement("cpu", [[0, 1], [2, 3]])
+    target = placement("cpu", [[3, 4, 5], [6, 7, 0]]) if other else source
+    for a, b in itertools.product(itertools.product(PLAIN, repeat=2), repeat=2):
+        box(numbers(*shape), source, a, target, b)
+
+
+@pytest.mark.slow
+def test_every_pair_on_three_axes() -> None:
+    where = placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+    for a, b in itertools.product(itertools.product(PLAIN, repeat=3), repeat=2):
+        box(numbers(8, 5), where, a, where, b)
+
+
+MESH = placement("cpu", [[0, 1, 2], [3, 4, 5]])
+CUBE = placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+
+
+@pytest.mark.parametrize(
+    ("where", "a", "b", "kinds", "groups"),
+    [
+        (MESH, "[P,B]", "[B,B]", ["all_reduce"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[P,P]", "[B,B]", ["all_reduce"], ((0, 1, 2, 3, 4, 5),)),
+        (MESH, "[P,S(0)]", "[B,S(0)]", ["all_reduce"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[P,B]", "[S(0),B]", ["reduce_scatter"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[P,S(0)]", "[S(1),S(0)]", ["reduce_scatter"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[S(0),P]", "[S(0),S(0)]", ["reduce_scatter"], ((0, 1, 2), (3, 4, 5))),
+        (MESH, "[P,B]", "[B,S(0)]", ["local", "all_reduce"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[S(0),B]", "[B,B]", ["all_gather"], ((0, 3), (1, 4), (2, 5))),
+        (MESH, "[S(0),S(0)]", "[S(0),B]", ["all_gather"], ((0, 1, 2), (3, 4, 5))),
+        (MESH, "[P,S(0)]", "[P,B]", ["all_gather"], ((0, 1, 2), (3, 4, 5))),
+        (MESH, "[B,S(0)]", "[B,S(1)]", ["all_to_all"], ((0, 1, 2), (3, 4, 5))),
+        (MESH, "[B,S(0)]", "[S(1),S(0)]", ["local"], ()),
+        (MESH, "[S(0),B]", "[P,B]", ["local"], ()),
+        (CUBE, "[P,S(0),P]", "[B,S(0),B]", ["all_reduce"], ((0, 1, 4, 5), (2, 3, 6, 7))),
+        (CUBE, "[S(1),P,S(0)]", "[S(1),B,S(0)]", ["all_reduce"], ((0, 2), (1, 3), (4, 6), (5, 7))),
+    ],
+)  # fmt: skip
+def test_a_collective_runs_within_the_groups_of_the_axes_that_change(
+    where: Placement, a: str, b: str, kinds: list[str], groups: tuple[tuple[int, ...], ...]
+) -> None:
+    hops = box(numbers(12, 12), where, parse_nd(a), where, parse_nd(b))
+    assert [hop.kind for hop in hops] == kinds
+    assert sorted(hops[-1].groups) == sorted(groups)
+
+
+def test_sums_are_taken_before_and_slices_before_that_when_several_axes_change() -> None:
+    hops = box(numbers(6, 6), MESH, (P, Split(0)), MESH, (B, B))
+    assert [hop.kind for hop in hops] == ["all_reduce", "all_gather"]
+    assert hops[0].elements == 3 * 2 * 6 * 6 // 3
+    hops = box(numbers(6, 6), MESH, (B, P), MESH, (Split(1), B))
+    assert [hop.kind for hop in hops] == ["local", "all_reduce"]
+    assert hops[1].elements == 2 * (2 * 2) * 6 * 6 // 2
+
+
+def test_a_rank_that_two_placements_share_is_sent_only_what_it_lacks() -> None:
+    source, target = placement("cpu", [0, 1, 2]), placement("cpu", [2, 1, 5])
+    assert bytes_of(box(numbers(9), source, (Split(0),), target, (Split(0),)), 1) == 6  # rank 1 keeps its three
+    assert bytes_of(box(numbers(9), source, (B,), target, (B,)), 1) == 9  # to rank 5
+    assert bytes_of(box(numbers(9), source, (Split(0),), target, (B,)), 1) == 6 + 6 + 9
+    assert bytes_of(box(numbers(), source, (P,), target, (B,)), 1) == 2 + 2  # summed on a rank of both
+
+
+def test_copies_share_the_work_of_sending() -> None:
+    (hop,) = box(numbers(4), placement("cpu", [0, 1]), (B,), placement("cpu", [2, 3]), (B,))
+    assert [[bool(parts) for parts in row] for row in hop.parts] == [[True, False], [False, True]]
+    (hop,) = box(numbers(6, 6), MESH, (Split(0), B), placement("cpu", [6, 7, 8]), (B,))
+    senders = {s for row in hop.parts for s, parts in enumerate(row) if parts}
+    assert senders == set(range(6))
+
+
+def test_a_sum_for_another_placement_is_taken_by_all_its_devices() -> None:
+    hops = box(numbers(1, 1, 4), placement("cpu", [0, 1]), (P,), placement("cpu", [2]), (B,))
+    assert [hop.kind for hop in hops] == ["reduce_scatter", "send"]
+    assert all(any(part for part in row) for row in hops[0].parts)

@@ -115,6 +115,35 @@ def test_state_is_loaded_into_every_ranks_part(run: Callable[..., Ended]):
     assert ended.text.count("equal") == 2
 
 
+def test_split_state_of_the_optimizer_and_split_parameters_are_read_whole(run: Callable[..., Ended]):
+    ended = run("""
+        flow.zero(model, stage=3)
+        flow.distribute(model, outputs={"1": flow.sbp.split(0)})
+        predict = flow.global_function(type="predict")(lambda x: model(x))
+        x, _ = batch(0)
+        same({"y": predict(x)}, {"y": eager(x)})
+        for i in range(3):
+            step(*batch(i)); eager_step(*batch(i))
+        same(model.state_dict(), eager.state_dict())
+        for i in range(4):
+            same(optimizer.state_dict()["state"][i], eager_optimizer.state_dict()["state"][i])
+        same({"y": predict(x)}, {"y": eager(x)})
+        print("equal")
+    """)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("equal") == 2
+
+
+def test_ranks_with_different_hints_are_both_named(run: Callable[..., Ended]):
+    ended = run("""
+        flow.zero(model, stage=1 + rank)
+        step(*batch(0))
+    """)
+    assert ended.code != 0
+    assert "rank 0 has ZeRO for model.0.bias: stage 1" in ended.text
+    assert "rank 1 has ZeRO for model.0.bias: stage 2" in ended.text
+
+
 def test_a_large_result_stays_with_its_owners_until_one_rank_reads_it_and_goes_when_all_have_dropped_it(
     run: Callable[..., Ended],
 ):
@@ -213,3 +242,29 @@ def test_a_plan_that_is_all_that_is_wanted_ends_the_script_before_it_trains(run:
     assert done.returncode == 0, done.stderr
     assert "trained" not in done.stdout
     assert "rank 3" in done.stdout
+
+
+def test_ranks_draw_the_numbers_of_the_one_device_script_whatever_their_own_seeds(run: Callable[..., Ended]):
+    script = """
+        torch.manual_seed(5 + rank)
+        drawing = flow.global_function(lambda: torch.rand(3))
+        print("torch's seed", [drawing().tolist() for _ in range(2)])
+        flow.manual_seed(1)
+        print("flow's seed", [drawing().tolist() for _ in range(2)])
+    """
+    found = [run(script, devices) for devices in (1, 2)]
+    assert [ended.code for ended in found] == [0, 0], found
+    for words in ("torch's seed", "flow's seed"):
+        one, two = ([line for line in ended.text.splitlines() if words in line] for ended in found)
+        assert len(two) == 2
+        assert {line.partition(words)[2] for line in two} == {one[0].partition(words)[2]}
+
+
+def test_ranks_that_set_different_seeds_are_told(run: Callable[..., Ended]):
+    ended = run("""
+        flow.manual_seed(rank + 7)
+        flow.global_function(lambda: torch.rand(3))()
+    """)
+    assert ended.code != 0
+    assert "seed 7" in ended.text
+    assert "seed 8" in ended.text

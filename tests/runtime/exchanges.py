@@ -161,6 +161,28 @@ def partly(rank: int, plane: DataPlane) -> list[Tensor]:
 
 
 @case
+def within_groups(rank: int, plane: DataPlane) -> list[Tensor]:
+    """Ranks 0 and 1 scatter a sum and gather it, in a group of their own, between two sums of all ranks."""
+    me = GROUP.index(rank)
+    first = plane.collective(Comm("all_reduce", 5, GROUP), [term(me, (3,), torch.float32)], [vector(3)])
+    found = []
+    if rank != 2:
+        halves = (Box((0,), (2,)), Box((2,), (1,)))
+        scatter = Exchange(((halves[0],), (halves[1],)), ((whole(halves[rank].size),),) * 2, add=True)
+        comm = Comm("reduce_scatter", 6, GROUPS[0], (scatter,))
+        found = plane.collective(comm, [term(rank, (3,), torch.float32)], [vector(2 - rank)])
+        gather = Exchange(((whole(halves[rank].size),),) * 2, ((halves[0],), (halves[1],)))
+        found += plane.collective(Comm("all_gather", 7, GROUPS[0], (gather,)), found, [vector(3)])
+    last = plane.collective(Comm("all_reduce", 8, GROUP), first, [vector(3)])
+    return [*last, *found]
+
+
+def vector(size: int) -> TensorSpec:
+    """The spec of some numbers."""
+    return TensorSpec((size,), "float32", "")
+
+
+@case
 def send(rank: int, plane: DataPlane) -> list[Tensor]:
     """Rank 0 sends many dtypes, views and an empty tensor to rank 1, twice."""
     big = torch.arange(100_000, dtype=torch.float64)
@@ -200,6 +222,10 @@ def expected(name: str, rank: int) -> list[Tensor]:
         if me == 1:
             out[1, 1:] = 1
         return [out]
+    if name == "within_groups":
+        total = 3 * sum((term(m, (3,), torch.float32) for m in range(WORLD)), torch.zeros(3))
+        pair = term(0, (3,), torch.float32) + term(1, (3,), torch.float32)
+        return [total] if rank == 2 else [total, pair[:2] if rank == 0 else pair[2:], pair]
     if rank != 1:
         return []
     big = torch.arange(100_000, dtype=torch.float64)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from actorflow_compiler.signatures.call import OpCall, Signature
 from actorflow_compiler.signatures.derive import signatures
-from actorflow_compiler.signatures.localise import localise
+from actorflow_compiler.signatures.localise import localise, localised
+from actorflow_compiler.signatures.registered import registration
 from actorflow_compiler.signatures.shards import shard, unshard
-from actorflow_compiler.signatures.table import term_of
+from actorflow_compiler.signatures.table import has_line, term_of
 
-__all__ = ["OpCall", "Signature", "localise", "notation", "shard", "signatures", "unshard"]
+__all__ = ["OpCall", "Signature", "localise", "localised", "notation", "shard", "signatures", "unshard"]
 
 
 def notation(call: OpCall) -> str:
-    """The term that the signatures of an op instance come from, for people; ``"->"`` where it has none."""
-    return term_of(call) or "->"
+    """The terms that the signatures of an op instance come from, for people; ``"->"`` where it has none."""
+    given = None if has_line(call.op) else registration(call.op)
+    return (" | ".join(given.terms(call)) if given else term_of(call)) or "->"

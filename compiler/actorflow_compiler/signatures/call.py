@@ -11,6 +11,8 @@ import torch
 from actorflow_compiler.ops import Arg, Meta, Ref
 from actorflow_compiler.sbp import Sbp
 
+Path = tuple[int, ...]  # position in the schema's arguments, then in the lists in them
+
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
@@ -34,6 +36,10 @@ class Signature:
     ins: tuple[Sbp, ...]  # one for each operand
     outs: tuple[Sbp | None, ...]  # one for each output; None where nobody uses it
     letter: str | None  # the index of the notation that is split; None: all broadcast, or a sum of terms
+    source: str = "table"  # "table" | "registered" | "discovered": where the knowledge comes from
+    sizes: tuple[Path, ...] = ()  # arguments that are the size of what is split, where no notation says so
+    term: str = ""  # the notation, where it is not the table's
+    inner: bool = False  # the devices exchange something inside: the op has to be written out in simpler ones
 
     def __str__(self) -> str:
         outs = ", ".join("_" if o is None else str(o) for o in self.outs)
@@ -73,6 +79,12 @@ def bind(call: OpCall) -> tuple[Arg, ...]:
     return call.args + tuple(given.get(name, default) for name, default in schema[len(call.args) :])
 
 
+def argument(call: OpCall, name: str) -> tuple[int, Arg]:
+    """Position and value of an argument of an op of torch, by its name in the schema."""
+    names = [known for known, _ in _schema(call.op) or ()]
+    return names.index(name), bind(call)[names.index(name)]
+
+
 def rebind(call: OpCall, new: dict[int, Arg]) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
     """Args and kwargs of a call with some arguments replaced, by their positions in the schema.
 
@@ -87,6 +99,14 @@ def rebind(call: OpCall, new: dict[int, Arg]) -> tuple[tuple[Arg, ...], tuple[tu
     named = {schema[i][0]: v for i, v in new.items() if i >= len(args)}
     kept = tuple((k, named.pop(k, v)) for k, v in call.kwargs)
     return args, kept + tuple(named.items())
+
+
+def put(arg: Arg, path: Path, value: Arg) -> Arg:
+    """The argument with what stands at a path replaced."""
+    if not path:
+        return value
+    assert isinstance(arg, tuple)
+    return (*arg[: path[0]], put(arg[path[0]], path[1:], value), *arg[path[0] + 1 :])
 
 
 def operand(call: OpCall, value: Arg) -> Meta:

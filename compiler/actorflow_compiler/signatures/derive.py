@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from actorflow_compiler.errors import SignatureError
 from actorflow_compiler.sbp import B, P, PartialSum, Sbp, Split, canonical
 from actorflow_compiler.signatures.call import OpCall, Signature
-from actorflow_compiler.signatures.indexed import Instance, instance
+from actorflow_compiler.signatures.discovery import discovered
+from actorflow_compiler.signatures.discovery.rules import structure
+from actorflow_compiler.signatures.indexed import Instance, instance, matched
+from actorflow_compiler.signatures.inner import inner_signatures
+from actorflow_compiler.signatures.registered import Registered, registration
+from actorflow_compiler.signatures.table import has_line
+from actorflow_compiler.signatures.verify import fault
 
 
-def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = ()) -> tuple[Signature, ...]:
+def signatures(
+    call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False
+) -> tuple[Signature, ...]:
     """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast.
 
     Every index is cut plainly.  ``wanted`` are further cuts, with blocks or units, that neighbours
     have: where an operand or output can have one of them, it is followed through the op, too.
-    An op without a line in the table has the first signature only.
+    An op without a line in the table has what a user registered for it, else what running it shows
+    (``discovery``).  Raises SignatureError where what was registered is wrong.  ``inner`` says to add those for
+    which the op has to be written out, ``inner.py``.
     """
-    return _signatures(call, parts, tuple(sorted({w for w in wanted if w.blocks > 1 or w.unit > 1}, key=_order)))
+    cuts = tuple(sorted({w for w in wanted if w.blocks > 1 or w.unit > 1}, key=_order))
+    found = _signatures(call, parts, cuts, registration(call.op))
+    return found + inner_signatures(call, parts) if inner else found
 
 
 def _order(split: Split) -> tuple[int, int, int]:
@@ -29,17 +43,54 @@ def _order(split: Split) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _signatures(call: OpCall, parts: int, wanted: tuple[Split, ...]) -> tuple[Signature, ...]:
+def _signatures(
+    call: OpCall, parts: int, wanted: tuple[Split, ...], given: Registered | None
+) -> tuple[Signature, ...]:
     found = [Signature((B,) * len(call.ins), tuple(None if o is None else B for o in call.outs), None)]
-    op = instance(call)
-    if op is not None and parts > 1:
-        for letter in op.splittable:
-            found += _split(call, op, letter, 1, 1, parts)
-            for blocks, unit in _granularities(op, letter, wanted, parts):
-                found += _split(call, op, letter, blocks, unit, parts)
-        found += _terms(call, op)
+    if parts > 1 and (op := instance(call)) is not None:
+        found += _indexed(call, op, parts, wanted)
+    elif parts > 1 and given is not None:
+        _verify(call, given)
+        found += _given(call, given, parts, wanted)
+    elif parts > 1 and not has_line(call.op):
+        found += discovered(call, parts)
     unique = {(s.ins, s.outs): s for s in reversed(found)}
     return tuple(reversed(unique.values()))
+
+
+def _indexed(call: OpCall, op: Instance, parts: int, wanted: tuple[Split, ...]) -> Iterator[Signature]:
+    """The signatures of an op whose indices are known."""
+    for letter in op.splittable:
+        yield from _split(call, op, letter, 1, 1, parts)
+        for blocks, unit in _granularities(op, letter, wanted, parts):
+            yield from _split(call, op, letter, blocks, unit, parts)
+    yield from _terms(call, op)
+
+
+def _given(
+    call: OpCall, given: Registered, parts: int, wanted: tuple[Split, ...] = ()
+) -> Iterator[Signature]:
+    """The signatures of an op of which a user said how it may lie."""
+    for text in given.terms(call):
+        op = matched(call, text)
+        for signature in _indexed(call, op, parts, wanted) if op is not None else ():
+            yield replace(signature, source="registered", term=text)
+
+
+def _verify(call: OpCall, given: Registered) -> None:
+    """Raise SignatureError if what a user said of an op is wrong."""
+    kind = structure(call)
+    if not given.verify or kind in given.verified:
+        return
+    found = fault(call, lambda small, parts: _given(small, given, parts))
+    if found is not None:
+        signature, why = found
+        raise SignatureError(
+            f"{given.where}: {signature.term!r} was registered for {given.op}, by which it can run as {signature}; "
+            f"that is wrong: {why}. Correct the term; uppercase letters are dims that may not be split, and "
+            f"only operands in which the op is linear have '+' or '*'"
+        )
+    given.verified.add(kind)
 
 
 def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: int) -> set[tuple[int, int]]:
@@ -59,7 +110,8 @@ def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: 
             if (
                 cut == (1, 1)
                 or op.size[letter] % (cut[0] * cut[1])
-                or (cut[0] > 1 and any(t.values == letter for t in op.ins))
+                or op.size[letter] == cut[0] * cut[1]  # one device would have all of it
+                or (cut[0] > 1 and any(t.values == letter for t in indexed))
             ):
                 continue
             if tensor.layout(letter, op.size, *cut, parts) == canonical(w, size, parts):
@@ -70,6 +122,8 @@ def _granularities(op: Instance, letter: str, wanted: tuple[Split, ...], parts: 
 def _split(call: OpCall, op: Instance, letter: str, blocks: int, unit: int, parts: int) -> Iterator[Signature]:
     """Cut one index: an output without it becomes a sum of terms."""
     if letter in op.never_empty and op.size[letter] // (blocks * unit) < parts:
+        return
+    if op.parts.get(letter, parts) != parts or (letter in op.parts and blocks * unit > 1):
         return
     cut = [t.layout(letter, op.size, blocks, unit, parts) for t in op.ins]
     made = [None if o is None else o.layout(letter, op.size, blocks, unit, parts) for o in op.outs]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from actorflow_compiler.ops import Arg, Meta, Ref
 from actorflow_compiler.sbp import Split, canonical
 from actorflow_compiler.signatures.call import OpCall, bind
-from actorflow_compiler.signatures.notation import Operand, Template, Term, parse
+from actorflow_compiler.signatures.notation import Dim, Operand, Template, Term, parse
 from actorflow_compiler.signatures.table import term_of
 
 Group = tuple[str, ...]  # the indices that share a dim, outer first; () for a dim that is broadcast
@@ -33,6 +33,8 @@ class Indexed:
     def where(self, letter: str, size: dict[str, int]) -> tuple[int, int, int] | None:
         """Dim, product of the sizes before the index in it, product of those after it."""
         for dim, group in enumerate(self.dims):
+            if f"{letter}^" in group:
+                return dim, 1, 1
             if letter in group:
                 at = group.index(letter)
                 return dim, math.prod(size[c] for c in group[:at]), math.prod(size[c] for c in group[at + 1 :])
@@ -46,6 +48,15 @@ class Indexed:
         dim, before, after = found
         return canonical(Split(dim, before * blocks, unit * after), self.meta.shape[dim], parts)
 
+    def cut_in(self, layout: Split, size: dict[str, int]) -> str | None:
+        """Which index is cut where the tensor lies so."""
+        whole = 1
+        for letter in self.dims[layout.dim]:
+            whole *= size[letter]
+            if whole > layout.blocks:
+                return letter
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -57,13 +68,19 @@ class Instance:
     splittable: tuple[str, ...]
     never_empty: frozenset[str]  # the op cannot run where one of these has size 0
     affine: bool  # a number other than 0 is added, so a sum of terms does not pass
+    parts: dict[str, int]  # indices that may be cut plainly, over this many devices, and no other way
 
 
 @functools.cache
 def instance(call: OpCall) -> Instance | None:
     """Line the op's notation up with its shapes; None where there is no line or it does not fit them."""
     text = term_of(call)
-    return None if text is None else _Matching(call, parse(text)).run()
+    return None if text is None else matched(call, text)
+
+
+def matched(call: OpCall, text: str) -> Instance | None:
+    """The same for any term."""
+    return _Matching(call, parse(text)).run()
 
 
 class _Mismatch(Exception):
@@ -76,8 +93,10 @@ class _Matching:
         self.frozen: set[str] = {c for c in term.letters if c.isupper()}
         self.affine = False
         self.size: dict[str, int] = {}
+        self.parts: dict[str, int] = {}
         self.pairs: dict[int, tuple[Operand, Meta]] = {}
         self.named: list[tuple[Arg, bool]] = []  # values of "@" arguments, and whether "@!"
+        self.given: list[tuple[Dim, int]] = []  # dims whose sizes are arguments
 
     def run(self) -> Instance | None:
         try:
@@ -93,8 +112,7 @@ class _Matching:
             raise _Mismatch
         used = [(t, m) for t, m in zip(templates, outs, strict=False) if t is not None and m is not None]
         rank = max(
-            [len(m.shape) - _explicit(o.dims) for o, m in self.operands() if "." in o.dims]
-            + [len(m.shape) - _explicit(t) for t, m in used if "." in t],
+            (len(m.shape) - _explicit(o.dims) for o, m in [*self.operands(), *used] if "." in o.dims),
             default=0,
         )
         free = [c for c in string.ascii_lowercase if c not in self.term.letters][:rank]
@@ -105,17 +123,25 @@ class _Matching:
             for t, m in zip(templates, outs, strict=False)
         )
         self.infer_sizes([*ins, *(o for o in made if o is not None)])
-        splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen)
+        splittable = tuple(c for c, n in self.size.items() if n > 1 and c not in self.frozen and c.isalpha())
         never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
         ins = tuple(map(_unit_dims, ins))
         made = tuple(None if o is None else _unit_dims(o) for o in made)
-        return Instance(ins, made, self.size, splittable, never_empty, self.affine)
+        return Instance(ins, made, self.size, splittable, never_empty, self.affine, self.parts)
 
     def read(self) -> None:
         """Assign the arguments to the slots."""
         for slot, value in zip(self.term.slots, bind(self.call), strict=False):
             if slot.kind == "dims":
                 self.named.append((value, slot.frozen))
+            elif slot.kind == "sizes" and value is not None:
+                sizes = value if isinstance(value, tuple) else (value,)
+                dims = ranked(slot.operands[0].dims, len(sizes))
+                if len(dims) != len(sizes):
+                    raise _Mismatch
+                self.given += zip(dims, sizes, strict=True)
+            elif slot.kind == "parts":
+                self.parts[slot.index] = value[0] if value else 1
             elif slot.kind == "tensor":
                 tensors = [v for v in value if v is not None] if isinstance(value, tuple) else [value]
                 operands = slot.operands if len(slot.operands) > 1 else slot.operands * len(tensors)
@@ -151,16 +177,16 @@ class _Matching:
         o, _ = self.pairs[i]
         return Indexed(meta, self.groups(o.dims, meta, free, named), o.mark, o.values)
 
-    def made(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> Indexed:
-        groups = self.groups(template, meta, free, named)
-        if "/" not in template and len(template) + ("." in template) * (len(free) - 1) != len(meta.shape):
+    def made(self, o: Operand, meta: Meta, free: Sequence[str], named: frozenset[str]) -> Indexed:
+        groups = self.groups(o.dims, meta, free, named)
+        if not {":", "/"} & set(o.dims) and _explicit(o.dims) + ("." in o.dims) * len(free) != len(meta.shape):
             raise _Mismatch
-        return Indexed(meta, groups)
+        return Indexed(meta, groups, values=o.values)
 
     def groups(self, template: Template, meta: Meta, free: Sequence[str], named: frozenset[str]) -> tuple[Group, ...]:
         """One group for each dim, aligned at the right."""
         groups: list[Group] = []
-        for dim in template:
+        for dim in ranked(template, len(meta.shape)):
             if dim == ".":
                 groups += [(c,) for c in free]
             elif dim == "/":
@@ -176,7 +202,8 @@ class _Matching:
 
     def infer_sizes(self, tensors: Sequence[Indexed]) -> None:
         """Sizes of indices: of those alone in a dim, then of those that are the last unknown of a dim."""
-        dims = [(group, n) for t in tensors for group, n in zip(t.dims, t.meta.shape, strict=True) if group]
+        dims = [(group, n) for t in tensors for group, n in zip(t.dims, t.meta.shape, strict=True)]
+        dims += [(group, n) for group, n in self.given if isinstance(group, tuple)]
         for group, n in dims:
             if len(group) == 1:
                 old = self.size.get(group[0], 1)
@@ -198,7 +225,15 @@ class _Matching:
 
 
 def _explicit(template: Template) -> int:
-    return sum(1 for dim in template if dim not in (".", "/"))
+    return sum(1 for dim in template if dim not in (".", ":", "/"))
+
+
+def ranked(template: Template, rank: int) -> Template:
+    """The template with ``:`` as so many dims without an index that it fits the rank."""
+    if ":" not in template:
+        return template
+    at = template.index(":")
+    return (*template[:at], *((),) * max(0, rank - _explicit(template)), *template[at + 1 :])
 
 
 def _unit_dims(tensor: Indexed) -> Indexed:

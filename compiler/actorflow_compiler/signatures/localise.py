@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from actorflow_compiler import random_ops
-from actorflow_compiler.ops import Arg, Meta
+from actorflow_compiler.ops import Arg, Meta, Symbol
 from actorflow_compiler.sbp import Sbp, Split, local_shape, spans
-from actorflow_compiler.signatures.call import OpCall, Signature, bind, first_out, rebind
-from actorflow_compiler.signatures.notation import parse
-from actorflow_compiler.signatures.shaped_views import start_of
+from actorflow_compiler.signatures.call import OpCall, Signature, bind, first_out, put, rebind
+from actorflow_compiler.signatures.indexed import Instance, instance, matched, ranked
+from actorflow_compiler.signatures.notation import Template, parse
+from actorflow_compiler.signatures.shaped_views import arange_of, start_of
 from actorflow_compiler.signatures.table import term_of
 
 Kwargs = tuple[tuple[str, Arg], ...]
@@ -30,6 +32,16 @@ def localise(
     rule = _RULES.get(call.op)
     local = rule(device) if rule else None
     return (*(local or _sizes(device)), device.outs())
+
+
+def localised(call: OpCall, signature: Signature, parts: int, index: int) -> OpCall:
+    """The op instance that device ``index`` of ``parts`` runs; raises LayoutError as ``localise`` does."""
+    op, args, kwargs, metas = localise(call, signature, parts, index)
+    ins = tuple(
+        Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True)
+    )
+    rest = iter(metas)
+    return OpCall(op, args, kwargs, ins, tuple(next(rest) if m is not None else None for m in call.outs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +65,56 @@ class _Device:
         """The local shape of an operand."""
         return self._local(self.call.ins[i], self.signature.ins[i])
 
+    def instance(self) -> Instance:
+        """The op instance with its indices."""
+        term = self.signature.term
+        op = matched(self.call, term) if term else instance(self.call)
+        assert op is not None
+        return op
+
+    def cuts(self, letter: str) -> bool:
+        """Whether an index is what is split."""
+        op = self.instance()
+        return any(
+            isinstance(layout, Split) and (at := x.where(letter, op.size)) is not None and at[0] == layout.dim
+            for x, layout in zip(op.ins, self.signature.ins, strict=True)
+        )
+
+    def size(self, letter: str) -> int:
+        """How much of an index is here."""
+        op = self.instance()
+        layouts = (*self.signature.ins, *self.signature.outs)
+        for x, layout in zip((*op.ins, *op.outs), layouts, strict=False):
+            if x is not None and isinstance(layout, Split) and x.cut_in(layout, op.size) == letter:
+                whole = x.meta.shape[layout.dim]
+                return op.size[letter] * self._local(x.meta, layout)[layout.dim] // whole
+        return op.size[letter]
+
+    def sizes(self, dims: Template, value: Arg) -> Arg:
+        """The sizes of dims here, where ``value`` has those of the whole."""
+        whole = value if isinstance(value, tuple) else (value,)
+        here = tuple(
+            math.prod(map(self.size, dim)) if isinstance(dim, tuple) and dim else n
+            for dim, n in zip(ranked(dims, len(whole)), whole, strict=True)
+        )
+        return here if isinstance(value, tuple) else here[0]
+
+    def share(self) -> int:
+        """How much is here of what is split plainly."""
+        tensors = ((*self.call.ins, *self.call.outs), (*self.signature.ins, *self.signature.outs))
+        return next(
+            self._local(meta, layout)[layout.dim]
+            for meta, layout in zip(*tensors, strict=True)
+            if meta is not None and isinstance(layout, Split) and layout.blocks == layout.unit == 1
+        )
+
     def _local(self, meta: Meta, sbp: Sbp) -> tuple[int, ...]:
         return local_shape(meta.shape, sbp, self.parts, self.index)
+
+    def begin(self, meta: Meta, layout: Split) -> int:
+        """Which index of the dim that is split is the first here."""
+        ((first, _),) = spans(meta.shape[layout.dim], layout, self.parts, self.index)
+        return first
 
     def rows(self, table: Meta, sbp: Sbp | None) -> tuple[int, int] | None:
         """First row and number of rows that are here of a table split by rows; None if it is not."""
@@ -67,13 +127,17 @@ class _Device:
 def _sizes(device: _Device) -> Local:
     """The same op, with those arguments made local that its notation calls sizes."""
     call = device.call
-    text = term_of(call)
+    text = device.signature.term or term_of(call)
     new: dict[int, Arg] = {}
+    for path in device.signature.sizes:
+        new[path[0]] = put(new.get(path[0], bind(call)[path[0]]), path[1:], device.share())
     for i, slot in enumerate(parse(text).slots if text else ()):
         if slot.kind == "shape":
             new[i] = device.shape()
-        elif slot.kind == "size":
-            new[i] = device.operand(0)[0]
+        elif slot.kind == "sizes" and bind(call)[i] is not None:
+            new[i] = device.sizes(slot.operands[0].dims, bind(call)[i])
+        elif slot.kind == "parts" and device.cuts(slot.index):
+            new[i] = bind(call)[i][1:]
     return (call.op, *rebind(call, new))
 
 
@@ -138,6 +202,45 @@ def _embedding_backward(device: _Device) -> Local | None:
     return "actorflow.embedding_part_backward", (grad, indices, first + found[0], found[1], skip), ()
 
 
+def _grouped(device: _Device) -> Local | None:
+    """Groups split: the matrices that are here, and zeros for rows of other groups."""
+    found = device.rows(device.call.ins[1], device.signature.ins[1])
+    if found is None:
+        return None
+    *operands, first, groups = device.call.args
+    return device.call.op, (*operands, first + found[0], groups), ()
+
+
+def _grouped_weight(device: _Device) -> Local | None:
+    """Groups split: the sums of those that are here."""
+    found = device.rows(first_out(device.call), device.signature.outs[0])
+    if found is None:
+        return None
+    *operands, first, _, groups = device.call.args
+    return device.call.op, (*operands, first + found[0], found[1], groups), ()
+
+
+def _pick(device: _Device) -> Local | None:
+    """Classes split: those of this part, which begin further on."""
+    x, target, dim, ignore, first, classes = device.call.args
+    layout = device.signature.ins[0]
+    if not isinstance(layout, Split) or layout.dim != dim:
+        return None
+    begin = device.begin(device.call.ins[0], layout)
+    return device.call.op, (x, target, dim, ignore, first + begin, classes), ()
+
+
+def _pick_backward(device: _Device) -> Local | None:
+    """As ``_pick``."""
+    grad, target, size, dim, ignore, first, classes = device.call.args
+    (layout,) = device.signature.outs
+    if not isinstance(layout, Split) or layout.dim != dim:
+        return None
+    begin = device.begin(first_out(device.call), layout)
+    size = device.shape()[dim]
+    return device.call.op, (grad, target, size, dim, ignore, first + begin, classes), ()
+
+
 def _uniform(device: _Device) -> Local | None:
     (layout,), (out,) = device.signature.outs, device.call.outs
     if not isinstance(layout, Split) or out is None:
@@ -148,21 +251,62 @@ def _uniform(device: _Device) -> Local | None:
     return device.call.op, tuple(args), device.call.kwargs
 
 
+def _arange(device: _Device) -> Local | None:
+    """The numbers that are here."""
+    (layout,), (out,) = device.signature.outs, device.call.outs
+    if not isinstance(layout, Split) or out is None:
+        return None
+    start, step = arange_of(device.call)
+    ((first, count),) = spans(out.shape[0], layout, device.parts, device.index)
+    begin = start + first * step
+    kwargs = (*((k, v) for k, v in device.call.kwargs if k != "dtype"), ("dtype", Symbol(f"torch.{out.dtype}")))
+    return "aten.arange.start_step", (begin, begin + count * step, step), kwargs
+
+
+def _empty(device: _Device) -> Local | None:
+    """Parts are dense, whatever the strides of the whole."""
+    return "aten.empty.memory_format", (device.shape(),), device.call.kwargs
+
+
+def _new_empty(device: _Device) -> Local | None:
+    """As ``_empty``."""
+    return "aten.new_empty.default", (device.call.args[0], device.shape()), device.call.kwargs
+
+
 _RULES: dict[str, Callable[[_Device], Local | None]] = {
     random_ops.UNIFORM: _uniform,
+    "aten.arange.default": _arange,
+    "aten.arange.start": _arange,
+    "aten.arange.start_step": _arange,
+    "aten.empty_permuted.default": _empty,
+    "aten.empty_strided.default": _empty,
+    "aten.new_empty_strided.default": _new_empty,
     "aten.view.default": _reshape,
+    "aten.view_copy.default": _reshape,
     "aten._unsafe_view.default": _reshape,
     "aten.reshape.default": _reshape,
     "aten.squeeze.default": _reshape,
     "aten.squeeze.dim": _reshape,
     "aten.squeeze.dims": _reshape,
+    "aten.squeeze_copy.default": _reshape,
+    "aten.squeeze_copy.dim": _reshape,
+    "aten.squeeze_copy.dims": _reshape,
     "aten.slice.Tensor": _slice,
+    "aten.slice_copy.Tensor": _slice,
     "aten.slice_backward.default": _slice_backward,
     "aten.split.Tensor": _split,
     "aten.split.sizes": _split,
+    "aten.split_copy.Tensor": _split,
     "aten.split_with_sizes.default": _split,
+    "aten.split_with_sizes_copy.default": _split,
+    "aten.unsafe_split.Tensor": _split,
+    "aten.unsafe_split_with_sizes.default": _split,
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "actorflow.embedding_part": _embedding,
+    "actorflow.grouped_mm": _grouped,
+    "actorflow.grouped_mm_weight": _grouped_weight,
+    "actorflow.pick": _pick,
+    "actorflow.pick_backward": _pick_backward,
     "actorflow.embedding_part_backward": _embedding_backward,
 }

@@ -6,6 +6,7 @@ A term has one entry for each argument of the op in schema order, ``->``, and on
     _softmax         .,@->.
     embedding        vd+,.<v>->.d
     cat              abc+;abc+->a(Qb)c
+    group norm       n(gc):,(gc),(gc),#n,#(gc),_,#g->n(gc):,ng,ng
 
 ==============  ===========================================================================
 lowercase       an index that may be split
@@ -13,16 +14,19 @@ UPPERCASE       an index that may not
 ``(ab)``        one dim that two indices share, the outer one first
 ``1``           a dim of size 1
 ``.``           all leading dims, aligned at the right, broadcast as PyTorch does
+``:``           any dims, none of which may be split
 ``+`` ``*``     linear: a sum of terms passes if all ``+`` operands, or one ``*`` operand, are
                 sums of terms (a number in a ``+`` place must be 0)
-``<v>``         the values of this operand are positions along index v
+``<v>``         the values of this operand or output are positions along index v
 ``a;b``         the tensors of a list, one by one; a single entry stands for all
 ``@``           this argument names dims of the operand; they may not be split, unless the output
                 is ``/``: then splitting one of them makes the output a sum of terms
 ``@!``          as ``@``, and they may never be split
 ``/``           the ``.`` dims without those that ``@`` names (or with size 1: keepdim)
 ``#``           this argument is the shape of the first output that is used
-``#0``          this argument is the size of dim 0 of the first operand
+``#n(gc)``      this argument is the size of these dims: of one a number, else a list
+``v^``          one element for each part of index v, on the devices of each axis that the argument
+                ``^v`` lists; v, and this dim alike, may be split over the first number of them
 ``_``           ignored: a tensor here must be broadcast, an output here is broadcast
 ==============  ===========================================================================
 
@@ -39,15 +43,15 @@ import functools
 import re
 from dataclasses import dataclass
 
-Dim = str | tuple[str, ...]  # "." | "/" | the letters of a dim, () for size 1
+Dim = str | tuple[str, ...]  # "." | ":" | "/" | the letters of a dim, () for size 1
 Template = tuple[Dim, ...]
 
-_DIM = re.compile(r"\(([A-Za-z]+)\)|([A-Za-z])|([1./])")
+_DIM = re.compile(r"\(([A-Za-z]+)\)|([A-Za-z]\^?)|([1.:/])")
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How the tensors of one argument are indexed."""
+    """How an output, or the tensors of one argument, are indexed."""
 
     dims: Template
     mark: str  # "+" | "*" | ""
@@ -58,9 +62,10 @@ class Operand:
 class Slot:
     """One argument."""
 
-    kind: str  # "tensor" | "ignored" | "dims" | "shape" | "size"
-    operands: tuple[Operand, ...] = ()  # one, or one for each tensor of a list
+    kind: str  # "tensor" | "ignored" | "dims" | "shape" | "sizes" | "parts"
+    operands: tuple[Operand, ...] = ()  # one, or one for each tensor of a list; of "sizes": of which dims
     frozen: bool = False  # of "dims": never split
+    index: str = ""  # of "parts": which index they are parts of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,14 @@ class Term:
 
     text: str
     slots: tuple[Slot, ...]
-    outs: tuple[Template | None, ...]  # None: ignored
+    outs: tuple[Operand | None, ...]  # None: ignored
     letters: frozenset[str]
     never_empty: str  # indices of which each device must get some; "." for all of the leading dims
 
     @property
     def reduces(self) -> bool:
         """Whether an output is made by summing over named dims."""
-        return any(out is not None and "/" in out for out in self.outs)
+        return any(out is not None and "/" in out.dims for out in self.outs)
 
 
 @functools.cache
@@ -87,13 +92,17 @@ def parse(text: str) -> Term:
     if not arrow:
         raise ValueError(f"{text!r} has no '->'")
     slots = tuple(_slot(entry, text) for entry in left.split(",")) if left else ()
-    outs = tuple(None if entry == "_" else _template(entry, text) for entry in right.split(","))
+    outs = tuple(None if entry == "_" else _operand(entry, text) for entry in right.split(","))
     return Term(text, slots, outs, frozenset(c for c in text if c.isalpha()), never_empty)
 
 
 def _slot(entry: str, text: str) -> Slot:
     if entry in _PLAIN:
         return _PLAIN[entry]
+    if entry.startswith("#"):
+        return Slot("sizes", (_operand(entry[1:], text),))
+    if entry.startswith("^"):
+        return Slot("parts", index=entry[1:])
     return Slot("tensor", tuple(_operand(e, text) for e in entry.split(";")))
 
 
@@ -102,7 +111,6 @@ _PLAIN = {
     "@": Slot("dims"),
     "@!": Slot("dims", frozen=True),
     "#": Slot("shape"),
-    "#0": Slot("size"),
 }
 
 
@@ -125,4 +133,6 @@ def _template(entry: str, text: str) -> Template:
         dims.append(tuple(group) if group else (letter,) if letter else () if sign == "1" else sign)
     if at != len(entry):
         raise ValueError(f"{entry[at:]!r} in {text!r} is no dim")
+    if sum(dim in (".", ":", "/") for dim in dims) > 1:
+        raise ValueError(f"{entry!r} in {text!r} has more than one entry for any number of dims")
     return tuple(dims)

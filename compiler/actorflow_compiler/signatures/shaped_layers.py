@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from actorflow_compiler.ops import Ref
-from actorflow_compiler.signatures.call import OpCall, bind, operand
+from actorflow_compiler.signatures.call import OpCall, argument, bind, operand
 
 SUM, NONE = 2, 0  # torch's numbers for reductions
-SPACE, KERNEL, MOVED = "HWDUVT", "KLMJIG", "XYZSRQ"  # input, kernel and output dims of images
 
 
 def embedding_backward(call: OpCall) -> str:
@@ -18,25 +17,25 @@ def embedding_backward(call: OpCall) -> str:
 
 
 def _heads(call: OpCall, query: int, key: int) -> tuple[str, str]:
-    """The head index of queries and keys; several query heads may share a key head: ``(hG)`` and ``h``."""
+    """The head index of queries and keys; several query heads may share a key head: ``(hg)`` and ``h``."""
     q, k = call.ins[query].shape[1], call.ins[key].shape[1]
     if q == k:
         return "h", "h"
-    return ("(hG)", "h") if q % k == 0 else ("H", "K")
+    return ("(hg)", "h") if q % k == 0 else ("H", "K")
 
 
 def attention(call: OpCall) -> str:
     """Batch and heads may be split, and the queries where each sees all keys."""
     q, k = _heads(call, 0, 1)
     s = "S" if bind(call)[4] else "s"
-    return f"b{q}{s}D,b{k}TD,b{k}TE,_,_,b{q}{s}T->b{q}{s}E,b{q}{s} !bhs"
+    return f"b{q}{s}D,b{k}TD,b{k}TE,_,_,b{q}{s}T->b{q}{s}E,b{q}{s} !bhgs"
 
 
 def attention_backward(call: OpCall) -> str:
     """As ``attention``; the gradients of keys and values are sums over the queries."""
     q, k = _heads(call, 1, 2)
     s = "S" if bind(call)[7] else "s"
-    return f"b{q}{s}E+,b{q}{s}D,b{k}TD,b{k}TE,b{q}{s}E,b{q}{s},_,_,b{q}{s}T->b{q}{s}D,b{k}TD,b{k}TE !bhs"
+    return f"b{q}{s}E+,b{q}{s}D,b{k}TD,b{k}TE,b{q}{s}E,b{q}{s},_,_,b{q}{s}T->b{q}{s}D,b{k}TD,b{k}TE !bhgs"
 
 
 def efficient_attention_backward(call: OpCall) -> str:
@@ -76,28 +75,12 @@ def rms_norm_backward(call: OpCall) -> str:
     return f".{n}+,.{n},_,.{one},{n}->.{n},{n}"
 
 
-def _space(call: OpCall) -> str:
-    return SPACE[: max(0, len(call.ins[0].shape) - 2)]
-
-
-def group_norm(call: OpCall) -> str:
-    """``nCHW,C,C,#0->nCHW,nG,nG``."""
-    space = _space(call)
-    return f"nC{space},C,C,#0->nC{space},nG,nG"
-
-
-def group_norm_backward(call: OpCall) -> str:
-    """``nCHW+,nCHW,nG,nG,C,#0->nCHW,C,C``."""
-    space = _space(call)
-    return f"nC{space}+,nC{space},nG,nG,C,#0->nC{space},C,C"
-
-
 def batch_norm(call: OpCall) -> str:
     """Channels; where the statistics are given also the batch (the saved ones are then empty)."""
     without = call.op.endswith("no_stats")
     training = bind(call)[3 if without else 5]
     fixed = training or any(o is not None for o in call.outs[3:])
-    x = f"{'N' if fixed else 'n'}c{_space(call)}"
+    x = f"{'N' if fixed else 'n'}c:"
     saved = ["c" if training else "_"] * 2
     return f"{x},{'c,c' if without else 'c,c,c,c'}->{','.join([x, *saved, 'c', 'c'][: len(call.outs)])} !nc"
 
@@ -105,34 +88,22 @@ def batch_norm(call: OpCall) -> str:
 def batch_norm_backward(call: OpCall) -> str:
     """Channels; where the statistics were given also the batch."""
     training = bind(call)[7]
-    x = f"{'N' if training else 'n'}c{_space(call)}"
+    x = f"{'N' if training else 'n'}c:"
     return f"{x}+,{x},c,c,c,{'c,c' if training else '_,_'}->{x},c,c !nc"
 
 
-def _channels(call: OpCall, groups: int, transposed: bool) -> tuple[str, str, str]:
-    """Input channels, output channels, and the weight's first two dims."""
-    if groups != 1:
-        return "C", "O", "PQ"
-    return ("c", "o", "co") if transposed else ("c", "o", "oc")
-
-
 def convolution(call: OpCall) -> str:
-    """``ncHW*,ocKL*,o+->noXY``."""
-    *_, transposed, _, groups = bind(call)
-    c, o, weight = _channels(call, groups, transposed)
-    rank = len(call.ins[0].shape) - 2
-    return f"n{c}{SPACE[:rank]}*,{weight}{KERNEL[:rank]}*,{o}+->n{o}{MOVED[:rank]} !co"
+    """``n(gc):*,(go)c:*,(go)+->n(go):``: batch, groups, and the channels of each group."""
+    weight = "(gc)o" if bind(call)[6] else "(go)c"
+    return f"n(gc):*,{weight}:*,(go)+,_,_,_,_,_,#g->n(go): !gco"
 
 
 def convolution_backward(call: OpCall) -> str:
-    """``noXY+,ncHW,ocKL->ncHW,ocKL,_``; the bias gradient, where used, does not look at the input channels."""
-    *_, transposed, _, groups, _ = bind(call)
-    c, o, weight = _channels(call, groups, transposed)
-    if len(call.outs) > 2 and call.outs[2] is not None:
-        c, weight = "C", weight.replace("c", "C")
-    rank = len(call.ins[0].shape) - 2
-    x, w, y = f"n{c}{SPACE[:rank]}", f"{weight}{KERNEL[:rank]}", f"n{o}{MOVED[:rank]}"
-    return f"{y}+,{x},{w}->{x},{w},{o} !co"
+    """The same backward; the gradient of the bias, where used, does not look at the input channels."""
+    bias = len(call.outs) > 2 and call.outs[2] is not None  # its shape is wrong where the batch is empty
+    c = "C" if bias else "c"
+    x, w, y = f"n(g{c}):", f"(g{c})o:" if bind(call)[7] else f"(go){c}:", "n(go):"
+    return f"{y}+,{x},{w},_,_,_,_,_,_,#g->{x},{w},(go) !gco{'n' * bias}"
 
 
 def _samples(call: OpCall, at: int) -> str | None:
@@ -161,3 +132,85 @@ def nll_loss_backward(call: OpCall) -> str | None:
     grad = n if len(operand(call, bind(call)[0]).shape) else ""
     x = f"{n[0]}C{n[1:]}"
     return f"{grad}+,{x},{n},C,_,_,_->{x}"
+
+
+def pick(call: OpCall) -> str:
+    """``nvhw+,nhw<v>->nhw``: where classes are split, a part has 0 for those of the others."""
+    x, target = _classes(len(call.ins[0].shape), call.args[2])
+    return f"{x}+,{target}<v>->{target}"
+
+
+def pick_backward(call: OpCall) -> str:
+    """``nhw+,nhw<v>->nvhw``."""
+    x, target = _classes(len(call.ins[1].shape) + 1, call.args[3])
+    return f"{target}+,{target}<v>->{x}"
+
+
+def amax_blocks(call: OpCall) -> str:
+    """``nvh,_,^v->nv^h``."""
+    x, _ = _classes(len(call.ins[0].shape), call.args[1])
+    return f"{x},_,^v->{x.replace('v', 'v^')}"
+
+
+def _classes(rank: int, dim: int) -> tuple[str, str]:
+    """The indices of a tensor whose dim ``dim`` are the classes v, and those without it."""
+    others = "abcdefgh"[: rank - 1]
+    return f"{others[:dim]}v{others[dim:]}", others
+
+
+def weight_norm(call: OpCall) -> str:
+    """``aBC,a11->aBC,a11 !a``: the dim that keeps its norms is the first or the last."""
+    v, g = _kept(len(call.ins[0].shape), bind(call)[2])
+    return f"{v},{g}->{v},{g} !a"
+
+
+def weight_norm_backward(call: OpCall) -> str:
+    """``aBC+,aBC,a11,a11->aBC,a11``."""
+    v, g = _kept(len(call.ins[0].shape), bind(call)[4])
+    return f"{v}+,{v},{g},{g}->{v},{g} !a"
+
+
+def _kept(rank: int, dim: int) -> tuple[str, str]:
+    letters, ones = "ABCDEFGH"[:rank], "1" * (rank - 1)
+    if dim == 0:
+        return f"a{letters[1:]}", f"a{ones}"
+    return f"{letters[:-1]}a", f"{ones}a"
+
+
+MAX = 2  # torch's number for the kind of bag that keeps the largest
+
+
+def embedding_bag(call: OpCall) -> str:
+    """Columns of the table; the bags' bounds are positions among all indices."""
+    return "Vd,N,O,_,_,_,N->Bd,_,_,Bd" if bind(call)[4] == MAX else "Vd+,N,O,_,_,_,N->Bd,_,_,_"
+
+
+def embedding_bag_backward(call: OpCall) -> str:
+    """The same backward."""
+    dense = "dense" in call.op
+    _, mode = argument(call, "mode")
+    where = "Bd" if mode == MAX else "_"
+    return f"Bd+,N,{'N' if dense else 'O,N'},B,{where},_,_,{'_,N' if dense else '_,_,N'}->Vd"
+
+
+def lu_solve(call: OpCall) -> str:
+    """The columns, or rows, of the right side may be split."""
+    return ".NM,.N,.Nk+->.Nk" if bind(call)[3] else ".NM,.N,.kN+->.kN"
+
+
+def solve_triangular(call: OpCall) -> str:
+    """As ``lu_solve``."""
+    return ".NM,.Nk+->.Nk" if argument(call, "left")[1] else ".NM,.kN+->.kN"
+
+
+def ormqr(call: OpCall) -> str:
+    """As ``lu_solve``, with a product by an orthogonal matrix."""
+    return ".NM,.K,.Ij+->.Ij" if argument(call, "left")[1] else ".NM,.K,.jI+->.jI"
+
+
+def solve(call: OpCall) -> str:
+    """Systems of equations with one or many right sides; the factors come out, too."""
+    a, b = (m.shape for m in call.ins[:2])
+    vector = len(b) == 1 or (len(a) - 1 == len(b) and b == a[:-1])
+    x = ".N" if vector else ".NK"
+    return f".NM,{x}->{x},.NM,.N,."

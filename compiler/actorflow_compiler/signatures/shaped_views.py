@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any
 
-from actorflow_compiler.ops import Arg, Meta, Ref
+from actorflow_compiler.ops import Arg
 from actorflow_compiler.signatures.call import OpCall, bind, first_out, operand
 
 LOWER = string.ascii_lowercase
@@ -112,13 +111,13 @@ def repeat(call: OpCall) -> str:
     x, times = call.ins[0].shape, bind(call)[1]
     new = len(times) - len(x)
     out = [
-        c.upper() if i < new else c if n == 1 else f"({'ZYXWVUTS'[i % 8]}{c})"
+        c.upper() if i < new or not n else c if n == 1 else f"({'ZYXWVUTS'[i % 8]}{c})"
         for i, (c, n) in enumerate(zip(LOWER, times, strict=False))
     ]
     return f"{LOWER[new : len(times)]}+,_->{''.join(out)}"
 
 
-def _one_other(rank: int, dim: int, inside: str, outside: str) -> tuple[str, str]:
+def one_other(rank: int, dim: int, inside: str, outside: str) -> tuple[str, str]:
     """Two tensors that differ in one dim."""
     before, after = LOWER[:dim], LOWER[dim + 1 : rank]
     return before + inside + after, before + outside + after
@@ -144,7 +143,7 @@ def slice_(call: OpCall) -> str:
     _, dim, start, _, step = bind(call)
     d = dim % len(x)
     pair = _blocks(x[d], y[d], start_of(start, x[d]), d) if step == 1 else None
-    into, out = _one_other(len(x), d, *(pair or ("Y", "Z")))
+    into, out = one_other(len(x), d, *(pair or ("Y", "Z")))
     return f"{into}+->{out}"
 
 
@@ -154,42 +153,42 @@ def slice_backward(call: OpCall) -> str:
     _, _, dim, start, _, step = bind(call)
     d = dim % len(full)
     pair = _blocks(full[d], grad[d], start_of(start, full[d]), d) if step == 1 else None
-    into, out = _one_other(len(full), d, *(pair or ("Y", "Z")))
+    into, out = one_other(len(full), d, *(pair or ("Y", "Z")))
     return f"{out}+,#->{into}"
 
 
 def slice_scatter(call: OpCall) -> str:
     """A part of a tensor replaced."""
     x = call.ins[0].shape
-    into, out = _one_other(len(x), bind(call)[2] % len(x), "Y", "Z")
+    into, out = one_other(len(x), bind(call)[2] % len(x), "Y", "Z")
     return f"{into}+,{out}+->{into}"
 
 
 def select(call: OpCall) -> str:
     """``x[:, i]``."""
     x = call.ins[0].shape
-    into, out = _one_other(len(x), bind(call)[1] % len(x), "Z", "")
+    into, out = one_other(len(x), bind(call)[1] % len(x), "Z", "")
     return f"{into}+->{out}"
 
 
 def select_backward(call: OpCall) -> str:
     """The gradient put at its place among zeros."""
     full = first_out(call).shape
-    into, out = _one_other(len(full), bind(call)[2] % len(full), "Z", "")
+    into, out = one_other(len(full), bind(call)[2] % len(full), "Z", "")
     return f"{out}+,#->{into}"
 
 
 def select_scatter(call: OpCall) -> str:
     """One index of a dim replaced."""
     x = call.ins[0].shape
-    into, out = _one_other(len(x), bind(call)[2] % len(x), "Z", "")
+    into, out = one_other(len(x), bind(call)[2] % len(x), "Z", "")
     return f"{into}+,{out}+->{into}"
 
 
 def unbind(call: OpCall) -> str:
     """All indices of a dim."""
     x = call.ins[0].shape
-    into, out = _one_other(len(x), bind(call)[1] % len(x), "Z", "")
+    into, out = one_other(len(x), bind(call)[1] % len(x), "Z", "")
     return f"{into}+->{','.join([out] * len(call.outs))}"
 
 
@@ -202,9 +201,9 @@ def split(call: OpCall) -> str:
     count = len(call.outs)
     equal = len(set(sizes)) == 1 if isinstance(sizes, tuple) else sizes * count == x[d]
     if equal:
-        into, out = _one_other(len(x), d, f"(Q{letter})", letter)
+        into, out = one_other(len(x), d, f"(Q{letter})", letter)
     else:
-        into, out = _one_other(len(x), d, "Y", "Z")
+        into, out = one_other(len(x), d, "Y", "Z")
     return f"{into}+->{','.join([out] * count)}"
 
 
@@ -218,16 +217,16 @@ def cat(call: OpCall) -> str | None:
     d = dim % len(y)
     letter = LOWER[d]
     if len(set(shapes)) == 1:
-        out, each = _one_other(len(y), d, f"(Q{letter})", letter)
+        out, each = one_other(len(y), d, f"(Q{letter})", letter)
         return f"{each}+->{out}"
-    out, each = _one_other(len(y), d, "Y", "Z")
+    out, each = one_other(len(y), d, "Y", "Z")
     return f"{each}+->{out}"
 
 
 def stack(call: OpCall) -> str:
     """Tensors joined along a new dim."""
     rank = len(first_out(call).shape)
-    out, each = _one_other(rank, bind(call)[1] % rank, "Z", "")
+    out, each = one_other(rank, bind(call)[1] % rank, "Z", "")
     return f"{each}+->{out}"
 
 
@@ -240,111 +239,11 @@ def pad(call: OpCall) -> str:
     return f"{into}+,_,+->{into}"
 
 
-def _aligned(x: Meta, index: Meta, dim: Any, along: str) -> tuple[str, str]:
-    """Source and index of gather and scatter: dims other than ``dim`` run together where they are equal."""
-    rank = len(x.shape)
-    d = dim % max(1, rank)
-    shared = [c if x.shape[k] == index.shape[k] else c.upper() for k, c in enumerate(LOWER[:rank])]
-    return "".join("Z" if k == d else c for k, c in enumerate(shared)), "".join(
-        along if k == d else c for k, c in enumerate(shared)
-    )
-
-
-def gather(call: OpCall) -> str | None:
-    """``aZ,_,ai->ai``."""
-    x, dim, index, *_ = bind(call)
-    if len(operand(call, index).shape) != len(operand(call, x).shape):
-        return None
-    source, at = _aligned(operand(call, x), operand(call, index), dim, "z")
-    return f"{source}+,_,{at}->{at}"
-
-
-def scatter(call: OpCall) -> str | None:
-    """Elements replaced by other tensors' or by a number."""
-    x, dim, index, source = bind(call)
-    same = [operand(call, v) for v in (x, index, source) if isinstance(v, Ref)]
-    if len({len(m.shape) for m in same}) != 1 or len({m.shape for m in same[1:]}) != 1:
-        return None
-    into, at = _aligned(same[0], same[1], dim, "Y")
-    return f"{into}+,_,{at},{at if isinstance(source, Ref) else ''}+->{into}"
-
-
-def scatter_add(call: OpCall) -> str | None:
-    """Sums into places: the positions may be split, each part gives terms of the sum."""
-    x, dim, index, source = bind(call)
-    same = [operand(call, v) for v in (x, index, source)]
-    if len({len(m.shape) for m in same}) != 1 or same[1].shape != same[2].shape:
-        return None
-    into, at = _aligned(same[0], same[1], dim, "z")
-    return f"{into}+,_,{at},{at}+->{into}"
-
-
-def index_select(call: OpCall) -> str | None:
-    """``aZb,_,i->aib``."""
-    x = call.ins[0].shape
-    if not x or len(call.ins[1].shape) != 1:
-        return None
-    into, out = _one_other(len(x), bind(call)[1] % len(x), "Z", "z")
-    return f"{into}+,_,z->{out}"
-
-
-def index_add(call: OpCall) -> str | None:
-    """Sums into rows."""
-    x = call.ins[0].shape
-    if not x or len(call.ins[1].shape) != 1:
-        return None
-    into, source = _one_other(len(x), bind(call)[1] % len(x), "Z", "z")
-    return f"{into}+,_,z,{source}+->{into}"
-
-
-def _indexed(x: Meta, positions: Sequence[Meta | None]) -> tuple[str, str, str] | None:
-    """Terms of tensor, positions and result of ``x[i, :, j]``."""
-    given = [p for p in positions if p is not None]
-    if any(p.dtype in ("bool", "uint8") for p in given) or not given:
-        return None
-    rank = max(len(p.shape) for p in given)
-    at = [k for k, p in enumerate(positions) if p is not None]
-    source = "".join(c.upper() if k in at else c for k, c in enumerate(LOWER[: len(x.shape)]))
-    along = LOWER[::-1][:rank]
-    together = at == list(range(at[0], at[0] + len(at)))
-    kept = [c for c in source if c.islower()]
-    before = at[0] if together else 0
-    out = "".join(kept[:before]) + along + "".join(kept[before:])
-    return source, ";".join([along] * len(given)), out
-
-
-def index(call: OpCall) -> str | None:
-    """``x[i, :, j]`` with tensors of positions."""
-    x, positions = bind(call)
-    found = _indexed(operand(call, x), [None if p is None else operand(call, p) for p in positions])
-    return None if found is None else f"{found[0]}+,{found[1]}->{found[2]}"
-
-
-def index_put(call: OpCall) -> str | None:
-    """``x[i, :, j] = values``, or ``+=``, where the positions may be split, too."""
-    x, positions, values, accumulate, *_ = bind(call)
-    found = _indexed(operand(call, x), [None if p is None else operand(call, p) for p in positions])
-    if found is None:
-        return None
-    source, along, out = found
-    sizes = dict(zip(source, operand(call, x).shape, strict=True))
-    for p in positions:
-        shape = operand(call, p).shape if p is not None else ()
-        sizes |= {
-            c: n for c, n in zip(reversed(along.split(";")[0]), reversed(shape), strict=False) if sizes.get(c, 1) == 1
-        }
-    whole = operand(call, values).shape == tuple(sizes[c] for c in out)
-    if not (accumulate and whole):  # which of several values for one place wins, or how often one counts, would change
-        frozen = set(along) - {";"}
-        along, out = along.upper(), "".join(c.upper() if c in frozen else c for c in out)
-    return f"{source}+,{along},{out}+->{source}"
-
-
 def unpack(call: OpCall) -> str:
     """One of several equal pieces: ``(Qa) -> a``."""
     rank = len(call.ins[0].shape)
     d = call.args[1] % rank
-    into, out = _one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
+    into, out = one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
     return f"{into}+->{out}"
 
 
@@ -352,5 +251,104 @@ def pack(call: OpCall) -> str:
     """Equal pieces joined: ``a -> (Qa)``."""
     rank = len(call.ins[0].shape)
     d = call.args[1] % rank
-    out, each = _one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
+    out, each = one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
     return f"{each}+->{out}"
+
+
+def arange(call: OpCall) -> str | None:
+    """``a<a>``: whole numbers at equal steps may start anywhere; fractions would round in another way."""
+    return "->a<a>" if all(float(v).is_integer() for v in arange_of(call)) else None
+
+
+def arange_of(call: OpCall) -> tuple[float, float]:
+    """Start and step."""
+    kind = call.op.rpartition(".")[2]
+    if kind == "default":
+        return 0, 1
+    return call.args[0], bind(call)[2] if kind == "start_step" else 1
+
+
+def _without(rank: int, dims: Sequence[int]) -> tuple[str, str]:
+    """All dims, those of ``dims`` never split, and the others alone."""
+    gone = {d % rank for d in dims}
+    letters = LOWER[:rank]
+    return "".join(c.upper() if d in gone else c for d, c in enumerate(letters)), "".join(
+        c for d, c in enumerate(letters) if d not in gone
+    )
+
+
+def diagonal(call: OpCall) -> str:
+    """``AbC -> bZ``."""
+    x, rest = _without(len(call.ins[0].shape), bind(call)[2:4])
+    return f"{x}+->{rest}Z"
+
+
+def diagonal_backward(call: OpCall) -> str:
+    """``bZ -> AbC``."""
+    x, rest = _without(len(first_out(call).shape), bind(call)[3:5])
+    return f"{rest}Z+,#->{x}"
+
+
+def diagonal_scatter(call: OpCall) -> str:
+    """A diagonal replaced."""
+    x, rest = _without(len(call.ins[0].shape), bind(call)[3:5])
+    return f"{x}+,{rest}Z+->{x}"
+
+
+def diag_embed(call: OpCall) -> str:
+    """``bZ -> AbC``."""
+    x, rest = _without(len(first_out(call).shape), bind(call)[2:4])
+    return f"{rest}Z+->{x}"
+
+
+def only(call: OpCall) -> str:
+    """Each index of the dim that the argument names by itself, all others together."""
+    rank = len(call.ins[0].shape)
+    d = bind(call)[2] % rank
+    x = "".join(c if k == d else c.upper() for k, c in enumerate(LOWER[:rank]))
+    return f"{x}->{x}"
+
+
+def _windows(x: Shape, dim: int, size: int, step: int) -> tuple[str, str, str] | None:
+    """``a(bW)``, ``abW`` and ``!b``; windows that overlap or leave a rest are not split."""
+    if not x:
+        return None
+    d = dim % len(x)
+    if size != step or x[d] % size:
+        into, out = one_other(len(x), d, "Y", "Z")
+        return into, f"{out}W", ""
+    into, out = one_other(len(x), d, f"({LOWER[d]}W)", LOWER[d])
+    return into, f"{out}W", f" !{LOWER[d]}"
+
+
+def unfold(call: OpCall) -> str | None:
+    """Windows along a dim, in a new dim."""
+    found = _windows(call.ins[0].shape, *bind(call)[1:])
+    return None if found is None else "{0}+->{1}{2}".format(*found)
+
+
+def unfold_backward(call: OpCall) -> str | None:
+    """The gradients of windows summed."""
+    found = _windows(first_out(call).shape, *bind(call)[2:])
+    return None if found is None else "{1}+,#->{0}{2}".format(*found)
+
+
+def glu(call: OpCall) -> str:
+    """``(Qa) -> a``: one half gates the other."""
+    rank = len(call.ins[0].shape)
+    d = bind(call)[1] % rank
+    into, out = one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
+    return f"{into}->{out}"
+
+
+def glu_backward(call: OpCall) -> str:
+    """``a,(Qa) -> (Qa)``."""
+    rank = len(call.ins[0].shape)
+    d = bind(call)[2] % rank
+    into, out = one_other(rank, d, f"(Q{LOWER[d]})", LOWER[d])
+    return f"{out}+,{into}->{into}"
+
+
+def view_as_dtype(call: OpCall) -> str:
+    """The same bytes, read otherwise: elements of another size change the last dim."""
+    return ".->." if call.ins[0].nbytes and call.ins[0].shape == first_out(call).shape else ".Y->.Z"

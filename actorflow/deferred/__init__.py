@@ -1,0 +1,94 @@
+"""A script builds modules inside ``deferred_init``; they take no memory, until each rank makes its parts of them.
+
+Every op that makes or changes such a tensor is recorded with the position of its random numbers in their
+generator's stream.  A part is made by running the ops again: on few elements at a time where they allow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred import replay
+from actorflow.deferred.tape import View
+from actorflow.deferred.tape import digest as _digest
+from actorflow.deferred.tensor import Deferred, Recorder, active, alike
+from actorflow_compiler.errors import StateError
+from actorflow_compiler.torch_internals import swap_contents
+
+__all__ = ["Deferred", "deferred_init", "digest", "materialize", "shard"]
+
+T = TypeVar("T", bound=nn.Module | Tensor | torch.optim.Optimizer)
+
+
+@contextlib.contextmanager
+def deferred_init() -> Iterator[None]:
+    """Build modules without memory.
+
+    Tensors made inside have shape, dtype and device, and are initialised when they are needed: with the first
+    call of a job each rank makes the parts that its plan gives it, with the values (and the random numbers) of the
+    same lines without ``deferred_init``.  What follows draws the same random numbers too.
+
+    >>> with flow.deferred_init():
+    ...     model = GPT(layers=48)
+    """
+    if active() is not None:
+        yield
+        return
+    recorder = Recorder()
+    try:
+        with recorder:
+            yield
+    finally:
+        recorder.settle()
+
+
+def materialize(thing: T) -> T:
+    """Make what was built in ``deferred_init`` real on this rank, in place; returns it.
+
+    ``thing`` is a module, a tensor or an optimizer (then: its state).  Only where a model is to be used without
+    a job; jobs do it by themselves, each rank its own parts.
+    """
+    with replay.undisturbed():
+        waiting: dict[int, Deferred] = {id(t): t for t in _tensors(thing) if isinstance(t, Deferred)}
+        while waiting:
+            _, first = waiting.popitem()
+            buffer = first._buffer
+            group = [first, *(t for t in waiting.values() if t._buffer is buffer)]
+            size = buffer.nbytes // first.dtype.itemsize
+            storage = replay.whole(View(buffer, first.dtype, (size,), (1,), 0)).untyped_storage()
+            for tensor in group:
+                waiting.pop(id(tensor), None)
+                swap_contents(tensor, alike(tensor, replay.over(storage, tensor.view_of_buffer)))
+            del first, group
+    return thing
+
+
+def shard(tensor: Deferred, indices: replay.Indices) -> Tensor:
+    """A new real tensor with the elements of ``tensor`` whose index is in ``indices`` in each dim."""
+    return replay.shard(tensor.view_of_buffer, indices)
+
+
+def digest(tensor: Deferred) -> int:
+    """Equal on ranks on which ``shard`` gives the same values."""
+    return _digest(tensor.view_of_buffer)
+
+
+def _tensors(thing: nn.Module | Tensor | torch.optim.Optimizer) -> Iterator[object]:
+    if isinstance(thing, nn.Module):
+        for module in thing.modules():
+            yield from pytree.tree_leaves([module._parameters, module._buffers])
+            yield from pytree.tree_leaves([v for k, v in module.__dict__.items() if k != "_modules"])
+    elif isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, torch.optim.Optimizer):
+        yield from pytree.tree_leaves(list(thing.state.values()))
+    else:
+        raise StateError(
+            f"materialize({type(thing).__name__}) was found; a module, a tensor or an optimizer was expected"
+        )

@@ -1,0 +1,242 @@
+"""Views of memory that is not there yet go in; real tensors with their contents, whole or one rank's part, come out.
+
+What is large is made a stretch at a time where its ops allow it, so that no more than the wanted part is
+ever in memory; else its ops run as they were recorded, and what they make dies with its last use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred.streams import BLOCK, Point, Reader, default_generator
+from actorflow.deferred.stretches import Stretches, possible, reduced
+from actorflow.deferred.tape import Constant, Op, View, needed
+from actorflow_compiler.torch_internals import real_tensors
+
+__all__ = ["over", "shard", "state_after", "undisturbed", "whole"]
+
+STRETCH = 1 << 20  # elements that are made at a time
+
+Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, which elements of it
+
+_lock = threading.RLock()  # other ranks are served by threads of their own
+_reader = Reader()
+_stretches = Stretches(_reader)
+
+
+def whole(view: View) -> Tensor:
+    """The real tensor: new memory, of the strides that it was recorded with."""
+    with undisturbed():
+        reduction = reduced(view)
+        if reduction is not None and reduction.args[0].numel > STRETCH:
+            return _reduced(reduction)
+        if view.numel <= STRETCH or not possible(view):
+            return _own(_replayed(view))
+        out = torch.empty(view.numel, dtype=view.dtype, device=view.buffer.device)
+        for lo in range(0, view.numel, STRETCH):
+            hi = min(lo + STRETCH, view.numel)
+            _stretches.make(view, lo, out[lo:hi])
+        return out.view(view.shape)
+
+
+def shard(view: View, indices: Indices) -> Tensor:
+    """The elements of a view whose index is in ``indices`` in each dim, as a new contiguous tensor."""
+    with undisturbed():
+        if view.numel <= STRETCH or not possible(view):
+            return _own(_selected(_replayed(view), indices, 0).contiguous())
+        scratch = torch.empty(STRETCH, dtype=view.dtype, device=view.buffer.device)
+        out = torch.empty([len(lines) for lines in indices], dtype=view.dtype, device=view.buffer.device)
+        for where, first, rows, row in _rows(view.shape, indices):
+            dim = len(where)
+            if out.shape[dim:] == view.shape[dim:]:
+                _stretches.make(view, first, out[where].view(-1))
+            else:
+                made = _stretches.make(view, first, scratch[: rows * row])
+                out[where] = _selected(made.view(rows, *view.shape[dim:]), indices[dim:], 1)
+        return out
+
+
+def state_after(op: Op) -> Tensor:
+    """The state in which an op leaves the generator that it draws from: found by running it, once."""
+    with undisturbed():
+        _, state = _call(op, _run(needed(op), [op]))
+    assert state is not None
+    return state
+
+
+def over(storage: torch.UntypedStorage, view: View) -> Tensor:
+    """The tensor that a view is of real memory."""
+    tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
+    tensor.set_(storage, view.offset, view.shape, view.strides)
+    return tensor
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run real ops, whatever modes the script is in."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lock)
+        stack.enter_context(real_tensors())
+        stack.enter_context(torch.no_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _rows(shape: tuple[int, ...], indices: Indices) -> Iterator[tuple[tuple[int | slice, ...], int, int, int]]:
+    """What to make at a time: where it goes, its first element, and how many rows of how many elements it is.
+
+    A row is all of the dims behind the first for which that is no longer than a stretch.
+    """
+    sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]  # of a row, in elements
+    dim = next(dim for dim, size in enumerate(sizes) if size <= STRETCH)
+    most = STRETCH // sizes[dim]
+    most -= most % BLOCK if most > BLOCK else 0  # so that the next one begins where this one's drawing ends
+    lines = indices[dim]
+    ends = [*(np.flatnonzero(np.diff(lines) != 1) + 1).tolist(), len(lines)]
+    for outer in itertools.product(*(enumerate(outer.tolist()) for outer in indices[:dim])):
+        before = sum(index * size for (_, index), size in zip(outer, sizes, strict=False))
+        for start, end in itertools.pairwise([0, *ends]):
+            for lo in range(start, end, most):
+                rows = min(most, end - lo)
+                where: tuple[int | slice, ...] = (*(position for position, _ in outer), slice(lo, lo + rows))
+                yield where, before + int(lines[lo]) * sizes[dim], rows, sizes[dim]
+
+
+def _selected(tensor: Tensor, indices: Indices, first: int) -> Tensor:
+    """The lines of a tensor in each dim from ``first`` on."""
+    for dim, lines in enumerate(indices, first):
+        if len(lines) != tensor.shape[dim]:
+            tensor = tensor.index_select(dim, torch.from_numpy(lines).to(tensor.device))
+    return tensor
+
+
+def _reduced(op: Op) -> Tensor:
+    """What an op gives for a large tensor: that of what it gives for stretches."""
+    source: View = op.args[0]
+    found = []
+    for lo in range(0, source.numel, STRETCH):
+        size = min(STRETCH, source.numel - lo)
+        piece = torch.empty(size, dtype=source.dtype, device=source.buffer.device)
+        found.append(op.func(_stretches.make(source, lo, piece, op.number)))
+    result: Tensor = op.func(torch.stack(found))
+    return result
+
+
+def _replayed(view: View) -> Tensor:
+    return over(_storage(_run(needed(view), [view]), view), view)
+
+
+def _run(ops: Sequence[Op], targets: Sequence[View | Op]) -> dict[int, torch.UntypedStorage]:
+    """Run ops on real memory; returns that of the targets by id of buffer."""
+    last: dict[int, int] = {}  # id of a buffer → the last op that uses it
+    for number, op in enumerate(ops):
+        last.update((id(view.buffer), number) for view in _views(op))
+    for target in targets:
+        last.update((id(v.buffer), len(ops)) for v in ([target] if isinstance(target, View) else _views(target)))
+    dying: dict[int, list[int]] = {}
+    for buffer, number in last.items():
+        dying.setdefault(number, []).append(buffer)
+    memory: dict[int, torch.UntypedStorage] = {}
+    for number, op in enumerate(ops):
+        out = pytree.tree_leaves(_call(op, memory)[0])
+        for made, tensor in zip(op.makes, out, strict=True):
+            if made is not None:
+                memory[id(made.buffer)] = _as_recorded(tensor, made)
+        del out
+        for buffer in dying.get(number, ()):
+            memory.pop(buffer, None)
+    return memory
+
+
+def _views(op: Op) -> list[View]:
+    given = [leaf for leaf in pytree.tree_leaves((op.args, op.kwargs)) if isinstance(leaf, View)]
+    return given + [made for made in op.makes if made is not None]
+
+
+def _call(op: Op, memory: dict[int, torch.UntypedStorage]) -> tuple[Any, Tensor | None]:
+    """Call an op on real memory: what it returns, and the state of its generator afterwards."""
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, View):
+            return over(_storage(memory, leaf), leaf)
+        return leaf.get() if isinstance(leaf, Constant) else leaf
+
+    args, kwargs = pytree.tree_map(real, (op.args, op.kwargs))
+    with _default_dtype(op.default):
+        if op.draws is None:
+            return op.func(*args, **kwargs), None
+        device = (*op.writes, *_views(op))[0].buffer.device
+        generator = _generator(op.draws, op.words, device)
+        if any(a.name == "generator" for a in op.func._schema.arguments):
+            out = op.func(*args, **{**kwargs, "generator": generator})
+            return out, generator.get_state()
+        lent = default_generator(device)
+        own = lent.get_state()
+        lent.set_state(generator.get_state())
+        try:
+            return op.func(*args, **kwargs), lent.get_state()
+        finally:
+            generator.set_state(lent.get_state())
+            lent.set_state(own)
+
+
+def _generator(point: Point, words: int | None, device: torch.device) -> torch.Generator:
+    if words is not None:
+        return _reader.at(point, words)
+    generator = torch.Generator(device)
+    generator.set_state(point.state)
+    return generator
+
+
+def _storage(memory: dict[int, torch.UntypedStorage], view: View) -> torch.UntypedStorage:
+    """The real memory of a view; new if it is not there: then nothing of its contents is needed."""
+    buffer = view.buffer
+    if id(buffer) not in memory:
+        memory[id(buffer)] = _new_memory(buffer.nbytes, buffer.device)
+    return memory[id(buffer)]
+
+
+def _as_recorded(tensor: Tensor, view: View) -> torch.UntypedStorage:
+    """The memory of a result, laid out as the view says."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    laid_out = tensor.stride() == view.strides and tensor.storage_offset() == view.offset
+    if laid_out and tensor.untyped_storage().nbytes() >= view.buffer.nbytes:
+        return tensor.untyped_storage()
+    storage = _new_memory(view.buffer.nbytes, view.buffer.device)
+    over(storage, view).copy_(tensor)
+    return storage
+
+
+def _new_memory(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in memory that holds nothing else."""
+    if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize:
+        return tensor
+    return tensor.clone()
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    now = torch.get_default_dtype()
+    if dtype != now:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        if dtype != now:
+            torch.set_default_dtype(now)

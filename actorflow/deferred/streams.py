@@ -1,0 +1,183 @@
+"""The random ops of a script go in; where in its generator's stream each one draws, and the numbers there, come out.
+
+While nothing is drawn the script's generators hold tokens: states that stand for a position.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow.deferred import mersenne
+from actorflow_compiler.torch_internals import MERSENNE
+
+__all__ = ["BLOCK", "Point", "Reader", "Stream", "default_generator", "draw", "words_of"]
+
+BLOCK = 16  # numbers that torch's normal_ makes of as many uniform ones at a time
+FAR = 2 << 20  # words; beyond it, computing a state is faster than drawing up to it
+CURSORS = 8
+MARK = 0xAC70F107  # first word of a token; the second is its number
+NUMBERS = itertools.count()
+SAMPLERS = {"normal": Tensor.normal_, "uniform": Tensor.uniform_}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """A position in a stream: so many 32-bit words after a state of its generator."""
+
+    state: Tensor
+    words: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal positions that were recorded in the same way."""
+        return f"{hashlib.sha256(self.state.numpy().data).hexdigest()[:16]}+{self.words}"
+
+    def after(self, words: int) -> Point:
+        """The position so many words later."""
+        return Point(self.state, self.words + words)
+
+
+class Stream:
+    """The numbers that one of the script's generators gives."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self._tokens: dict[bytes, Point] = {}
+
+    def now(self) -> Point:
+        """Where the generator stands."""
+        state = self.generator.get_state()
+        return self._tokens.get(bytes(state.numpy().data)) or Point(state)
+
+    def move(self, to: Point) -> None:
+        """Let the generator stand elsewhere, without finding out its state there."""
+        token = to.state.clone()
+        token[MERSENNE.key : MERSENNE.key + 16].view(torch.int64).copy_(torch.tensor([MARK, next(NUMBERS)]))
+        self._tokens[bytes(token.numpy().data)] = to
+        self.generator.set_state(token)
+
+    def settle(self) -> None:
+        """Give the generator the state that belongs to where it stands, if it has a token instead."""
+        point = self.now()
+        if point.words:
+            self.generator.set_state(Reader().at(point).get_state())
+        elif bytes(self.generator.get_state().numpy().data) in self._tokens:
+            self.generator.set_state(point.state)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    generator: torch.Generator
+    point: Point
+
+
+class Reader:
+    """Generators that stand where a recorded op begins to draw."""
+
+    def __init__(self) -> None:
+        self._cursors: list[_Cursor] = []
+
+    def at(self, point: Point, then: int = 0) -> torch.Generator:
+        """A CPU generator that stands there; ``then`` is how many words the caller will draw from it."""
+        behind = [c for c in self._cursors if c.point.state is point.state and c.point.words <= point.words]
+        if behind:
+            cursor = max(behind, key=lambda c: c.point.words)
+            self._cursors.remove(cursor)
+        else:
+            cursor = _Cursor(torch.Generator(), Point(point.state))
+            cursor.generator.set_state(point.state)
+        _skip(cursor.generator, point.words - cursor.point.words)
+        cursor.point = point.after(then)
+        self._cursors = [*self._cursors[1 - CURSORS :], cursor]
+        return cursor.generator
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that random ops on a device draw from where the script names none."""
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    return module.default_generators[module.current_device() if device.index is None else device.index]  # type: ignore[no-any-return]
+
+
+def words_of(kind: str, dtype: torch.dtype, count: int) -> int | None:
+    """How many words ``normal_`` or ``uniform_`` takes for so many elements one after the other; None if unknown."""
+    if kind not in SAMPLERS or (kind == "normal" and count < BLOCK):
+        return None
+    if not mersenne.works() or not _is_known(kind, dtype):
+        return None
+    return _count(kind, dtype, count)
+
+
+def draw(reader: Reader, kind: str, start: Point, count: int, lo: int, out: Tensor, a: float, b: float) -> None:
+    """Fill ``out`` with elements ``lo`` and following of ``count`` that were drawn from ``start`` on.
+
+    ``a`` and ``b`` are mean and standard deviation (normal) or bounds (uniform); ``words_of`` must know the op.
+    """
+    sample: Callable[..., Tensor] = SAMPLERS[kind]
+    each, hi = _words(out.dtype), lo + out.numel()
+    if kind == "uniform":
+        sample(out, a, b, generator=reader.at(start.after(lo * each), out.numel() * each))
+        return
+    end = count // BLOCK * BLOCK
+    first, last = lo // BLOCK * BLOCK, min(-(-hi // BLOCK) * BLOCK, end)
+    if first < last:
+        exact = first == lo and last <= hi
+        blocks = out[: last - first] if exact else torch.empty(last - first, dtype=out.dtype)
+        sample(blocks, a, b, generator=reader.at(start.after(first * each), len(blocks) * each))
+        if not exact:
+            until = min(hi, last)
+            out[: until - lo] = blocks[lo - first : until - first]
+    if end < count and hi > count - BLOCK:  # the last ones are drawn anew, after all others
+        tail = torch.empty(BLOCK, dtype=out.dtype)
+        sample(tail, a, b, generator=reader.at(start.after(count * each), BLOCK * each))
+        since = max(lo, count - BLOCK)
+        out[since - lo :] = tail[since - (count - BLOCK) : BLOCK - (count - hi)]
+
+
+def _words(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.float64 else 1
+
+
+def _count(kind: str, dtype: torch.dtype, count: int) -> int:
+    again = BLOCK if kind == "normal" and count % BLOCK else 0
+    return (count + again) * _words(dtype)
+
+
+def _skip(generator: torch.Generator, words: int) -> None:
+    """Let a generator go on as if it had drawn so many words."""
+    if words > FAR:
+        generator.set_state(mersenne.advance(generator.get_state(), words))
+        return
+    waste = torch.empty(min(words, FAR), dtype=torch.uint8, device="cpu")
+    while words:
+        words -= waste[:words].random_(generator=generator).numel()
+
+
+@functools.cache
+def _is_known(kind: str, dtype: torch.dtype) -> bool:
+    """Whether this torch draws as ``draw`` takes for granted: tried out on a few numbers."""
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        return False
+    sample: Callable[..., Tensor] = SAMPLERS[kind]
+    start, count = torch.Generator().manual_seed(7).get_state(), 5 * BLOCK + 7
+    for n in (count, 5 * BLOCK):
+        generator = torch.Generator()
+        generator.set_state(start)
+        whole = sample(torch.empty(n, dtype=dtype, device="cpu"), -0.5, 2.0, generator=generator)
+        reader, point = Reader(), Point(start)
+        for lo, hi in ((0, n), (0, 2 * BLOCK), (2 * BLOCK, n), (5, BLOCK + 1), (n - 9, n - 1)):
+            part = torch.empty(hi - lo, dtype=dtype, device="cpu")
+            draw(reader, kind, point, n, lo, part, -0.5, 2.0)
+            if not torch.equal(part, whole[lo:hi]):
+                return False
+        if not torch.equal(reader.at(point.after(_count(kind, dtype, n))).get_state(), generator.get_state()):
+            return False
+    return True

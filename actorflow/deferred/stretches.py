@@ -1,0 +1,159 @@
+"""A dense view and a stretch of its elements go in; those elements alone, made without the others, come out.
+
+It works for what is made of fills, random numbers, copies and ops that make each element of those at its
+place, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred.streams import Reader, draw
+from actorflow.deferred.tape import Constant, Op, View
+
+__all__ = ["DRAWN", "Stretches", "possible", "reduced"]
+
+# Only what is the same for an element wherever it lies: vectorised exponentials, say, may differ at the ends.
+EXACT = {
+    "abs", "add", "bitwise_and", "bitwise_or", "clamp", "clamp_max", "clamp_min", "div", "erfinv", "ge", "gt", "le",
+    "logical_not", "lt", "mul", "neg", "relu", "sqrt", "sub", "where",
+}  # fmt: skip
+COPIES = {"_to_copy", "clone"}
+IN_PLACE = {"copy_", "fill_", "zero_", *(f"{name}_" for name in EXACT)}
+EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+FILLED: dict[str, Callable[[Op], Any]] = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), lambda op: 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda op: 1),
+    **dict.fromkeys(("full", "full_like"), lambda op: op.argument(1, "fill_value", 0)),
+    "new_full": lambda op: op.argument(2, "fill_value", 0),
+}
+DRAWN = {"normal_": "normal", "randn": "normal", "uniform_": "uniform", "rand": "uniform"}
+DENSE = (None, torch.preserve_format, torch.contiguous_format)
+REDUCED = {"any", "all", "max", "min"}  # of the whole: that of what they give for each stretch
+
+
+def possible(view: View) -> bool:
+    """Whether stretches of a view can be made."""
+    return view.is_dense and _possible(view, math.inf)
+
+
+def reduced(view: View) -> Op | None:
+    """The op that a view is the result of, if it reduces another of which stretches can be made."""
+    op = view.buffer.ops[-1]
+    source = op.args[0] if op.name in REDUCED and len(op.args) == 1 and len(view.buffer.ops) == 1 else None
+    return op if isinstance(source, View) and source.is_dense and _possible(source, op.number) else None
+
+
+class Stretches:
+    """Makes stretches of views; ``reader`` keeps generators from one to the next."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._made: dict[tuple[int, int, int, int], Tensor] = {}  # what ops read of one stretch, often more than once
+
+    def make(self, view: View, first: int, out: Tensor, before: float = math.inf) -> Tensor:
+        """Fill ``out`` (1-D) with the elements ``first`` and following of a view, as op number ``before`` finds it."""
+        self._fill(view, first, out, before)
+        self._made.clear()
+        return out
+
+    def _fill(self, view: View, first: int, out: Tensor, before: float) -> None:
+        lo = view.offset + first
+        for op in view.buffer.history(before):
+            target = _target(op)
+            start, end = max(lo, target.offset), min(lo + out.numel(), target.offset + target.numel)
+            if start < end:
+                self._apply(op, start - target.offset, out[start - lo : end - lo])
+
+    def _apply(self, op: Op, first: int, out: Tensor) -> None:
+        """Do to ``out`` what an op does to the elements ``first`` and following of its target."""
+        name = op.name
+        if name in FILLED:
+            out.fill_(FILLED[name](op))
+        elif name in DRAWN:
+            a, b = 0.0, 1.0
+            if name == "normal_":
+                a, b = op.argument(1, "mean", a), op.argument(2, "std", b)
+            elif name == "uniform_":
+                a, b = op.argument(1, "from", a), op.argument(2, "to", b)
+            assert op.draws is not None
+            draw(self._reader, DRAWN[name], op.draws, _target(op).numel, first, out, a, b)
+        elif name not in EMPTY:
+            given = (op.args[1:] if op.writes else op.args, op.kwargs)
+            args, kwargs = pytree.tree_map(lambda leaf: self._piece(op, leaf, first, out.numel()), given)
+            if op.writes:
+                op.func(out, *args, **kwargs)
+            else:
+                out.copy_(op.func(*args, **kwargs))
+
+    def _piece(self, op: Op, leaf: Any, first: int, count: int) -> Any:
+        """An argument of an op, cut to a stretch if it is a tensor."""
+        if isinstance(leaf, Constant):
+            return leaf.get().view(-1)[first : first + count]
+        if not isinstance(leaf, View):
+            return leaf
+        history = leaf.buffer.history(op.number)
+        key = (id(leaf.buffer), history[-1].number, leaf.offset + first, count)
+        if key not in self._made:
+            piece = torch.empty(count, dtype=leaf.dtype, device=leaf.buffer.device)
+            self._fill(leaf, first, piece, op.number)
+            self._made[key] = piece
+        return self._made[key]
+
+
+def _target(op: Op) -> View:
+    """What an op writes or makes."""
+    found = op.writes[0] if op.writes else op.makes[0]
+    assert found is not None
+    return found
+
+
+def _possible(view: View, before: float) -> bool:
+    looked: set[tuple[int, float]] = set()
+    pending: list[tuple[View, float]] = [(view, before)]
+    while pending:
+        view, before = pending.pop()
+        if (id(view.buffer), before) in looked:
+            continue
+        looked.add((id(view.buffer), before))
+        for op in view.buffer.history(before):
+            if not _fits(op, view.dtype):
+                return False
+            pending.extend((read, op.number) for read in op.reads)
+    return True
+
+
+def _fits(op: Op, dtype: torch.dtype) -> bool:
+    """Whether an op makes each element of its one target, of this dtype, of those at its place."""
+    if len(op.writes) + sum(made is not None for made in op.makes) != 1:
+        return False
+    target, name = _target(op), op.name
+    if target.dtype != dtype or not target.is_dense:
+        return False
+    if name in FILLED or name in EMPTY:
+        return True
+    if name in DRAWN:
+        return op.words is not None
+    if name not in EXACT | COPIES | IN_PLACE or op.kwargs.get("memory_format") not in DENSE:
+        return False
+    if op.kwargs.get("alpha", 1) != 1:  # fused with the addition or not, as the compiler had it
+        return False
+    sources = pytree.tree_leaves((op.args[1:] if op.writes else op.args, op.kwargs))
+    tensors = [leaf for leaf in sources if isinstance(leaf, View | Constant)]
+    if not all(_lies_like(tensor, target) for tensor in tensors):
+        return False
+    dtypes = {t.dtype if isinstance(t, View) else t.tensor.dtype for t in tensors}
+    # what integers and scalars become depends on torch's default
+    return name not in EXACT or dtype == torch.bool or (dtype in dtypes and dtypes <= {dtype, torch.bool})
+
+
+def _lies_like(source: View | Constant, target: View) -> bool:
+    if isinstance(source, View):
+        return source.shape == target.shape and source.is_dense
+    return tuple(source.tensor.shape) == target.shape and source.tensor.is_contiguous()

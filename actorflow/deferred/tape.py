@@ -1,0 +1,189 @@
+"""What was done to tensors without memory goes in; the ops that make one of them, and their digest, come out.
+
+Memory is known by its buffer, a tensor by its view of a buffer; an op is kept only if it makes or
+changes a buffer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred.streams import Point
+from actorflow_compiler.errors import StateError
+
+__all__ = ["Buffer", "Constant", "Op", "View", "digest", "needed"]
+
+COPIED = 1 << 16  # bytes; smaller tensors of the script are copied, so that it may change its own
+NUMBERS = itertools.count()  # of ops: their order
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory that is not there yet."""
+
+    device: torch.device
+    nbytes: int
+    ops: list[Op] = field(default_factory=list)  # that make or change it, in order
+
+    def history(self, before: float) -> list[Op]:
+        """The ops that its contents before op number ``before`` depend on directly, in order."""
+        found: list[Op] = []
+        for op in reversed(self.ops):
+            if op.number < before:
+                found.append(op)
+                if op.overwrites:
+                    break
+        return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor over a buffer; strides and offset in elements."""
+
+    buffer: Buffer
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, buffer: Buffer, tensor: Tensor) -> View:
+        """The view that ``tensor`` (of the meta device) is of its memory."""
+        return cls(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements lie one after the other, in their order."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+    @property
+    def covers(self) -> bool:
+        """Whether it is the whole buffer."""
+        return self.is_dense and not self.offset and self.numel * self.dtype.itemsize == self.buffer.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A real tensor that an op reads."""
+
+    tensor: Tensor
+    version: int | None  # None: a copy of our own
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Constant:
+        """A tensor of the script as it is now; a large one is not copied."""
+        if tensor.numel() * tensor.itemsize <= COPIED:
+            return cls(tensor.detach().clone(), None)
+        return cls(tensor, tensor._version)  # not detached: that would count its changes anew
+
+    def get(self) -> Tensor:
+        """The tensor; raises StateError if the script has changed it since."""
+        if self.version is not None and self.tensor._version != self.version:
+            raise StateError(
+                f"a tensor {self.tensor.dtype}{list(self.tensor.shape)} was copied into a deferred one and changed "
+                f"afterwards, before the first call of a job; expected: it stays as it is until then; copy from a "
+                f"clone of it, or call flow.materialize(model) before the change"
+            )
+        return self.tensor
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One call of an operator; views and constants stand in its arguments for tensors."""
+
+    func: torch._ops.OpOverload[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    makes: tuple[View | None, ...]  # for each of its outputs; None: no new memory
+    default: torch.dtype  # torch's default while it was recorded
+    draws: Point | None  # where it begins to draw random numbers
+    words: int | None  # that it draws, where that is known without running it
+    overwrites: bool  # all of the one buffer that it writes, without reading it
+    number: int = field(default_factory=lambda: next(NUMBERS))
+
+    @property
+    def name(self) -> str:
+        """Without namespace and overload: ``mul_``."""
+        return str(self.func._schema.name).rpartition("::")[2]
+
+    def argument(self, index: int, name: str, default: Any) -> Any:
+        """An argument that may be given by position, by name or not at all."""
+        return self.args[index] if len(self.args) > index else self.kwargs.get(name, default)
+
+    def keep(self) -> None:
+        """Enter the op in the buffers that it makes or changes."""
+        for buffer in {id(v.buffer): v.buffer for v in (*self.writes, *self.makes) if v is not None}.values():
+            buffer.ops.append(self)
+
+
+def needed(*targets: View | Op) -> list[Op]:
+    """The ops that make the contents of views, and of what ops (not among the result) work on, in order."""
+    found: dict[int, Op] = {}
+    looked: set[tuple[int, float]] = set()  # ids of buffers, and up to which op their history is in
+    pending: list[tuple[Buffer, float]] = []
+
+    def want(op: Op) -> None:
+        pending.extend((view.buffer, op.number) for view in (op.reads if op.overwrites else op.reads + op.writes))
+
+    for target in targets:
+        if isinstance(target, Op):
+            want(target)
+        else:
+            pending.append((target.buffer, math.inf))
+    while pending:
+        buffer, before = pending.pop()
+        if (id(buffer), before) in looked:
+            continue
+        looked.add((id(buffer), before))
+        for op in buffer.history(before):
+            if op.number not in found:
+                found[op.number] = op
+                want(op)
+    return [found[number] for number in sorted(found)]
+
+
+def digest(view: View) -> int:
+    """Equal for views whose contents are made in the same way from the same random numbers, on any rank."""
+    numbers: dict[int, int] = {}  # id of a buffer → its number here
+
+    def spoken(leaf: Any) -> str:
+        if isinstance(leaf, View):
+            number = numbers.setdefault(id(leaf.buffer), len(numbers))
+            return f"{number}: {leaf.dtype}{leaf.shape}{leaf.strides}{leaf.offset}"
+        if isinstance(leaf, Constant):
+            tensor = leaf.get()
+            contents = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents)}"
+        return leaf.type if isinstance(leaf, torch.device) else repr(leaf)
+
+    def line(leaves: Sequence[Any]) -> bytes:
+        return "; ".join(map(spoken, leaves)).encode() + b"\n"
+
+    found = hashlib.sha256()
+    for op in needed(view):
+        found.update(f"{op.func} {op.default} {op.draws.digest if op.draws else ''} ".encode())
+        found.update(line(pytree.tree_leaves((op.args, op.kwargs, [m for m in op.makes if m is not None]))))
+    found.update(line([view]))
+    return int.from_bytes(found.digest()[:6], "big")

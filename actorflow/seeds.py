@@ -1,0 +1,48 @@
+"""A seed goes in; for each call of a job, the number that its random ops start from comes out, equal on every rank."""
+
+from __future__ import annotations
+
+import torch
+
+from actorflow_compiler.random_ops import mixed
+
+__all__ = ["Seeds", "manual_seed", "seeds"]
+
+
+class Seeds:
+    """Counts the calls since the seed was set."""
+
+    def __init__(self) -> None:
+        self.seed: int | None = None  # as the script set it
+        self._calls = 0
+
+    def set(self, seed: int) -> None:
+        """Start anew."""
+        self.seed, self._calls = seed, 0
+
+    def next(self, default: int) -> float:
+        """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none."""
+        start = mixed((default if self.seed is None else self.seed) % 2**64) >> 11
+        self._calls += 1
+        return float((start + self._calls - 1) % 2**53)
+
+
+seeds = Seeds()  # of this process, as torch's default generator is
+
+
+def manual_seed(seed: int) -> torch.Generator:
+    """Seed torch, as ``torch.manual_seed`` does, and the random ops of all jobs; returns torch's default generator.
+
+    The random numbers of a job depend on the seed, on how many calls of jobs there were since it was
+    set, and on the op; not on the number of devices, the layout or the micro-batches.  Call it on
+    every rank with the same seed.  A script that does not gets the numbers of the seed that torch has
+    on the master when the first job is called.
+
+    >>> flow.manual_seed(0)
+    >>> first = step(x)
+    >>> flow.manual_seed(0)
+    >>> again = step(x)  # drops the same elements
+    """
+    generator = torch.manual_seed(seed)
+    seeds.set(generator.initial_seed())
+    return generator

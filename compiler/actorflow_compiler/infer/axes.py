@@ -1,0 +1,174 @@
+"""A graph whose ops have placements goes in; an SBP for every value and a signature for every op come out.
+
+Each mesh axis is decided by itself, on the graph as the axes before it have cut it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow_compiler.graph import Graph, call_of
+from actorflow_compiler.infer.choose import choose
+from actorflow_compiler.infer.goal import DATA, AxisReport, Goal
+from actorflow_compiler.infer.problem import InnerCost, Item, Problem, Target
+from actorflow_compiler.ops import Meta, Ref, substitute
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, NdSbp, Sbp, Split, local_shape
+from actorflow_compiler.signatures import OpCall, Signature, localise
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """How every value lies: one SBP for each axis of its placement, and the signatures that say so."""
+
+    value: Mapping[int, NdSbp]
+    placement: Mapping[int, Placement]
+    operands: Sequence[tuple[NdSbp, ...]]  # node by node: the layout that each operand must have
+    chosen: Sequence[tuple[Signature, ...]]  # node by node: one signature for each mesh axis
+    reports: tuple[AxisReport, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What is decided before inference."""
+
+    variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # where every variable lies; None: to be found
+    batch: Mapping[str, tuple[Sbp, ...]]  # how an input is best taken; not a must, for every rank has it whole
+    results: Mapping[int, Placement]  # values that must be whole on these ranks
+
+
+def infer(
+    graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal = DATA,
+    inner_cost: InnerCost | None = None, explain: str | None = None,
+) -> Layouts:  # fmt: skip
+    """Choose; every op gets one signature for each axis of its placement.
+
+    ``inner_cost`` prices signatures that exchange something inside; without it they are not used.
+    ``explain`` is a regular expression of module, variable or op names, whose alternatives are reported.
+    Raises LayoutError for a budget that nothing fits.
+    """
+    return _Inference(graph, fixed, everywhere, pieces, goal, inner_cost, explain).run()
+
+
+class _Inference:
+    def __init__(
+        self, graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal,
+        inner_cost: InnerCost | None, explain: str | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.fixed, self.pieces, self.goal = graph, fixed, pieces, goal
+        self.inner_cost, self.explain = inner_cost, explain
+        self.placement: dict[int, Placement] = {}
+        for i in graph.inputs:
+            self.placement[i.value] = fixed.variables[i.name][0] if i.kind == "variable" else everywhere
+        for n in graph.nodes:
+            assert n.placement is not None
+            self.placement.update({o: n.placement for o in n.outs if o >= 0})
+        calls = [call_of(n, graph.metas) for n in graph.nodes]
+        self.calls = [c for c, _ in calls]
+        self.reads = [r for _, r in calls]
+        self.value: dict[int, list[Sbp]] = {v: [] for v in self.placement}
+        self.operands: list[list[list[Sbp]]] = [[[] for _ in reads] for reads in self.reads]
+        self.chosen: list[list[Signature]] = [[] for _ in calls]
+        self.shapes = dict(graph.metas)
+        self.ragged: list[set[tuple[int, int]]] = [set() for _ in calls]
+
+    def run(self) -> Layouts:
+        axes = max((len(p.hierarchy) for p in self.placement.values()), default=1)
+        reports = [self.axis(axis, axes) for axis in range(axes)]
+        return Layouts(
+            {v: tuple(s) for v, s in self.value.items()},
+            self.placement,
+            [tuple(tuple(s) for s in node) for node in self.operands],
+            [tuple(s) for s in self.chosen],
+            tuple(reports),
+        )
+
+    def axis(self, axis: int, axes: int) -> AxisReport:
+        """Decide one axis."""
+        mode = self.goal.mode(axis)
+        variables: dict[int, tuple[Sbp, ...]] = {}
+        free: dict[int, Sbp | None] = {}
+        for i in self.graph.inputs:
+            if i.kind == "variable":
+                variables[i.value] = self.layouts_of(i.value, i.name, axis, mode)
+            else:
+                entries = self.fixed.batch.get(i.name, ())
+                free[i.value] = entries[axis] if axis < len(entries) else None
+        targets = [Target(v, B, where) for v, where in self.fixed.results.items()]
+        problem = Problem(
+            self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
+            variables, free, targets, mode, self.inner_cost,
+        )  # fmt: skip
+        rest = 1
+        for later in range(axis + 1, axes):
+            rest *= max(p.hierarchy[later] for p in self.placement.values() if later < len(p.hierarchy))
+        choice, report = choose(problem, self.goal, rest, self.explain)
+        for item, option in zip(problem.items, choice, strict=True):
+            self.settle(item, item.options[option], axis, axes)
+        for i in self.graph.inputs:
+            if i.kind != "variable" and axis < len(self.placement[i.value].hierarchy):
+                self.value[i.value].append(B)
+        for n, call in zip(self.graph.nodes, self.calls, strict=True):
+            made = zip(n.outs, call.outs, strict=True)
+            self.shapes.update({o: meta for o, meta in made if o >= 0 and meta is not None})
+        return report
+
+    def layouts_of(self, value: int, name: str, axis: int, mode: str) -> tuple[Sbp, ...]:
+        """The layouts that a variable may have along an axis."""
+        where, entries = self.fixed.variables[name]
+        if axis >= len(where.hierarchy):
+            return (B,)
+        entry = entries[axis]
+        if entry is not None:
+            return (entry,)
+        if mode == "data":
+            return (B,)
+        shape, parts = self.shapes[value].shape, where.hierarchy[axis]
+        cuts = [Split(d) for d, n in enumerate(shape) if n % parts == 0 and n]
+        cuts = cuts or [Split(d) for d, n in enumerate(shape) if n > parts]
+        if mode == "tensor" and cuts and len(shape) > 1:
+            return tuple(cuts)
+        return (B, *cuts)
+
+    def settle(self, item: Item, signature: Signature, axis: int, axes: int) -> None:
+        """Keep the choice of one item."""
+        if axis >= len(item.placement.hierarchy):
+            return
+        parts = item.placement.hierarchy[axis]
+        for o, layout in zip(item.outs, signature.outs, strict=True):
+            if o >= 0:
+                assert layout is not None
+                self.value[o].append(layout)
+        k = item.node
+        if k < 0:
+            (v,), (layout,) = item.outs, signature.outs
+            if isinstance(layout, Split):
+                self.shapes[v] = Meta(local_shape(self.shapes[v].shape, layout, parts, 0), self.shapes[v].dtype)
+            return
+        self.chosen[k].append(signature)
+        self.ragged[k] |= _ragged(self.calls[k], signature, parts)
+        for j, need in enumerate(signature.ins):
+            self.operands[k][j].append(need)
+        if axis + 1 < axes:
+            self.calls[k] = _first_local(self.calls[k], signature, parts)
+
+
+def _first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
+    """The op as the first device along an axis sees it."""
+    op, args, kwargs, metas = localise(call, signature, parts, 0)
+    ins = tuple(Meta(local_shape(m.shape, s, parts, 0), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))
+    rest = iter(metas)
+    outs = tuple(next(rest) if m is not None else None for m in call.outs)
+    return OpCall(op, substitute(args, Ref), tuple(kwargs), ins, outs)
+
+
+def _ragged(call: OpCall, signature: Signature, parts: int) -> set[tuple[int, int]]:
+    """(number of the operand or output, dim) for the dims that the devices of an axis have different numbers of."""
+    tensors = zip((*call.ins, *call.outs), (*signature.ins, *signature.outs), strict=True)
+    return {
+        (i, layout.dim)
+        for i, (meta, layout) in enumerate(tensors)
+        if meta is not None and isinstance(layout, Split)
+        if local_shape(meta.shape, layout, parts, 0) != local_shape(meta.shape, layout, parts, parts - 1)
+    }

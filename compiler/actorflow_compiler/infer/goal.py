@@ -1,0 +1,138 @@
+"""What inference is to find, and what it says about what it found: values only."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.sbp import B, Sbp
+
+MODES = ("data", "tensor", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What inference is to find.
+
+    "data" splits the batch and keeps variables whole; "tensor" keeps the batch whole and splits weights;
+    "auto" takes what costs least.  Hints hold in all of them.
+    """
+
+    modes: tuple[str, ...] = ("data",)  # for each mesh axis; the last holds for the rest
+    budget: float | None = None  # bytes that one device may hold
+    mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
+
+    def mode(self, axis: int) -> str:
+        """The mode of a mesh axis."""
+        return self.modes[min(axis, len(self.modes) - 1)]
+
+    def mesh_of(self, world: int) -> tuple[int, ...]:
+        """The mesh of all devices.  Raises LayoutError where the run has another number of them."""
+        if self.mesh and math.prod(self.mesh) != world:
+            sizes = " × ".join(map(str, self.mesh))
+            raise LayoutError(
+                f"parallel= asks for a mesh of {sizes} = {math.prod(self.mesh)} devices; the run has {world}. "
+                f"Start it with --devices {math.prod(self.mesh)}, or change the sizes"
+            )
+        return self.mesh or (world,)
+
+    def batch(self, cut: Sbp) -> tuple[Sbp, ...]:
+        """How a batch is best taken, axis by axis; axes beyond those named take it as they like."""
+        return tuple(B if mode == "tensor" else cut for mode in self.modes)
+
+
+DATA = Goal()
+
+
+def goal_of(parallel: object, memory_budget: object) -> Goal:
+    """What a user asks for.
+
+    ``parallel``: "data", "tensor", "auto", or a dictionary with the size of a mesh axis for each, such
+    as ``{"data": 2, "tensor": 4}``; None is "data", and "auto" under a budget.  ``memory_budget``: what
+    one device may hold, a number of bytes or "20GB" (powers of 1000; GiB for powers of 1024).
+
+    Raises LayoutError for anything else.
+    """
+    budget = None if memory_budget is None else _bytes(memory_budget)
+    if parallel is None:
+        return DATA if budget is None else Goal(("auto",), budget)
+    if isinstance(parallel, str) and parallel in MODES:
+        return Goal((parallel,), budget)
+    if (
+        isinstance(parallel, Mapping)
+        and parallel
+        and all(mode in MODES and isinstance(n, int) and n > 0 for mode, n in parallel.items())
+    ):
+        return Goal(tuple(parallel), budget, mesh=tuple(parallel.values()))
+    raise LayoutError(
+        f"parallel={parallel!r} was found; one of {', '.join(map(repr, MODES))} was expected, or a dictionary with "
+        f'the number of devices along each mesh axis, such as {{"data": 2, "tensor": 2}}'
+    )
+
+
+def _bytes(budget: object) -> float:
+    units: dict[str, int] = {"": 1, "b": 1, **{f"{u}b": 1000**i for i, u in enumerate("kmgt", 1)}}
+    units |= {f"{u}ib": 1024**i for i, u in enumerate("kmgt", 1)}
+    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", str(budget).lower())
+    if found and found[2] in units and not isinstance(budget, bool):
+        try:
+            count = float(found[1]) * units[found[2]]
+        except ValueError:
+            count = 0.0
+        if count > 0:
+            return count
+    raise LayoutError(
+        f'memory_budget={budget!r} was found; a number of bytes or a text such as "20GB" or "512MiB" was expected'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on one device, as inference estimates them: what lives long, without what is needed for a moment."""
+
+    variables: float
+    activations: float  # held for the backward pass
+    gradients: float  # held for the optimizer
+
+    @property
+    def peak(self) -> float:
+        """Activations go as gradients come."""
+        return self.variables + max(self.activations, self.gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """An option that an op or a variable could have had."""
+
+    text: str  # "S(0), B -> S(0)"
+    seconds: float  # more than what was chosen, if nothing else changed
+    chosen: bool
+    source: str  # "table" | "registered" | "discovered"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What an op or a variable could have been, and what it is."""
+
+    name: str
+    op: str
+    axis: int
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisReport:
+    """How one axis was decided."""
+
+    axis: int
+    mode: str
+    start: str  # the template that led here, or "solver"
+    items: int
+    classes: int  # of items that are repetitions of each other
+    seconds: float  # estimated, of communication and redundant work in an iteration
+    bound: float | None  # no choice costs less; None where the solver was not used
+    held: Held  # of the device that holds most
+    explanations: tuple[Explanation, ...] = ()

@@ -1,0 +1,291 @@
+"""One mesh axis of a graph goes in; the items to be decided, their options, and the price of everything come out.
+
+An *item* is an op, or a variable, which reads its new value and makes its old one.  An *option* is a
+signature.  Layouts and needs are numbered, so that prices are looked up and not computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from actorflow_compiler.boxing import bytes_moved
+from actorflow_compiler.constrain import CONSTRAIN, honoured, wanted
+from actorflow_compiler.flops import flops_of
+from actorflow_compiler.graph import Graph
+from actorflow_compiler.infer.prices import BANDWIDTH, BYTE_HELD, FORBIDDEN, GROUPED, LATENCY, LOCAL, REDUNDANT
+from actorflow_compiler.ops import Meta
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, PartialSum, Sbp, Split, local_shape, numel
+from actorflow_compiler.signatures import OpCall, Signature, signatures
+
+InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications
+JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
+NATURAL = 8  # cuts with blocks or units that are followed for one value
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something that gets one of its options."""
+
+    name: str  # module or variable
+    kind: Hashable  # what it is, for ties
+    placement: Placement
+    phase: str
+    reads: tuple[int, ...]
+    outs: tuple[int, ...]  # -1 where nobody uses an output
+    options: tuple[Signature, ...]
+    own: tuple[float, ...]  # s of each option: work done more than once, exchanges inside
+    node: int  # in graph order; -1 of a variable
+    work: float = 0.0  # floating-point operations in an iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A need that no choice changes: a result that must be whole."""
+
+    value: int
+    sbp: Sbp
+    placement: Placement
+
+
+class Problem:
+    """The items of one axis, and the prices of their options."""
+
+    def __init__(
+        self, graph: Graph, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]],
+        placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
+        ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
+        free: Mapping[int, Sbp | None], targets: Sequence[Target], mode: str, inner_cost: InnerCost | None,
+    ) -> None:  # fmt: skip
+        """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut."""
+        self.inner_cost = inner_cost
+        self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
+        self.free, self.targets = free, targets
+        self.layouts: list[Sbp] = []
+        self._layout_ids: dict[Sbp, int] = {}
+        self.needs: list[tuple[Sbp, Placement, str]] = []
+        self._need_ids: dict[tuple[Sbp, Placement, str], int] = {}
+        self.rate = {o: pieces if n.pieces else 1 for n in graph.nodes for o in n.outs}
+        stages = len({n.placement for n in graph.nodes})
+        self.alive = {v: min(r, stages) if r > 1 else 1 for v, r in self.rate.items()}  # pieces in flight
+        self.variables = set(variables)
+        self.weights = set(variables)  # and what looks at them or casts them
+        for n, values in zip(graph.nodes, reads, strict=True):
+            one = n.phase != "optimizer" and len(set(values)) == len(n.outs) == 1 and values[0] in self.weights
+            if one and numel(metas[values[0]].shape) == numel(metas[n.outs[0]].shape):
+                self.weights.add(n.outs[0])
+        self.phase = {o: n.phase for n in graph.nodes for o in n.outs}
+        self.items: list[Item] = []
+        self._edges: dict[tuple[int, int, int], float] = {}
+        self._bytes: dict[tuple[int, int], float] = {}
+        self._collect(calls, reads, ragged, variables)
+        self.whole: Sbp = B
+        self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
+        self.hinted = any(isinstance(s, Split) for layouts in variables.values() for s in layouts) or any(
+            n.op == CONSTRAIN for n in graph.nodes
+        )
+        self.readers: dict[int, list[int]] = {}
+        for i, item in enumerate(self.items):
+            for v in set(item.reads):
+                self.readers.setdefault(v, []).append(i)
+        self.producer = {o: i for i, item in enumerate(self.items) for o in item.outs if o >= 0}
+        self.makes = [[[self.layout_id(o) for o in s.outs] for s in item.options] for item in self.items]
+        self.wants = [
+            [
+                sorted({(v, self.need_id(v, sbp, item)) for v, sbp in zip(item.reads, s.ins, strict=True)})
+                for s in item.options
+            ]
+            for item in self.items
+        ]
+        self.kept = [
+            [
+                sorted(
+                    {(v, self.layout_id(sbp)) for v, sbp in zip(item.reads, s.ins, strict=True) if self.waits(v, item)}
+                )
+                for s in item.options
+            ]
+            for item in self.items
+        ]
+
+    def state(self, i: int) -> bool:
+        """Whether an item is a variable that belongs to an optimizer: only ops of its phase read it."""
+        item = self.items[i]
+        read = self.readers.get(item.outs[0], ())
+        return item.node < 0 and all(self.items[r].phase == "optimizer" for r in read)
+
+    def size(self, placement: Placement) -> int:
+        """Devices of a placement along this axis."""
+        return placement.hierarchy[self.axis] if self.axis < len(placement.hierarchy) else 1
+
+    def layout_id(self, sbp: Sbp | None) -> int:
+        """The number of a layout; -1 for none."""
+        if sbp is None:
+            return -1
+        if sbp not in self._layout_ids:
+            self._layout_ids[sbp] = len(self.layouts)
+            self.layouts.append(sbp)
+        return self._layout_ids[sbp]
+
+    def need_id(self, value: int, sbp: Sbp, item: Item) -> int:
+        """The number of a need: a variable is gathered for each phase apart, others once, and for the optimizer."""
+        apart = value in self.variables or item.phase == "optimizer"
+        return self._need((sbp, item.placement, item.phase if apart else ""))
+
+    def target_need(self, target: Target) -> int:
+        """The number of the need of a target."""
+        return self._need((target.sbp, target.placement, "result" if target.value in self.variables else ""))
+
+    def whole_need(self, need: int) -> int:
+        """The same need for the whole value."""
+        _, where, phase = self.needs[need]
+        return self._need((B, where, phase))
+
+    def _need(self, key: tuple[Sbp, Placement, str]) -> int:
+        if key not in self._need_ids:
+            self._need_ids[key] = len(self.needs)
+            self.needs.append(key)
+        return self._need_ids[key]
+
+    def waits(self, value: int, reader: Item) -> bool:
+        """Whether a value is held long, as its reader needs it: activations for backward, gradients for the end."""
+        return (self.phase.get(value), reader.phase) in (("forward", "backward"), ("backward", "optimizer"))
+
+    def _collect(
+        self, calls: Sequence[OpCall], reads: Sequence[tuple[int, ...]], ragged: Sequence[set[tuple[int, int]]],
+        variables: Mapping[int, tuple[Sbp, ...]],
+    ) -> None:  # fmt: skip
+        new = dict(self.graph.updates)
+        names = {i.value: i.name for i in self.graph.inputs}
+        found, natural = self._options(calls, reads, ragged, variables)
+        for value, layouts in variables.items():
+            if len(layouts) > 1:
+                layouts += tuple(natural.get(value, ()))
+            updated = (new[value],) if value in new else ()
+            options = tuple(Signature((s,) * len(updated), (s,), None) for s in layouts)
+            kind: Hashable = ("variable", self.metas[value], layouts)
+            where, costs = self.placement[value], (0.0,) * len(options)
+            item = Item(names[value], kind, where, "optimizer", updated, (value,), options, costs, -1)
+            self.items.append(item)
+        for k, (n, call) in enumerate(zip(self.graph.nodes, calls, strict=True)):
+            assert n.placement is not None
+            parts = self.size(n.placement)
+            rate = self.rate.get(n.outs[0], 1)
+            work = flops_of(call) * rate
+            own = tuple(self._own(call, s, parts, work, rate) for s in found[k])
+            kind = (call, n.phase, n.placement, found[k])
+            self.items.append(Item(n.where, kind, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work))
+
+    def _options(
+        self,
+        calls: Sequence[OpCall],
+        reads: Sequence[tuple[int, ...]],
+        ragged: Sequence[set[tuple[int, int]]],
+        variables: Mapping[int, tuple[Sbp, ...]],
+    ) -> tuple[list[tuple[Signature, ...]], dict[int, dict[Split, None]]]:
+        """The signatures of every op, and of every value the cuts with blocks or units that neighbours have.
+
+        Those are followed forward, then backward, through the graph.
+        """
+        natural: dict[int, dict[Split, None]] = {
+            v: {s: None for s in layouts if isinstance(s, Split) and s.blocks > 1} for v, layouts in variables.items()
+        }
+        found: list[tuple[Signature, ...]] = [()] * len(calls)
+
+        def look(k: int, begins: bool) -> None:
+            """Find the signatures of an op, and the cuts of one neighbour that another may have, too."""
+            n, call = self.graph.nodes[k], calls[k]
+            assert n.placement is not None
+            parts = self.size(n.placement)
+            if parts == 1:
+                found[k] = signatures(call, parts)[:1]
+                return
+            values = (*reads[k], *n.outs)
+            cuts = {s for v in values for s in natural.get(v, ())}
+            if n.op == CONSTRAIN:
+                cuts |= {s for s in [wanted(call, self.axis)] if isinstance(s, Split)}
+                begins = True
+            options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
+            options = tuple(s for s in options if not _splits_ragged(ragged[k], s))
+            found[k] = options = honoured(call, self.axis, options)
+            for s in options:
+                layouts = (*s.ins, *s.outs)
+                if not begins and not any(x in natural.get(v, ()) for v, x in zip(values, layouts, strict=True)):
+                    continue
+                for v, layout in zip(values, layouts, strict=True):
+                    if v >= 0 and isinstance(layout, Split) and self._follow(v, layout, parts):
+                        known = natural.setdefault(v, {})
+                        if len(known) < NATURAL:
+                            known[layout] = None
+
+        everything = range(len(calls))
+        for k in everything:
+            look(k, self.graph.nodes[k].op in JOINS)
+        for begins in (False, True):  # what is joined and hinted comes first, then what views make of dims
+            for order in (reversed(everything), everything):
+                for k in order:
+                    if begins or any(v in natural for v in (*reads[k], *self.graph.nodes[k].outs)):
+                        look(k, begins)
+        return found, natural
+
+    def _follow(self, value: int, cut: Split, parts: int) -> bool:
+        """Whether a cut has blocks or units and gives every device a part."""
+        size = self.metas[value].shape[cut.dim]
+        return (cut.blocks > 1 or cut.unit > 1) and size >= parts * cut.blocks * cut.unit
+
+    def _own(self, call: OpCall, s: Signature, parts: int, work: float, rate: int) -> float:
+        """Seconds of an option by itself."""
+        if parts == 1:
+            return 0.0
+        held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
+        total = held * BYTE_HELD
+        if s.inner and self.inner_cost is not None:
+            moved, times = self.inner_cost(call, s, parts)
+            total += rate * (moved / parts / BANDWIDTH + times * LATENCY)
+        if s.letter is None:
+            total += work * (1 - 1 / parts) * REDUNDANT
+        return total
+
+    def edge(self, value: int, have: int, need: int) -> float:
+        """Seconds to give a value that lies as layout ``have`` to the readers of ``need``."""
+        key = (value, have, need)
+        found = self._edges.get(key)
+        if found is None:
+            found = self._edges[key] = self._edge(value, self.layouts[have], self.needs[need])
+        return found
+
+    def _edge(self, value: int, have: Sbp, need: tuple[Sbp, Placement, str]) -> float:
+        sbp, target, phase = need
+        if value in self.free:
+            taken = self.free[value]
+            return 0.0 if sbp in (B, taken) or (taken is None and self.mode != "tensor") else FORBIDDEN
+        source = self.placement[value]
+        p, c = self.size(source), self.size(target)
+        same = source == target
+        if same and have == sbp:
+            return 0.0
+        moved = bytes_moved(have, sbp, self.metas[value].nbytes, p, c, same)
+        if not moved:
+            return LOCAL
+        if not same and have == sbp and p == c and not isinstance(have, PartialSum) and have != B:
+            moved *= 0.99  # one to one: no putting together
+        waits = GROUPED if phase else LATENCY
+        seconds = self.rate.get(value, 1) * (moved / max(p, c) / BANDWIDTH + waits)
+        if self.mode == "tensor" and value in self.weights and same and len(self.metas[value].shape) > 1:
+            seconds += FORBIDDEN  # a weight is to be used as it is stored
+        return seconds
+
+    def held_bytes(self, value: int, layout: int) -> float:
+        """Bytes on one device of a value in a layout."""
+        key = (value, layout)
+        found = self._bytes.get(key)
+        if found is None:
+            meta, parts = self.metas[value], self.size(self.placement[value])
+            shape = local_shape(meta.shape, self.layouts[layout], parts, 0)
+            found = self._bytes[key] = float(Meta(shape, meta.dtype).nbytes * self.alive.get(value, 1))
+        return found
+
+
+def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
+    """Whether a signature splits a dim whose size an earlier axis has made different on different devices."""
+    return any(isinstance(x, Split) and (i, x.dim) in ragged for i, x in enumerate((*s.ins, *s.outs)))

@@ -1,0 +1,166 @@
+"""A problem, tied, goes in; the best mixture of choices, and a bound below every choice, come out.
+
+A choice for each class of tied items, and for each value what is made of it: facility location, in
+which a layout is paid for once however many readers need it.  The linear relaxation is tight where
+values have one reader; what it leaves open, a walk and local improvement close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from actorflow_compiler.infer.problem import Problem
+
+Row = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """What the solver found."""
+
+    shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture
+    bound: float  # s; no choice of tied items costs less
+    byte_price: float  # s for each byte that the budget lacks
+
+
+def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> Relaxed | None:
+    """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget."""
+    return _Program(problem, classes).solve(budget)
+
+
+class _Program:
+    def __init__(self, problem: Problem, classes: Sequence[Sequence[int]]) -> None:
+        self.p, self.classes = problem, classes
+        self.cost: list[float] = []
+        self.equal: list[Row] = []  # sums that are 1
+        self.least: list[tuple[Row, float]] = []  # sums that are at least a number
+        self.class_of = {i: c for c, members in enumerate(classes) for i in members}
+        self.memory: dict[tuple[object, str], dict[int, float]] = {}
+        self.x = [self.options(members) for members in classes]
+        for group, weight in self.groups():
+            self.value(group, weight)
+
+    def variable(self, cost: float) -> int:
+        self.cost.append(cost)
+        return len(self.cost) - 1
+
+    def options(self, members: Sequence[int]) -> list[int]:
+        """A share for each option; they make one."""
+        own = self.p.items[members[0]].own
+        x = [self.variable(len(members) * c) for c in own]
+        self.equal.append(dict.fromkeys(x, 1.0))
+        return x
+
+    def groups(self) -> list[tuple[int, int]]:
+        """Values made and read by the same classes in the same way: one of them, and how many there are."""
+        reads: dict[int, list[tuple[int, int]]] = {}
+        for i, item in enumerate(self.p.items):
+            for j, v in enumerate(item.reads):
+                reads.setdefault(v, []).append((self.class_of[i], j))
+        targets = {t.value for t in self.p.targets}
+        found: dict[object, list[int]] = {}
+        for v in self.p.placement:
+            made = self.p.producer.get(v)
+            if made is None and v not in self.p.free:
+                continue
+            maker = (v,) if made is None or v in targets else (self.class_of[made], self.p.items[made].outs.index(v))
+            found.setdefault((maker, self.p.metas[v], tuple(sorted(reads.get(v, ())))), []).append(v)
+        return [(values[0], len(values)) for values in found.values()]
+
+    def value(self, v: int, weight: int) -> None:
+        """Boxing of a value from what it is to what is needed, and the memory that it takes."""
+        p = self.p
+        made = p.producer.get(v)
+        haves: dict[int, dict[int, float]] = {}  # layout → the options that make it
+        if made is not None:
+            out = p.items[made].outs.index(v)
+            for x, layouts in zip(self.x[self.class_of[made]], p.makes[made], strict=True):
+                haves.setdefault(layouts[out], {})[x] = 1.0
+        else:
+            haves[p.layout_id(p.whole)] = {}
+        needs: dict[int, list[dict[int, float]]] = {}
+        kept: dict[int, list[dict[int, float]]] = {}
+        for i in sorted({self.class_of[r] for r in p.readers.get(v, ())}):
+            reader = next(r for r in p.readers[v] if self.class_of[r] == i)
+            by_need: dict[int, dict[int, float]] = {}
+            by_layout: dict[int, dict[int, float]] = {}
+            for x, wants, holds in zip(self.x[i], p.wants[reader], p.kept[reader], strict=True):
+                for value, need in wants:
+                    if value == v:
+                        by_need.setdefault(need, {})[x] = 1.0
+                for value, layout in holds:
+                    if value == v:
+                        by_layout.setdefault(layout, {})[x] = 1.0
+            for need, xs in by_need.items():
+                needs.setdefault(need, []).append(xs)
+            for layout, xs in by_layout.items():
+                kept.setdefault(layout, []).append(xs)
+        always = {p.target_need(t) for t in p.targets if t.value == v}
+        for need in always | needs.keys():
+            self.edges(v, weight, haves, need, needs.get(need, []), need in always)
+        where = p.placement[v]
+        phase = p.phase.get(v)
+        if v in p.variables:
+            memory = self.memory.setdefault((where, "variables"), {})
+            for layout, xs in haves.items():
+                for x in xs:
+                    memory[x] = memory.get(x, 0.0) + weight * p.held_bytes(v, layout)
+        for layout, readers in kept.items():
+            held = self.variable(0.0)
+            for xs in readers:
+                self.least.append(({held: 1.0, **{x: -c for x, c in xs.items()}}, 0.0))
+            kind = "activations" if phase == "forward" else "gradients"
+            self.memory.setdefault((where, kind), {})[held] = weight * p.held_bytes(v, layout)
+
+    def edges(
+        self, v: int, weight: int, haves: dict[int, dict[int, float]], need: int,
+        readers: list[dict[int, float]], always: bool,
+    ) -> None:  # fmt: skip
+        """If a need is there, it is met from a layout that is there."""
+        prices = {have: weight * self.p.edge(v, have, need) for have in haves}
+        if not any(prices.values()):
+            return
+        z = {have: self.variable(price) for have, price in prices.items()}
+        for have, xs in haves.items():
+            if xs:
+                self.least.append(({z[have]: -1.0, **xs}, 0.0))
+        if always:
+            self.least.append((dict.fromkeys(z.values(), 1.0), 1.0))
+        for xs in readers:
+            self.least.append(({**dict.fromkeys(z.values(), 1.0), **{x: -c for x, c in xs.items()}}, 0.0))
+
+    def solve(self, budget: float | None) -> Relaxed | None:
+        least = list(self.least)
+        if budget is not None:
+            for where in {where for where, _ in self.memory}:
+                for kind in ("activations", "gradients"):
+                    row = {**self.memory.get((where, "variables"), {}), **self.memory.get((where, kind), {})}
+                    # in units of the budget, so that the solver's tolerances mean the same for all models
+                    least.append(({x: -c / budget for x, c in row.items()}, -1.0))
+        found = linprog(
+            np.array(self.cost),
+            A_ub=-self.matrix([row for row, _ in least]),
+            b_ub=-np.array([low for _, low in least]),
+            A_eq=self.matrix(self.equal),
+            b_eq=np.ones(len(self.equal)),
+            bounds=(0, 1),
+            method="highs",
+        )
+        if found.x is None:
+            return None
+        price = 0.0
+        if budget is not None:
+            price = float(-found.ineqlin.marginals[len(self.least) :].sum()) / budget
+        return Relaxed(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun), price)
+
+    def matrix(self, rows: Sequence[Row]) -> coo_array:
+        """Sparse."""
+        at = [i for i, row in enumerate(rows) for _ in row]
+        columns = [x for row in rows for x in row]
+        values = [c for row in rows for c in row.values()]
+        return coo_array((values, (at, columns)), shape=(len(rows), len(self.cost))).tocsr()

@@ -1,0 +1,305 @@
+"""A problem goes in; a choice for every item comes out, found by a walk and by local improvement of tied items.
+
+The walk goes through the graph and takes the cheapest option for what came before.  Then every class
+of tied items is looked at again, with all its neighbours, until nothing gets cheaper; last every item
+by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from actorflow_compiler.infer.goal import Held
+from actorflow_compiler.infer.prices import FORBIDDEN
+from actorflow_compiler.infer.problem import Problem
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, PartialSum, Split
+
+SWEEPS = 8
+DECIDED, RELEVANT = 0.8, 0.3  # shares of a mixture: taken as they are; worth a look beside the largest
+FADE = 0.8  # how much of what an op sees of the way ahead the op before it sees
+CASCADE = 24  # classes that are looked at together when one is made whole earlier than it must be
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a search begins."""
+
+    name: str
+    whole: bool = False  # the batch is not split, and every op looks at what its readers would pay
+    variables: Mapping[int, int] | None = None  # item of a variable → option; a missing one is taken as it is needed
+
+
+class Search:
+    """A choice for each item of a problem, and its price."""
+
+    def __init__(self, problem: Problem, classes: Sequence[Sequence[int]], byte_price: float = 0.0) -> None:
+        """``byte_price``: s for each byte that a device holds long."""
+        self.problem, self.byte_price = problem, byte_price
+        self.tied = [list(c) for c in classes]
+        self.single = [[i] for i in range(len(problem.items))]
+        self.choice = [-1] * len(problem.items)
+        self.have: dict[int, int] = {}
+        self.needs: dict[int, Counter[int]] = {v: Counter() for v in problem.placement}
+        self.kept: dict[int, Counter[int]] = {v: Counter() for v in problem.placement}
+        self.whole_input = problem.layout_id(B)
+        for t in problem.targets:
+            self.needs[t.value][problem.target_need(t)] += 1
+        self.have.update(dict.fromkeys(problem.free, self.whole_input))
+        self._ahead: dict[tuple[int, int], float] = {}
+        self.class_of = {i: c for c, members in enumerate(self.tied) for i in members}
+
+    # prices
+
+    def value_price(self, v: int) -> float:
+        """Seconds for all that is made of a value."""
+        have = self.have.get(v, -1)
+        total = 0.0
+        if have >= 0:
+            edge = self.problem.edge
+            for need, count in self.needs[v].items():
+                if count:
+                    total += edge(v, have, need)
+        if self.byte_price:
+            held = sum(self.problem.held_bytes(v, layout) for layout, count in self.kept[v].items() if count)
+            if v in self.problem.variables and have >= 0:
+                held += self.problem.held_bytes(v, have)
+            total += self.byte_price * held
+        return total
+
+    def total(self) -> float:
+        """Seconds of the whole choice."""
+        own = sum(item.own[c] for item, c in zip(self.problem.items, self.choice, strict=True))
+        return own + sum(self.value_price(v) for v in self.have)
+
+    def held(self) -> dict[Placement, Held]:
+        """What each device of a placement holds."""
+        p = self.problem
+        found: dict[Placement, list[float]] = {}
+        for v in p.variables:
+            found.setdefault(p.placement[v], [0.0, 0.0, 0.0])[0] += p.held_bytes(v, self.have[v])
+        for v, layouts in self.kept.items():
+            at = 1 if p.phase.get(v) == "forward" else 2
+            for layout, count in layouts.items():
+                if count:
+                    found.setdefault(p.placement[v], [0.0, 0.0, 0.0])[at] += p.held_bytes(v, layout)
+        return {where: Held(*sums) for where, sums in found.items()}
+
+    def prices(self, i: int) -> list[float]:
+        """Seconds of each option of an item, if nothing else changes; what does not depend on it is left out."""
+        item, now = self.problem.items[i], self.choice[i]
+        touched = {v for v in (*item.reads, *item.outs) if v >= 0}
+        found = []
+        for option in range(len(item.options)):
+            self.put(i, option)
+            found.append(item.own[option] + sum(map(self.value_price, touched)))
+        self.put(i, now)
+        return found
+
+    # moves
+
+    def _count(self, i: int, option: int, by: int) -> None:
+        for v, need in self.problem.wants[i][option]:
+            self.needs[v][need] += by
+        for v, layout in self.problem.kept[i][option]:
+            self.kept[v][layout] += by
+
+    def _set(self, i: int, option: int) -> None:
+        self.choice[i] = option
+        for o, layout in zip(self.problem.items[i].outs, self.problem.makes[i][option], strict=True):
+            if o >= 0:
+                self.have[o] = layout
+
+    def put(self, i: int, option: int) -> None:
+        """Give an item an option."""
+        if self.choice[i] >= 0:
+            self._count(i, self.choice[i], -1)
+        self._count(i, option, 1)
+        self._set(i, option)
+
+    def walk(self, start: Start) -> None:
+        """Take the cheapest option for every item in graph order; variables are as ``start`` says."""
+        p = self.problem
+        self._ahead = self._look_ahead() if start.whole else {}
+        later = []
+        for i, item in enumerate(p.items):
+            if item.node >= 0:
+                self._take(i, start)
+            elif len(item.options) == 1 or (start.variables and i in start.variables):
+                self.put(i, start.variables.get(i, 0) if start.variables else 0)
+            else:
+                later.append(i)
+        for i in later:
+            v = p.items[i].outs[0]
+            prices = []
+            for option in range(len(p.items[i].options)):
+                self.have[v] = p.makes[i][option][0]
+                prices.append(self.value_price(v))
+            self.put(i, prices.index(min(prices)))
+
+    def round(self, shares: Sequence[Sequence[float]]) -> None:
+        """Take what a mixture has most of; where it is undecided, the cheapest of what it has, in graph order."""
+        self._ahead = {}
+        open_items = []
+        for members, mixture in zip(self.tied, shares, strict=True):
+            most = max(mixture)
+            for i in members:
+                if most >= DECIDED:
+                    self.put(i, mixture.index(most))
+                else:
+                    open_items.append((i, [o for o, share in enumerate(mixture) if share >= most * RELEVANT]))
+        for i, options in sorted(open_items):
+            self._take(i, Start("solver"), options)
+
+    def _take(self, i: int, start: Start, among: Sequence[int] | None = None) -> None:
+        p, item = self.problem, self.problem.items[i]
+        best, least = 0, float("inf")
+        for option in range(len(item.own)) if among is None else among:
+            price = item.own[option]
+            for v, need in p.wants[i][option]:
+                if self.needs[v][need]:
+                    continue
+                have = self.have.get(v, -1)
+                sbp = p.needs[need][0]
+                if have < 0:
+                    price += FORBIDDEN if v in p.possible and sbp not in p.possible[v] else 0.0
+                    continue
+                if v in p.free and start.whole and isinstance(sbp, Split):
+                    price += FORBIDDEN
+                elif isinstance(p.layouts[have], PartialSum) and isinstance(sbp, Split):
+                    price += p.edge(v, have, p.whole_need(need))  # most sums are wanted whole in the end
+                else:
+                    price += p.edge(v, have, need)
+            for o, layout in zip(item.outs, p.makes[i][option], strict=True):
+                price += self._ahead.get((o, layout), 0.0)
+                if among is not None and o >= 0:  # some readers are decided
+                    price += sum(p.edge(o, layout, need) for need, count in self.needs[o].items() if count)
+            if price < least - 1e-15:
+                best, least = option, price
+        self.put(i, best)
+
+    def _look_ahead(self) -> dict[tuple[int, int], float]:
+        """(value, layout) → about what the dearest way on from there costs, if all else is as each reader likes it."""
+        p = self.problem
+        ahead: dict[tuple[int, int], float] = {}
+        for i in range(len(p.items) - 1, -1, -1):
+            item = p.items[i]
+            for o, layouts in zip(item.outs, zip(*p.makes[i], strict=True), strict=True):
+                if o < 0:
+                    continue
+                for have in set(layouts):
+                    ways = [self._way(o, have, r) for r in p.readers.get(o, ()) if p.items[r].node >= 0]
+                    ahead[(o, have)] = max(ways, default=0.0)
+            self._ahead = ahead
+        return ahead
+
+    def _way(self, v: int, have: int, reader: int) -> float:
+        p, item = self.problem, self.problem.items[reader]
+        least = float("inf")
+        for option, own in enumerate(item.own):
+            price = own + sum(p.edge(v, have, need) for w, need in p.wants[reader][option] if w == v)
+            if price < least:
+                made = zip(item.outs, p.makes[reader][option], strict=True)
+                price += FADE * max((self._ahead.get((o, layout), 0.0) for o, layout in made), default=0.0)
+                least = min(least, price)
+        return least
+
+    def improve(self, members: Sequence[int], forced: Sequence[int] | None = None) -> float:
+        """Give tied items their best option among unchanged neighbours, or forced ones; returns the change in s."""
+        p = self.problem
+        options = len(p.items[members[0]].options)
+        old = [self.choice[i] for i in members]
+        if options == 1 or (forced is not None and list(forced) == old):
+            return 0.0
+        touched = {v for i in members for v in (*p.items[i].reads, *p.items[i].outs) if v >= 0}
+        prices = {}
+        for option in range(options) if forced is None else (-1,):
+            for n, i in enumerate(members):
+                self.put(i, option if forced is None else forced[n])
+            own = sum(p.items[i].own[self.choice[i]] for i in members)
+            prices[option] = own + sum(map(self.value_price, touched))
+        alike = len(set(old)) == 1
+        if forced is None and alike:
+            before = prices[old[0]]
+        else:
+            last = [self.choice[i] for i in members]
+            for i, option in zip(members, old, strict=True):
+                self.put(i, option)
+            own = sum(p.items[i].own[self.choice[i]] for i in members)
+            before = own + sum(map(self.value_price, touched))
+            if forced is not None:
+                for i, option in zip(members, last, strict=True):
+                    self.put(i, option)
+                return prices[-1] - before
+        best = min(prices, key=lambda o: (prices[o], o))
+        if prices[best] >= before - 1e-12:
+            for i, option in zip(members, old, strict=True):
+                self.put(i, option)
+            return 0.0
+        for i in members:
+            self.put(i, best)
+        return prices[best] - before
+
+    def sweep(self, classes: Sequence[Sequence[int]]) -> None:
+        """Improve class by class, back and forth, until nothing gets cheaper; looking only at what has changed."""
+        p = self.problem
+        where = {i: c for c, members in enumerate(classes) for i in members}
+        dirty = set(range(len(classes)))
+        for number in range(SWEEPS):
+            order = sorted(dirty, reverse=not number % 2)
+            dirty = set()
+            for c in order:
+                if self.improve(classes[c]) < 0:
+                    for i in classes[c]:
+                        item = p.items[i]
+                        for v in (*item.reads, *item.outs):
+                            dirty.update(where[r] for r in p.readers.get(v, ()))
+                            if v in p.producer:
+                                dirty.add(where[p.producer[v]])
+                    dirty.discard(c)
+            if not dirty:
+                break
+
+    def settle(self) -> None:
+        """Improve until nothing gets cheaper: tied classes, wholes in front of their readers, single items."""
+        self.sweep(self.tied)
+        if sum(self._cascade(c) for c in range(len(self.tied))):
+            self.sweep(self.tied)
+        self.sweep(self.single)
+
+    def _cascade(self, c: int) -> bool:
+        """Try a class with whole outputs, and its readers after it.
+
+        One sum for all of them may be cheaper than one for each, and what is cut here from a whole
+        value may have to be gathered later.
+        """
+        p, i = self.problem, self.tied[c][0]
+        item, now = p.items[i], self.choice[i]
+        if item.node < 0 or item.work or now == 0:
+            return False
+        s = item.options[now]
+        cut = any(
+            p.layouts[self.have[v]] == B and isinstance(sbp, Split) and v not in p.free
+            for v, sbp in zip(item.reads, s.ins, strict=True)
+        )
+        if not cut and not any(isinstance(o, PartialSum) for o in s.outs):
+            return False
+        cone, seen = [c], {c}
+        for k in cone:
+            for m in self.tied[k]:
+                for o in p.items[m].outs:
+                    for r in p.readers.get(o, ()):
+                        other = self.class_of[r]
+                        if other not in seen and len(cone) < CASCADE and not p.items[r].work:
+                            seen.add(other)
+                            cone.append(other)
+        before = [(k, [self.choice[m] for m in self.tied[k]]) for k in cone]
+        change = self.improve(self.tied[c], [0] * len(self.tied[c]))
+        change += sum(self.improve(self.tied[k]) for k in sorted(cone[1:]))
+        if change < -1e-9:
+            return True
+        for k, old in before:
+            self.improve(self.tied[k], old)
+        return False

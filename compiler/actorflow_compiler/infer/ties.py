@@ -1,0 +1,56 @@
+"""The items of a problem go in; which of them are repetitions of each other comes out, to be decided once.
+
+Repeated blocks of a model (``blocks.0`` … ``blocks.47``) hold the same ops in the same order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+ROUNDS = 2  # how far an item without a module looks to the items it reads
+
+
+def tie(names: Sequence[tuple[str, Hashable]], producers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Classes of equal items, in order of their first members.
+
+    An item's name is (module or variable, what it is); ``producers`` are the items that it reads from.
+    Items are equal if they are the same thing at the same place of repeated modules; an item
+    without a module is what it is and what it reads.
+    """
+    blocks = repeated(name for name, _ in names)
+    seen: Counter[tuple[str, Hashable]] = Counter()
+    colours: list[Hashable] = []
+    for name, kind in names:
+        number = seen[(name, kind)]
+        seen[(name, kind)] += 1
+        colours.append((without_numbers(name, blocks), kind, number if name else -1))
+    nameless = [i for i, (name, _) in enumerate(names) if not name]
+    for _ in range(ROUNDS):
+        numbers: dict[Hashable, int] = {}
+        ids = [numbers.setdefault(c, len(numbers)) for c in colours]
+        for i in nameless:
+            colours[i] = ("", names[i][1], tuple(ids[j] for j in producers[i]))
+    classes: dict[Hashable, list[int]] = {}
+    for i, colour in enumerate(colours):
+        classes.setdefault(colour, []).append(i)
+    return list(classes.values())
+
+
+def repeated(names: Iterable[str]) -> frozenset[str]:
+    """Modules that have a number for a name and something below them: ``blocks.3`` of ``blocks.3.up``."""
+    found: set[str] = set()
+    for name in set(names):
+        parts = name.split(".")
+        found.update(".".join(parts[:i]) for i in range(1, len(parts)) if parts[i - 1].isdigit())
+    return frozenset(found)
+
+
+def without_numbers(name: str, blocks: frozenset[str]) -> str:
+    """``blocks.3.up`` → ``blocks.#.up`` if ``blocks.3`` is one of the repeated modules."""
+    parts = name.split(".")
+    return ".".join(
+        "#" if re.fullmatch(r"\d+", part) and ".".join(parts[: i + 1]) in blocks else part
+        for i, part in enumerate(parts)
+    )

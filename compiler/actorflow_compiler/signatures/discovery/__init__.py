@@ -1,0 +1,82 @@
+"""An op call without a line goes in; the signatures that were found out by running it come out.
+
+    structure → memory → disk → search, in the sandbox or here → rules → signatures
+
+An op that ``sandbox.py``'s child can have is searched there; one that only this process knows,
+such as a custom op of a script, here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import torch
+
+from actorflow_compiler.signatures.call import OpCall, Signature, overload
+from actorflow_compiler.signatures.discovery import cache
+from actorflow_compiler.signatures.discovery.rules import Rule, apply, structure
+from actorflow_compiler.signatures.discovery.sandbox import SANDBOX
+from actorflow_compiler.signatures.discovery.search import Trials, find_rules, searchable
+from actorflow_compiler.torch_internals import python_source, runs_python
+
+__all__ = ["discovered", "forget", "rules_of"]
+
+_known: dict[tuple[str, str], tuple[Rule, ...]] = {}  # by structure and implementation
+
+
+def discovered(call: OpCall, parts: int) -> tuple[Signature, ...]:
+    """The signatures of a call on ``parts`` devices that running it on small operands has shown to be right.
+
+    None for what is random, cannot be run, or cannot be decided; never an error.  The first search
+    for an op takes 20 to 200 ms, after one start of the sandbox; what it finds is kept on disk.
+    """
+    return tuple(apply(rules_of(call), call, parts))
+
+
+def rules_of(call: OpCall) -> tuple[Rule, ...]:
+    """The rules of all calls with this call's structure."""
+    if not searchable(call):
+        return ()
+    version = implementation(call.op)
+    key = (structure(call), version or "")
+    if key not in _known:
+        found = None if version is None else cache.read(call, version)
+        if found is None:
+            found = _search(call)
+            if found is not None and version is not None:
+                cache.write(call, version, found)
+        _known[key] = found or ()
+    return _known[key]
+
+
+def forget() -> None:
+    """Drop what this process knows; what is on disk stays."""
+    _known.clear()
+
+
+def implementation(op: str) -> str | None:
+    """What changes when another function is behind the name of an op; None if nothing is known to.
+
+    Of an op of torch, its version says all.  Of a custom op, the schema and the source, with that of
+    the file that it is in.
+    """
+    if op.startswith("aten."):
+        return "torch"
+    source = python_source(overload(op))
+    if source is None:
+        return None
+    return hashlib.sha256(f"{overload(op)._schema}\n{source}".encode()).hexdigest()
+
+
+def _search(call: OpCall) -> tuple[Rule, ...] | None:
+    """None where the op cannot be run."""
+    namespace = call.op.partition(".")[0]
+    imports = [namespace] if namespace in sys.modules and namespace not in ("aten", "__main__") else []
+    if namespace == "aten" or imports or torch.ops.loaded_libraries:
+        found = SANDBOX.search(call, sorted(torch.ops.loaded_libraries), imports)
+        if found is not None:
+            return found
+    if not runs_python(overload(call.op)):
+        return None
+    return find_rules(call, Trials())

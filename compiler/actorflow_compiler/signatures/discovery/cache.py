@@ -1,0 +1,84 @@
+"""Rules that were found go to disk, one file for each op and version of torch; later runs read them there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actorflow_compiler.signatures.call import OpCall
+from actorflow_compiler.signatures.discovery.rules import Rule, from_json, structure, to_json
+
+FORMAT = 1  # changes with the meaning of what is written, and with what the search can find
+LOCATION = "ACTORFLOW_CACHE"  # environment variable: the directory; empty: nothing is kept
+
+
+def directory() -> Path | None:
+    """Where files are: ``$ACTORFLOW_CACHE``, else ``actorflow`` below the user's cache directory; None for nowhere."""
+    given = os.environ.get(LOCATION)
+    if given is not None:
+        return Path(given).expanduser() if given else None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "actorflow"
+    except RuntimeError:  # no home
+        return None
+
+
+def path_of(op: str) -> Path | None:
+    """The file of an op."""
+    where = directory()
+    return None if where is None else where / "signatures" / f"torch-{torch.__version__}" / f"{op}.json"
+
+
+def read(call: OpCall, implementation: str) -> tuple[Rule, ...] | None:
+    """The rules of calls like this one; None if they are not there, or not of this implementation of the op."""
+    with contextlib.suppress(OSError, ValueError):
+        found = _load(call.op, implementation).get(structure(call))
+        if found is not None:
+            return from_json(found, call)
+    return None
+
+
+def write(call: OpCall, implementation: str, rules: Sequence[Rule]) -> None:
+    """Keep rules; where nothing can be written, they are found anew next time."""
+    path = path_of(call.op)
+    if path is None:
+        return
+    try:
+        kept = _load(call.op, implementation)
+    except (OSError, ValueError):  # none, or not ours: begin anew
+        kept = {}
+    content = {**_head(call.op, implementation), "rules": {**kept, structure(call): to_json(rules)}}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            try:
+                json.dump(content, file, indent=1)
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+
+def _head(op: str, implementation: str) -> dict[str, Any]:
+    return {"format": FORMAT, "op": op, "torch": torch.__version__, "implementation": implementation}
+
+
+def _load(op: str, implementation: str) -> dict[str, Any]:
+    """What a file says, by structure; raises OSError without a file, ValueError if it is not what is expected."""
+    path = path_of(op)
+    if path is None:
+        raise FileNotFoundError
+    content = json.loads(path.read_text())
+    rules = content.pop("rules", None) if isinstance(content, dict) else None
+    if not isinstance(rules, dict) or content != _head(op, implementation):
+        raise ValueError("another file")
+    return rules

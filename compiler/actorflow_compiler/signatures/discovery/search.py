@@ -1,0 +1,340 @@
+"""An op call goes in; the rules come out by which the op, run on parts, gives what it gives on the whole.
+
+Nothing is known of the op: it is run on small random operands, whole and on the parts of every
+combination of layouts that may be right, with several draws, numbers of devices, and sizes even and
+uneven.  Only what holds in all of them is a rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.ops import Arg, Meta
+from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape, local_size
+from actorflow_compiler.signatures.call import OpCall, Path, bind, overload, put, rebind
+from actorflow_compiler.signatures.discovery.execute import HOLED, KINDS, Outs, close, draw, on_meta, run
+from actorflow_compiler.signatures.discovery.rules import Rule
+from actorflow_compiler.signatures.discovery.small import Slot, Small, paths, small_calls
+from actorflow_compiler.signatures.shards import shard, unshard
+
+T = TypeVar("T")
+PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw
+COMBINATIONS = 64  # of layouts for one index
+LINEAR = 6  # operands at most that are tried as sums of terms together
+SECONDS = 10.0  # of CPU time for one op
+NOTHING: frozenset[int] = frozenset()
+# ops of which no part can be what the whole would have been, or whose results have no size beforehand
+EXCLUDED = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+
+
+class OutOfTimeError(Exception):
+    """The search took too long."""
+
+
+class Trials:
+    """Runs, one after the other, what may fail, hang or crash the process.
+
+    ``announce(number)`` is called before each; those in ``avoid`` are not run, and count as failed.
+    """
+
+    def __init__(self, announce: Callable[[int], None] = lambda _: None, avoid: frozenset[int] = NOTHING) -> None:
+        self.announce, self.avoid = announce, avoid
+        self.number = -1
+        self.end = time.thread_time() + SECONDS
+
+    def attempt(self, what: Callable[[], T | None]) -> T | None:
+        """What the function returns; None if it raises.  Raises OutOfTimeError when all the time is used."""
+        self.number += 1
+        if time.thread_time() > self.end:
+            raise OutOfTimeError
+        if self.number in self.avoid:
+            return None
+        self.announce(self.number)
+        try:
+            return what()
+        except Exception:  # whatever an op raises about shapes that do not fit
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A small call with operands and what it returns."""
+
+    small: Small
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...]
+    parts: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Layouts for the operands, and the index that is cut: its size, and the arguments that are its size."""
+
+    ins: tuple[Sbp, ...]
+    group: frozenset[Slot] = frozenset()
+
+
+def searchable(call: OpCall) -> bool:
+    """Whether the op is one that can be found out about: of torch, a function of its arguments, not random."""
+    found = overload(call.op)
+    if found is None or found._schema.is_mutable or EXCLUDED & set(found.tags):
+        return False
+    return any(n > 1 for m in (*call.ins, *call.outs) if m is not None for n in m.shape) or any(
+        m.is_float for m in call.ins
+    )
+
+
+def find_rules(call: OpCall, trials: Trials) -> tuple[Rule, ...]:
+    """The rules of a call's structure; none where nothing can be said."""
+    rules: list[Rule] = []
+    with contextlib.suppress(OutOfTimeError), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        found, tolerance = small_calls(call, trials.attempt)
+        wholes = whole_calls(found, trials)
+        if len(wholes) >= 2 and _varied(wholes):
+            rules.extend(_Search(wholes, tolerance, trials).run())
+    return tuple(rules)
+
+
+def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
+    """Calls with operands that say something; none if the op is not a function of its operands."""
+    wholes: list[Whole] = []
+    for seed, (small, kind) in enumerate(
+        (small, KINDS[(i + j) % len(KINDS)]) for i in range(len(KINDS)) for j, small in enumerate(found)
+    ):
+        call, operands = small.call, draw(small.call, seed, kind)
+        results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
+        if results is None or not all(_telling(r) for r in results if r is not None):
+            continue
+        again = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
+        if again is None or not _same(results, again):
+            return []
+        wholes.append(Whole(small, tuple(operands), tuple(results), PARTS[len(wholes)], seed))
+        if len(wholes) == len(PARTS):
+            break
+    for small in found[:1] if len(wholes) > 1 else ():  # what nan does is part of what an op does
+        call, operands = small.call, draw(small.call, 0, HOLED)
+        results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
+        if results is not None:
+            wholes.append(Whole(small, tuple(operands), tuple(results), 2, 0))
+    return wholes
+
+
+def _used(call: OpCall, operands: Sequence[Tensor]) -> Outs:
+    made = run(call.op, call.args, call.kwargs, [x.clone() for x in operands])
+    return [None if m is None else r for m, r in zip(call.outs, made, strict=True)]
+
+
+def _telling(result: Tensor) -> bool:
+    """Whether most of the elements are numbers."""
+    return not result.numel() or result.isfinite().double().mean().item() > 0.9
+
+
+def _same(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
+    pairs = zip(a, b, strict=True)
+    return all(x is y or (x is not None and y is not None and close(y, x, 0.0)) for x, y in pairs)
+
+
+def _varied(wholes: Sequence[Whole]) -> bool:
+    """Whether no output is the same everywhere and always: of those, every layout seems right."""
+    for j, meta in enumerate(wholes[0].small.call.outs):
+        if meta is not None:
+            values = torch.cat([r.flatten() for w in wholes if (r := w.results[j]) is not None])
+            if values.numel() and torch.equal(values, values[0].expand_as(values)):
+                return False
+    return True
+
+
+class _Search:
+    def __init__(self, wholes: Sequence[Whole], tolerance: float, trials: Trials) -> None:
+        self.wholes, self.tolerance, self.trials = wholes, tolerance, trials
+        self.call = wholes[0].small.call
+        self.refused = False
+        self.deaf = {i for i in range(len(self.call.ins)) if all(self.is_deaf(w, i) for w in wholes)}
+
+    def is_deaf(self, whole: Whole, i: int) -> bool:
+        """Whether the op does not look at the values of an operand."""
+        other = list(whole.operands)
+        other[i] = draw(whole.small.call, whole.seed + 100, "positive")[i]
+        results = self.trials.attempt(lambda: _used(whole.small.call, other))
+        return results is not None and _same(results, whole.results)
+
+    def run(self) -> Iterator[Rule]:
+        for group in self.wholes[0].small.groups:
+            yield from self.split(group)
+        for terms in self.sums(range(len(self.call.ins))):
+            cut = Cut(tuple(P if i in terms else B for i in range(len(self.call.ins))))
+            outs = self.outs(cut)
+            if outs and "P" in outs:
+                yield _rule(cut, outs)
+
+    def split(self, group: frozenset[Slot]) -> Iterator[Rule]:
+        """Cut one index wherever it may be."""
+        dims = [[d for kind, p in sorted(group) if kind == "dim" and p[0] == i for d in p[1:]] for i in self.operands()]
+        choices: list[list[Sbp]] = [
+            [*map(Split, d), *([B] if len(d) != 1 or i in self.deaf else [])] for i, d in enumerate(dims)
+        ]
+        combinations = list(itertools.islice(itertools.product(*choices), COMBINATIONS))
+        done = set()
+        for ins in sorted(combinations, key=lambda ins: [isinstance(ins[i], Split) for i in self.deaf]):
+            heard = tuple(s for i, s in enumerate(ins) if i not in self.deaf)
+            if heard in done or (ins.count(B) == len(ins) and not paths(group)):
+                continue
+            for cut in self.with_terms(Cut(ins, group)):
+                outs = self.outs(cut)
+                if outs and _cuts(cut, outs):
+                    done.add(heard)
+                    yield _rule(cut, outs)
+                    if cut.ins == ins:
+                        break  # what is not linear in an operand needs no sums of terms there
+
+    def operands(self) -> range:
+        return range(len(self.call.ins))
+
+    def with_terms(self, cut: Cut) -> Iterator[Cut]:
+        """The cut with operands that are not cut as they are, and then as sums of terms."""
+        yield cut
+        if self.refused:
+            return
+        for terms in self.sums([i for i, s in enumerate(cut.ins) if s == B]):
+            yield replace(cut, ins=tuple(P if i in terms else s for i, s in enumerate(cut.ins)))
+
+    def sums(self, operands: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Sets of operands that may be sums of terms together."""
+        able = [i for i in operands if self.call.ins[i].is_float and i not in self.deaf]
+        if len(able) <= LINEAR:
+            for count in range(1, min(3, len(able)) + 1):
+                yield from itertools.combinations(able, count)
+        if len(able) > 3:
+            yield tuple(able)
+
+    def outs(self, cut: Cut) -> tuple[str | None, ...] | None:
+        """The layouts that the outputs have in all draws; None if one has none.
+
+        ``refused`` then says whether the op does not even run on such parts.
+        """
+        possible: list[list[str]] | None = None
+        for whole in self.wholes:
+            now = self.trials.attempt(lambda whole=whole: self.possible(whole, cut))  # type: ignore[misc]
+            self.refused = now is None
+            if now is None:
+                return None
+            before = now if possible is None else possible
+            possible = [[o for o in a if o in b] for a, b in zip(before, now, strict=True)]
+            if not all(possible):
+                return None
+        assert possible is not None
+        left = iter(possible)
+        return tuple(None if m is None else next(left)[0] for m in self.call.outs)
+
+    def possible(self, whole: Whole, cut: Cut) -> list[list[str]] | None:
+        """For each used output, the layouts that it may have in one draw."""
+        call, parts = whole.small.call, whole.parts
+        n = size_of(call, cut.group)
+        if n is not None and n < parts:
+            parts = 2
+        metas = [m for m in call.outs if m is not None]
+        calls = [_local(call, cut, n, parts, index) for index in range(parts)]
+        gated = [on_meta(c) for c in calls]
+        candidates = [list(_layouts(m, n)) for m in metas]
+        if all(g is not None for g in gated):
+            candidates = self.fitting(call, metas, candidates, [g for g in gated if g is not None])
+            if not all(candidates):
+                return None
+        generator = torch.Generator().manual_seed(whole.seed)
+        shards = [shard(x, s, parts, generator) for x, s in zip(whole.operands, cut.ins, strict=True)]
+        made = [_used(c, [x[index] for x in shards]) for index, c in enumerate(calls)]
+        candidates = self.fitting(call, metas, candidates, made)
+        results = [r for r in whole.results if r is not None]
+        used = [[r for r in outs if r is not None] for outs in made]
+        tolerance = self.tolerance * (10 if P in cut.ins else 1)
+        return [
+            [text for text, layout in options if right([outs[j] for outs in used], results[j], layout, tolerance)]
+            for j, options in enumerate(candidates)
+        ]
+
+    @staticmethod
+    def fitting(
+        call: OpCall, metas: Sequence[Meta], candidates: Sequence[list[tuple[str, Sbp]]], made: Sequence[Outs]
+    ) -> list[list[tuple[str, Sbp]]]:
+        """Those layouts whose parts have the shapes that the parts have."""
+        used = [[r for r, m in zip(outs, call.outs, strict=True) if m is not None] for outs in made]
+        return [
+            [
+                (text, layout)
+                for text, layout in options
+                if all(
+                    (r := outs[j]) is not None and tuple(r.shape) == local_shape(meta.shape, layout, len(made), index)
+                    for index, outs in enumerate(used)
+                )
+            ]
+            for j, (meta, options) in enumerate(zip(metas, candidates, strict=True))
+        ]
+
+
+def size_of(call: OpCall, group: frozenset[Slot]) -> int | None:
+    """The size of an index in a call."""
+    for kind, path in sorted(group, reverse=True):
+        return call.ins[path[0]].shape[path[1]] if kind == "dim" else _at(call, path)
+    return None
+
+
+def _at(call: OpCall, path: Path) -> int:
+    arg: Arg = bind(call)
+    for i in path:
+        arg = arg[i]
+    assert isinstance(arg, int)
+    return arg
+
+
+def _local(call: OpCall, cut: Cut, n: int | None, parts: int, index: int) -> OpCall:
+    """What one device runs."""
+    ins = tuple(Meta(local_shape(m.shape, s, parts, index), m.dtype) for m, s in zip(call.ins, cut.ins, strict=True))
+    new: dict[int, Arg] = {}
+    for path in paths(cut.group):
+        assert n is not None
+        part = local_size(n, Split(0), parts, index)
+        new[path[0]] = put(new.get(path[0], bind(call)[path[0]]), path[1:], part)
+    args, kwargs = rebind(call, new)
+    return OpCall(call.op, args, kwargs, ins, call.outs)
+
+
+def _layouts(meta: Meta, n: int | None) -> Iterator[tuple[str, Sbp]]:
+    """The layouts that an output may have where an index of size n is cut."""
+    for dim, size in enumerate(meta.shape if n else ()):
+        if size == n:
+            yield f"S({dim})", Split(dim)
+        elif n and size % n == 0 and size:
+            yield f"S({dim},1,k)", Split(dim, 1, size // n)
+            yield f"S({dim},k)", Split(dim, size // n)
+    yield "B", B
+    if meta.is_float:
+        yield "P", P
+
+
+def right(made: Sequence[Tensor], whole: Tensor, layout: Sbp, tolerance: float) -> bool:
+    """Whether the parts are what the whole is."""
+    if layout == B and not all(close(m, made[0], 0.0) for m in made):
+        return False
+    return close(unshard(made, layout), whole, tolerance)
+
+
+def _cuts(cut: Cut, outs: tuple[str | None, ...]) -> bool:
+    """Whether something is cut whose size says how much each device gets."""
+    plain = any(text is not None and re.fullmatch(r"S\(\d+\)", text) for text in (*map(str, cut.ins), *outs))
+    return plain and any(o not in ("B", None) for o in outs)
+
+
+def _rule(cut: Cut, outs: tuple[str | None, ...]) -> Rule:
+    return Rule(tuple(map(str, cut.ins)), outs, paths(cut.group))

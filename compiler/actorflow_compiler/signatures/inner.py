@@ -1,0 +1,81 @@
+"""An op instance goes in; its inner signatures come out: those by which devices exchange something small inside.
+
+``_log_softmax`` over a dim that is split needs a maximum and a sum over all devices, but no device needs
+the other parts of that dim.  A signature of this kind is legal if the op is written out in simpler
+ones (``written_out.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+from actorflow_compiler.sbp import B, Sbp
+from actorflow_compiler.signatures import shaped_layers as layers
+from actorflow_compiler.signatures.call import OpCall, Signature, bind
+from actorflow_compiler.signatures.indexed import Indexed, matched
+from actorflow_compiler.signatures.notation import parse
+
+Line = Callable[[OpCall], str | None]
+
+
+@functools.cache
+def inner_signatures(call: OpCall, parts: int) -> tuple[Signature, ...]:
+    """The inner signatures for a mesh axis of ``parts`` devices, each of which gets some of the dim that is split."""
+    line = LINES.get(call.op)
+    text = line(call) if line and parts > 1 else None
+    op = matched(call, text) if text else None
+    return tuple(_signatures(call, op.size, op.ins, op.outs, parse(text).letters, parts)) if op and text else ()
+
+
+def _signatures(
+    call: OpCall, size: dict[str, int], ins: tuple[Indexed, ...], outs: tuple[Indexed | None, ...],
+    letters: frozenset[str], parts: int,
+) -> Iterator[Signature]:  # fmt: skip
+    def layout(tensor: Indexed | None, letter: str) -> Sbp:
+        return (tensor.layout(letter, size, 1, 1, parts) if tensor else None) or B
+
+    for letter in sorted(c for c in letters if c.islower() and size.get(c, 0) >= parts):
+        made = (None if m is None else layout(o, letter) for o, m in zip(outs, call.outs, strict=True))
+        yield Signature(tuple(layout(x, letter) for x in ins), tuple(made), letter, inner=True)
+
+
+def _along(*, ins: int = 1, reduced: int = 0) -> Line:
+    """Named dims, v and so on, of ``ins`` operands; in the output as they are, or reduced in so many outputs."""
+
+    def line(call: OpCall) -> str | None:
+        rank, dims = len(call.ins[0].shape), bind(call)[ins]
+        if not rank or not call.ins[0].is_float or (dims is None and call.op in ONE_DIM):
+            return None
+        named = range(rank) if dims in (None, ()) else [dims] if isinstance(dims, int) else dims
+        along = {d % rank: "vwxyzabc"[i] for i, d in enumerate(named)}
+        x = "".join(along.get(d, "NMLKJIHG"[d]) for d in range(rank))
+        return f"{','.join([x] * ins)}->{','.join(['_'] * reduced) or x}"
+
+    return line
+
+
+def _normalised(line: Callable[[OpCall], str]) -> Line:
+    """The line of a norm, with the dims that are normalised over as dims that may be split."""
+    return lambda call: line(call).lower()
+
+
+ONE_DIM = frozenset({"aten.argmax.default", "aten.argmin.default"})  # without a dim they count through all
+LINES: Mapping[str, Line] = {
+    "aten._softmax.default": _along(),
+    "aten._log_softmax.default": _along(),
+    "aten._safe_softmax.default": _along(),
+    "aten._softmax_backward_data.default": _along(ins=2),
+    "aten._log_softmax_backward_data.default": _along(ins=2),
+    "aten.logsumexp.default": _along(reduced=1),
+    "aten.amax.default": _along(reduced=1),
+    "aten.amin.default": _along(reduced=1),
+    "aten.argmax.default": _along(reduced=1),
+    "aten.argmin.default": _along(reduced=1),
+    "aten.max.dim": _along(reduced=2),
+    "aten.min.dim": _along(reduced=2),
+    "aten.native_layer_norm.default": _normalised(layers.layer_norm),
+    "aten.native_layer_norm_backward.default": _normalised(layers.layer_norm_backward),
+    "aten._fused_rms_norm.default": _normalised(layers.rms_norm),
+    "aten._fused_rms_norm_backward.default": _normalised(layers.rms_norm_backward),
+}

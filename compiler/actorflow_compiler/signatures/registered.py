@@ -1,0 +1,139 @@
+"""What users say of their ops goes in, checked; the terms for a call of such an op come out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from actorflow_compiler.errors import SignatureError
+from actorflow_compiler.signatures.call import OpCall
+from actorflow_compiler.signatures.notation import Term, parse
+from actorflow_compiler.signatures.table import has_line
+
+Line = str | Callable[[OpCall], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What was said of one op."""
+
+    op: str  # "mylib.scale.default"
+    lines: tuple[Line, ...]
+    verify: bool
+    where: str  # "train.py:12"
+    verified: set[str] = field(default_factory=set, compare=False)  # structures of calls that were run
+
+    def terms(self, call: OpCall) -> tuple[str, ...]:
+        """The terms for one call; raises SignatureError for what is no term."""
+        found = [line(call) if callable(line) else line for line in self.lines]
+        for text in found:
+            if text is not None:
+                check(text, _find(self.op), self.where)
+        return tuple(text for text in found if text is not None)
+
+
+_registered: dict[str, Registered] = {}
+
+
+def register_signature(op: Any, *terms: Line, verify: bool = True) -> None:
+    """Say how the tensors of an op may lie, so that it need not be found out.
+
+    ``op`` is ``"namespace::name"``, ``"namespace::name.overload"``, an op of ``torch.ops``, or what
+    ``torch.library.custom_op`` returns.  Each term has one entry for each argument in the schema's order
+    and one for each output, and says one way in which the op can be cut::
+
+        flow.register_signature("mylib::scale", ".*,.*->.")  # any dim, split alike; linear in either factor
+        flow.register_signature(mylib.rotate, "bhS+,S->bhS")  # batch or heads; a sum of terms may be rotated
+
+    Lowercase letters and ``.`` are dims that may be split, uppercase ones are not; ``+`` and ``*`` are
+    operands in which the op is linear; ``_`` is an argument or output that is broadcast.  A term may be a
+    function of the call that returns such a text, or None.
+
+    Unless ``verify=False``, each signature is tried on small random tensors when a plan first uses the op.
+    A second registration of an op replaces the first.  All ranks must register the same.
+
+    Raises SignatureError for an op that does not exist, that actorflow knows already, or that changes its
+    arguments, and for a term that is none or does not fit the schema.
+    """
+    found = _find(op)
+    name = str(found)
+    frame = sys._getframe(1)
+    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    if has_line(name):
+        raise SignatureError(
+            f"{where}: a signature for {name} was found, of which actorflow knows all; expected: an op without one"
+        )
+    if found._schema.is_mutable:
+        raise SignatureError(
+            f"{where}: {name} changes its arguments ({found._schema}); expected: an op that only returns new tensors"
+        )
+    if not terms:
+        raise SignatureError(f"{where}: no term was given for {name}; expected: at least one, such as '.,.->.'")
+    for line in terms:
+        if not callable(line):
+            check(line, found, where)
+    _registered[name] = Registered(name, tuple(terms), verify, where)
+
+
+def registration(op: str) -> Registered | None:
+    """What was said of an op."""
+    return _registered.get(op)
+
+
+def _find(op: Any) -> torch._ops.OpOverload:
+    """The op that a user names; raises SignatureError if there is none or more than one."""
+    definition = getattr(op, "_opoverload", None)  # of a custom op
+    if isinstance(definition, torch._ops.OpOverload):
+        return definition
+    if isinstance(op, torch._ops.OpOverload):
+        return op
+    packet, kind = op, ""
+    if isinstance(op, str):
+        namespace, _, rest = op.partition("::") if "::" in op else op.partition(".")
+        name, _, kind = rest.partition(".")
+        try:
+            packet = getattr(getattr(torch.ops, namespace), name)
+        except (AttributeError, RuntimeError):
+            packet = None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        raise SignatureError(
+            f"found {op!r} where an op was expected: 'namespace::name', 'namespace::name.overload', an op of "
+            f"torch.ops or a torch.library.custom_op; it has to be defined before its signature is given"
+        )
+    kinds = packet.overloads()  # type: ignore[no-untyped-call]
+    kind = kind or ("default" if "default" in kinds else kinds[0] if len(kinds) == 1 else "")
+    if kind not in kinds:
+        raise SignatureError(f"{op} does not say which of its overloads is meant: {', '.join(kinds)}")
+    found: torch._ops.OpOverload = getattr(packet, kind)
+    return found
+
+
+def check(text: object, op: torch._ops.OpOverload, where: str) -> Term:
+    """The term of an op; raises SignatureError if the text is none, or has other arguments than the schema."""
+
+    def wrong(why: str) -> SignatureError:
+        return SignatureError(f"{where}: {text!r} is no signature of {op}: {why}\n  {op._schema}")
+
+    if not isinstance(text, str):
+        raise wrong(f"a {type(text).__name__} was found; expected: a text such as '.,.->.', or a function of the call")
+    try:
+        term = parse(text)
+    except ValueError as error:
+        raise wrong(f"{error}; expected: an entry for each argument, '->', an entry for each output") from None
+    arguments, returns = op._schema.arguments, op._schema.returns
+    if len(term.slots) > len(arguments):
+        raise wrong(f"it has {len(term.slots)} arguments; the op has {len(arguments)}")
+    for slot, argument in zip(term.slots, arguments, strict=False):
+        kind = str(argument.type)
+        if slot.kind == "tensor" and "Tensor" not in kind and any(o.dims for o in slot.operands):
+            raise wrong(f"it has dims for {argument.name!r}, which is no tensor but {kind}; expected: '_'")
+        if slot.kind in ("dims", "shape", "sizes", "parts") and "Tensor" in kind:
+            raise wrong(f"it has '@', '#' or '^' for {argument.name!r}, which is a tensor; expected: its dims, or '_'")
+    lists = any("List" in str(r.type) for r in returns)
+    if len(term.outs) != len(returns) and not lists:
+        raise wrong(f"it has {len(term.outs)} outputs; the op has {len(returns)}")
+    return term

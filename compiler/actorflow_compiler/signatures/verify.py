@@ -1,0 +1,63 @@
+"""A call whose signatures a user gave goes in; what is wrong with them comes out, found by running the op on parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.sbp import P
+from actorflow_compiler.signatures.call import OpCall, Signature
+from actorflow_compiler.signatures.discovery.execute import on_meta, run
+from actorflow_compiler.signatures.discovery.search import OutOfTimeError, Trials, Whole, right, whole_calls
+from actorflow_compiler.signatures.discovery.small import small_calls
+from actorflow_compiler.signatures.localise import localised
+from actorflow_compiler.signatures.shards import shard
+
+Derive = Callable[[OpCall, int], Iterable[Signature]]
+
+
+def fault(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
+    """The first of the signatures of calls like this one, but small, that is wrong, and how; None if all are right.
+
+    Also None where the op cannot be run on small random operands.
+    """
+    trials = Trials()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found, tolerance = small_calls(call, trials.attempt, apart=False)
+            for whole in whole_calls(found, trials):
+                for signature in derive(whole.small.call, whole.parts):
+                    why = _wrong(whole, signature, tolerance)
+                    if why:
+                        shapes = ", ".join(map(str, whole.small.call.ins))
+                        return signature, f"{why} on ({shapes}) over {whole.parts} devices"
+    except OutOfTimeError:
+        pass
+    return None
+
+
+def _wrong(whole: Whole, signature: Signature, tolerance: float) -> str | None:
+    call, parts = whole.small.call, whole.parts
+    generator = torch.Generator().manual_seed(whole.seed)
+    shards = [shard(x, s, parts, generator) for x, s in zip(whole.operands, signature.ins, strict=True)]
+    made: list[Sequence[Tensor | None]] = []
+    for index in range(parts):
+        local = localised(call, signature, parts, index)
+        try:
+            on_meta(local)
+            results = run(local.op, local.args, local.kwargs, [x[index].clone() for x in shards])
+        except Exception as error:  # whatever an op raises about shapes that do not fit
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'raised'}"
+        for out, meta in zip(results, local.outs, strict=True):
+            if meta is not None and (out is None or tuple(out.shape) != meta.shape):
+                found = None if out is None else tuple(out.shape)
+                return f"the part of device {index} has shape {found}, not {meta.shape},"
+        made.append(results)
+    for j, (result, layout) in enumerate(zip(whole.results, signature.outs, strict=True)):
+        if result is not None and layout is not None:
+            tensors = [t for outs in made if (t := outs[j]) is not None]
+            if not right(tensors, result, layout, tolerance * (10 if P in signature.ins else 1)):
+                return f"output {j} is not what the whole op gives"
+    return None

@@ -1,0 +1,57 @@
+"""Values and the layouts that each of them takes one after the other go in; a plan that boxes them all comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actorflow_compiler.cut import cut
+from actorflow_compiler.graph import Graph, Input, Node, verify
+from actorflow_compiler.infer import Layouts
+from actorflow_compiler.lower import lower
+from actorflow_compiler.ops import Meta, Ref
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import Plan, Variable
+from actorflow_compiler.sbp import B, NdSbp
+from actorflow_compiler.segment import segment
+from actorflow_compiler.signatures import Signature
+from actorflow_scheduler.schedule import schedule
+
+PHASES = ("forward", "backward", "optimizer")
+Layout = tuple[Placement, NdSbp]
+
+
+def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Sequence[Layout]]], dtype: str = "float64") -> Plan:
+    """Result i is variable ``vi``, which has the shape of chain i and was negated in each of its layouts.
+
+    The variable lies as the first layout says; the result is whole on all ranks.  The first layouts may
+    not be partial sums.
+    """
+    everywhere = Placement("cpu", tuple(range(world)), (world,))
+    inputs, nodes, results, variables = [], [], [], []
+    metas: dict[int, Meta] = {}
+    value: dict[int, NdSbp] = {}
+    placement: dict[int, Placement] = {}
+    operands, chosen = [], []
+    homes = {}
+    for i, (shape, layouts) in enumerate(chains):
+        name = f"v{i}"
+        number = len(metas) + 1
+        metas[number], (placement[number], value[number]) = Meta(shape, dtype), layouts[0]
+        inputs.append(Input(number, name, "variable"))
+        homes[name] = layouts[0]
+        variables.append(Variable(name, shape, dtype, *layouts[0], "tensor"))
+        for step, (where, sbp) in enumerate(layouts):
+            metas[number + 1], placement[number + 1], value[number + 1] = metas[number], where, sbp
+            phase = PHASES[step * len(PHASES) // len(layouts)]
+            nodes.append(Node("aten.neg.default", (Ref(number),), (), (number + 1,), phase, where))
+            operands.append((sbp,))
+            chosen.append(tuple(Signature((entry,), (entry,), None) for entry in sbp))
+            number += 1
+        results.append(number)
+    graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
+    layouts_of = Layouts(value, placement, operands, chosen)
+    program = lower(graph, layouts_of, 1, everywhere, dict.fromkeys(results, True), homes)
+    stages = tuple(dict.fromkeys(placement.values()))
+    plan = cut("boxing", world, 1, segment(program), stages, tuple(variables), (), ())
+    assert all(r.sbp == (B,) for r in plan.results)
+    return schedule(plan)

@@ -1,0 +1,290 @@
+"""What inference finds: the layouts that people would choose, within a budget, and never far from the bound."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.graph import Graph, Input, Node
+from actorflow_compiler.hints import distribute, zero
+from actorflow_compiler.infer import DATA, Fixed, Goal, goal_of, infer
+from actorflow_compiler.infer.choose import _Choice
+from actorflow_compiler.infer.problem import Problem
+from actorflow_compiler.infer.relax import relax
+from actorflow_compiler.infer.search import Search
+from actorflow_compiler.infer.ties import tie
+from actorflow_compiler.ops import Meta, Ref
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.sbp import B, Split
+from comms import communications
+from gpt import GPT
+from models import CASES, CONTEXT, Case
+from trained import Layout, plan_of
+
+BATCH = 64
+
+
+def gpt(layers: int = 2) -> Case:
+    """A small GPT whose activations are larger than its weights."""
+    case = CASES["gpt"]
+    return Case(lambda: GPT(layers, 32, 4, CONTEXT), case.optimizer, case.batches, case.stages)
+
+
+def planned(case: Case, layout: Layout) -> Plan:
+    """The plan of a case for a batch of ``BATCH``."""
+    return plan_of(case, layout, BATCH)[0]
+
+
+def moved(plan: Plan) -> Counter[tuple[str, str]]:
+    """(kind, phase) → bytes that all ranks send in an iteration."""
+    found: Counter[tuple[str, str]] = Counter()
+    for c in communications(plan):
+        found[(c.kind, c.phase)] += c.nbytes
+    return found
+
+
+def parameter_bytes(plan: Plan) -> int:
+    return sum(torch.Size(v.shape).numel() * 4 for v in plan.variables if v.kind == "parameter")
+
+
+# ---- what the layouts move
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_data_parallelism_moves_the_gradients_once_and_the_loss(world: int) -> None:
+    plan = planned(gpt(), Layout(world))
+    assert moved(plan).keys() == {("all_reduce", "backward"), ("all_reduce", "forward")}
+    assert moved(plan)[("all_reduce", "backward")] == 2 * (world - 1) * parameter_bytes(plan)
+    assert moved(plan)[("all_reduce", "forward")] <= 2 * (world - 1) * 8  # the loss, and nothing else
+    assert plan.summary.redundant_flops == 0
+
+
+VOCABULARY = 4096
+
+
+def gpt_2(layers: int) -> Case:
+    """A GPT-2 whose vocabulary is larger than its batch, as real ones are."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def make() -> nn.Module:
+        return GPT2LMHeadModel(
+            GPT2Config(n_layer=layers, n_embd=32, n_head=4, vocab_size=VOCABULARY, n_positions=CONTEXT,
+                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+        )  # fmt: skip
+
+    return Case(make, CASES["gpt"].optimizer, CASES["gpt"].batches, ("", ""), loss=lambda m, x, y: m(x, labels=y).loss)
+
+
+def megatron(model: nn.Module) -> None:
+    """Column, then row; the fused projection in three blocks, the tied embedding over the vocabulary."""
+    distribute(model, {
+        r".*c_attn\.weight": Split(1, 3), r".*c_attn\.bias": Split(0, 3),
+        r".*c_fc\.weight": Split(1), r".*c_fc\.bias": Split(0), r".*c_proj\.weight": Split(0),
+        r"transformer\.wte\.weight": Split(0), r"transformer\.wpe\.weight": B,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_megatron_hints_give_two_all_reduces_forward_and_two_backward_in_each_layer(layers: int) -> None:
+    plan = plan_of(gpt_2(layers), Layout(2, prepare=megatron, goal=goal_of("tensor", None)), 4)[0]
+    activations = 4 * CONTEXT * 32 * 4
+    found = communications(plan)
+    large = Counter((c.kind, c.phase, c.nbytes) for c in found if c.nbytes >= activations)
+    assert large == {  # one more each way: of the embedding, and of the head
+        ("all_reduce", "forward", 2 * activations): 2 * layers + 1,
+        ("all_reduce", "backward", 2 * activations): 2 * layers + 1,
+    }
+
+
+def test_zero_1_reduces_and_scatters_gradients_and_gathers_parameters() -> None:
+    plan = planned(gpt(), Layout(2, prepare=lambda m: zero(m, 1)))
+    found = moved(plan)
+    assert found[("reduce_scatter", "backward")] == parameter_bytes(plan)
+    assert found[("all_gather", "optimizer")] == parameter_bytes(plan)
+
+
+# ---- what inference finds by itself
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_tensor_parallelism_is_found_without_a_hint(name: str) -> None:
+    plan = planned(CASES[name], Layout(2, goal=goal_of("tensor", None)))
+    large = {v.name: v.sbp for v in plan.variables if v.kind == "parameter" and len(v.shape) > 1}
+    assert all(isinstance(s, Split) for sbp in large.values() for s in sbp)
+    assert plan.summary.redundant_flops < 0.05
+    weights = {c.name for c in communications(plan)} & {n.removeprefix("model.") for n in large}
+    assert not weights  # they are used as they are stored
+
+
+def test_a_fused_projection_is_split_head_by_head() -> None:
+    plan = planned(gpt(), Layout(2, goal=goal_of("tensor", None)))
+    lies = {v.name: v.sbp for v in plan.variables}
+    assert lies["model.blocks.0.qkv.weight"] == (Split(0, 3),)
+    assert lies["model.blocks.1.projection.weight"] == (Split(1),)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_budget_alone_finds_a_plan_no_dearer_than_the_hand_made_one(stage: int) -> None:
+    by_hand = report_of(gpt(), Layout(2, prepare=lambda m: zero(m, stage)))
+    wide = report_of(gpt(), Layout(2))
+    assert by_hand.held.peak < wide.held.peak
+    found = report_of(gpt(), Layout(2, goal=goal_of(None, by_hand.held.peak)))
+    assert found.held.peak <= by_hand.held.peak
+    assert found.seconds <= by_hand.seconds
+
+
+def test_a_budget_that_nothing_fits_is_refused_with_the_least_that_would_and_what_takes_it() -> None:
+    with pytest.raises(LayoutError, match=r"budget of 10 KB .* needs .* of variables.* largest .*Use more devices"):
+        planned(gpt(), Layout(2, goal=goal_of(None, "10KB")))
+
+
+@pytest.mark.parametrize("mode", ["tensor", "auto"])
+def test_what_is_found_is_not_far_from_the_bound(mode: str) -> None:
+    report = report_of(gpt(), Layout(2, goal=goal_of(mode, None)))
+    assert report.bound is not None
+    assert report.bound <= report.seconds <= 1.4 * report.bound
+
+
+def test_repeated_layers_are_decided_once() -> None:
+    few, many = (report_of(gpt(layers), Layout(2)) for layers in (3, 6))
+    assert many.items > 1.7 * few.items
+    assert many.classes < 1.1 * few.classes
+
+
+def report_of(case: Case, layout: Layout):
+    import actorflow_compiler.compile as compiling
+
+    seen = []
+
+    def spy(*args: object, **kwargs: object) -> object:
+        layouts = infer(*args, **kwargs)  # type: ignore[arg-type]
+        seen.extend(layouts.reports)
+        return layouts
+
+    before, compiling.infer = compiling.infer, spy
+    try:
+        planned(case, layout)
+    finally:
+        compiling.infer = before
+    return seen[0]
+
+
+# ---- the search against every choice there is
+
+PLACE = Placement("cpu", (0, 1), (2,))
+SQUARE = Meta((8, 8), "float32")
+
+
+def small_graph(seed: int) -> Graph:
+    """Five random ops on 8 × 8 matrices, and a weight that is updated."""
+    draw = random.Random(seed)
+    inputs = (Input(0, "x", "batch"), Input(1, "w", "variable"))
+    nodes = []
+    for out in range(2, 7):
+        op = draw.choice(["aten.mm.default", "aten.add.Tensor", "aten.relu.default", "aten.t.default"])
+        count = 2 if op in ("aten.mm.default", "aten.add.Tensor") else 1
+        args = tuple(Ref(draw.randrange(out)) for _ in range(count))
+        nodes.append(Node(op, args, (), (out,), placement=PLACE))
+    return Graph(inputs, tuple(nodes), dict.fromkeys(range(7), SQUARE), (6,), ((1, 5),))
+
+
+def problem_of(graph: Graph, mode: str) -> Problem:
+    from actorflow_compiler.infer import axes as module
+
+    made = []
+
+    def keep(problem: Problem, *rest: object) -> object:
+        made.append(problem)
+        return before(problem, *rest)  # type: ignore[arg-type]
+
+    before, module.choose = module.choose, keep
+    try:
+        fixed = Fixed({"w": (PLACE, (None,))}, {"x": (Split(0),)}, {6: PLACE})
+        infer(graph, fixed, PLACE, 1, Goal((mode,)))
+    finally:
+        module.choose = before
+    return made[0]
+
+
+def price(problem: Problem, options: tuple[int, ...]) -> float:
+    search = Search(problem, [[i] for i in range(len(problem.items))])
+    for i, option in enumerate(options):
+        search.put(i, option)
+    return search.total()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_finds_the_best_of_all_choices_or_nearly(seed: int) -> None:
+    problem = problem_of(small_graph(seed), "auto")
+    every = itertools.product(*(range(len(item.options)) for item in problem.items))
+    best = min(price(problem, options) for options in every)
+    choice, report = _Choice(problem, Goal(("auto",)), 1).run(None)
+    assert report.bound is not None
+    assert report.bound <= best + 1e-9
+    assert abs(price(problem, tuple(choice)) - report.seconds) < 1e-12
+    assert report.seconds <= 1.2 * best + 1e-9
+
+
+def test_the_relaxation_knows_when_nothing_fits() -> None:
+    problem = problem_of(small_graph(0), "auto")
+    alone = [[i] for i in range(len(problem.items))]
+    assert relax(problem, alone, None) is not None
+    assert relax(problem, alone, 1.0) is None
+
+
+# ---- ties
+
+
+def test_blocks_with_numbers_are_tied_and_layers_of_one_list_are_not() -> None:
+    names = [("blocks.0.up", "mm"), ("blocks.1.up", "mm"), ("layers.0", "mm"), ("layers.1", "mm")]
+    assert tie(names, [[]] * 4) == [[0, 1], [2], [3]]
+
+
+def test_an_item_without_a_module_is_tied_by_what_it_reads() -> None:
+    names = [("blocks.0.up", "mm"), ("blocks.1.up", "mm"), ("", "add"), ("", "add"), ("", "add")]
+    assert tie(names, [[], [], [0], [1], [2]]) == [[0, 1], [2, 3], [4]]
+
+
+# ---- what users ask for
+
+
+@pytest.mark.parametrize(
+    ("parallel", "budget", "expected"),
+    [
+        (None, None, DATA),
+        (None, "2GB", Goal(("auto",), 2e9)),
+        ("tensor", "1.5GiB", Goal(("tensor",), 1.5 * 2**30)),
+        ({"data": 2, "tensor": 4}, 1000, Goal(("data", "tensor"), 1000.0, mesh=(2, 4))),
+    ],
+)
+def test_what_users_ask_for_is_understood(parallel: object, budget: object, expected: Goal) -> None:
+    assert goal_of(parallel, budget) == expected
+
+
+@pytest.mark.parametrize(
+    ("parallel", "budget", "message"),
+    [
+        ("pipeline", None, r"parallel='pipeline' was found; one of 'data', 'tensor', 'auto' was expected"),
+        ({"data": 0}, None, r"parallel=.* was found"),
+        (None, "many", r"memory_budget='many' was found"),
+        (None, "-1GB", r"memory_budget='-1GB' was found"),
+        (None, 0, r"memory_budget=0 was found"),
+    ],
+)
+def test_what_means_nothing_is_refused(parallel: object, budget: object, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        goal_of(parallel, budget)
+
+
+def test_a_mesh_of_another_size_than_the_run_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"mesh of 2 × 2 = 4 devices; the run has 2"):
+        planned(gpt(), Layout(2, goal=goal_of({"data": 2, "tensor": 2}, None)))
+
+

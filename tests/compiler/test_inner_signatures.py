@@ -1,0 +1,176 @@
+"""Ops whose reduced dim is split: written out and run on parts, they give what the whole op gives, and move little."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorflow_compiler.graph import call_of
+from actorflow_compiler.inner import body_of, inner_cost
+from actorflow_compiler.ops import Ref
+from actorflow_compiler.sbp import Sbp, Split, local_shape
+from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
+from actorflow_compiler.signatures.inner import LINES
+from actorflow_compiler.written_out import BODIES
+from signature_checks import Instance, close, instance, meta, run
+from signature_samples import f
+
+INFINITE = [-math.inf] * 7
+ROWS = torch.tensor([[0.0, -math.inf, 3.0, 1.0, -math.inf, 2.0, 0.5], INFINITE, [1e4, -1e4, 0.0, 9e3, 1.0, 2.0, 1e4]])
+
+
+def inner(case: Instance, parts: int) -> list[Signature]:
+    return [s for s in signatures(case.call, parts, inner=True) if s.inner]
+
+
+def on_parts(case: Instance, signature: Signature, parts: int) -> list[Tensor]:
+    """Run the body of an op on every device, boxing as its signatures say; returns the outputs put together."""
+    body = body_of(case.call, (signature,), (parts,))
+    held: dict[int, tuple[list[Tensor], Sbp]] = {}
+
+    def obtain(value: int, need: Sbp) -> list[Tensor]:
+        tensors, have = held[value]
+        return tensors if have == need else shard(unshard(tensors, have), need, parts)
+
+    for i, x, s in zip(body.graph.inputs, case.operands, signature.ins, strict=True):
+        held[i.value] = shard(x, s, parts), s
+    for n, (chosen,) in zip(body.graph.nodes, body.chosen, strict=True):
+        call, operands = call_of(n, body.graph.metas)
+        reads = [obtain(v, need) for v, need in zip(operands, chosen.ins, strict=True)]
+        made = []
+        for index in range(parts):
+            op, args, kwargs, metas = localise(call, chosen, parts, index)
+            outs = [r for r in run(op, args, kwargs, [r[index] for r in reads]) if r is not None]
+            assert tuple(map(meta, outs)) == metas, n
+            made.append(outs)
+        used = [(o, s) for o, s in zip(n.outs, chosen.outs, strict=True) if o >= 0]
+        for k, (o, layout) in enumerate(used):
+            assert layout is not None
+            held[o] = [outs[k] for outs in made], layout
+    wanted = [s for s in signature.outs if s is not None]
+    for r, s, whole in zip(body.graph.results, wanted, (x for x in case.results if x is not None), strict=True):
+        for index, tensor in enumerate(obtain(r, s)):
+            assert tuple(tensor.shape) == local_shape(whole.shape, s, parts, index)
+    return [unshard(obtain(r, s), s) for r, s in zip(body.graph.results, wanted, strict=True)]
+
+
+def softmax(op: str, x: Tensor, dim: int) -> Instance:
+    if "backward" in op:
+        forward = torch.log_softmax if "log" in op else torch.softmax
+        return instance(op, [f(*x.shape).to(x.dtype), forward(x, dim), dim, x.dtype])
+    return instance(op, [x, dim] if "safe" in op else [x, dim, False])
+
+
+def layer_norm(backward: bool, shape: tuple[int, ...], normal: int, affine: bool) -> Instance:
+    x, w, b = f(*shape) + 3.0, f(*shape[-normal:]), f(*shape[-normal:])
+    last = list(shape[-normal:])
+    args: list[Any] = [x, last, w if affine else None, b if affine else None]
+    if not backward:
+        return instance("aten.native_layer_norm.default", [*args, 1e-5])
+    _, mean, inverse = torch.ops.aten.native_layer_norm(*args, 1e-5)
+    mask = [True, affine, affine]
+    return instance(
+        "aten.native_layer_norm_backward.default", [f(*shape), x, last, mean, inverse, *args[2:], mask], used=mask
+    )
+
+
+def rms_norm() -> list[Instance]:
+    """Forward, without a weight or an epsilon, too; and backward, which CPUs have no kernel for: by autograd."""
+    x, w, grad = f(5, 3, 7).requires_grad_(), f(7).requires_grad_(), f(5, 3, 7)
+    gradients = torch.autograd.grad(F.rms_norm(x, [7], w, 1e-5), [x, w], grad)
+    x, w = x.detach(), w.detach()
+    forward = [
+        instance("aten._fused_rms_norm.default", [x, [7], *rest]) for rest in ((w, 1e-5), (None, 0.1), (w, None))
+    ]
+    _, inverse = forward[0].results
+    assert inverse is not None
+    operands = (grad, x, inverse, w)
+    args = (Ref(0), Ref(1), (7,), Ref(2), Ref(3), (True, True))
+    call = OpCall(
+        "aten._fused_rms_norm_backward.default", args, (), *(tuple(map(meta, t)) for t in (operands, gradients))
+    )
+    return [*forward, Instance(call, operands, gradients)]
+
+
+def samples() -> dict[str, Instance]:
+    found = {}
+    for op in ("_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data"):
+        for shape, dim in (((5, 7), -1), ((3, 4, 6), 1), ((3,), 0)):
+            found[f"{op} {shape}"] = softmax(f"aten.{op}.default", f(*shape) * 5, dim)
+        if "backward" not in op:
+            found[f"{op} masked and large"] = softmax(f"aten.{op}.default", ROWS, 1)
+        found[f"{op} bf16"] = softmax(f"aten.{op}.default", (f(5, 7) * 5).bfloat16(), 1)
+    for op in ("amax", "amin", "logsumexp"):
+        for dims, keep in (([1], False), ([0, -1], True), ([0, 1, 2], False)):
+            found[f"{op} {dims} {keep}"] = instance(f"aten.{op}.default", [f(5, 3, 7), dims, keep])
+    found["amax of all"] = instance("aten.amax.default", [f(5, 7)])
+    found["logsumexp masked"] = instance("aten.logsumexp.default", [ROWS, [1]])
+    ties = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0], [math.nan, 1.0, 2.0, math.nan, 0.0], [-math.inf] * 5])
+    for op in ("argmax", "argmin"):
+        found[op] = instance(f"aten.{op}.default", [ties, 1])
+        found[f"{op} first"] = instance(f"aten.{op}.default", [f(7, 4), 0, True])
+    for op in ("max.dim", "min.dim"):
+        found[op] = instance(f"aten.{op}", [ties, -1])
+        found[f"values of {op}"] = instance(f"aten.{op}", [f(3, 4, 5), 1, True], used=[True, False])
+    for shape, normal, affine in (((5, 3, 6), 1, True), ((2, 5), 1, False), ((4, 3, 5), 2, True), ((7,), 1, True)):
+        found[f"layer_norm {shape}"] = layer_norm(False, shape, normal, affine)
+        found[f"layer_norm_backward {shape}"] = layer_norm(True, shape, normal, affine)
+    for k, case in enumerate(rms_norm()):
+        found[f"rms_norm {k}"] = case
+    return found
+
+
+SAMPLES = samples()
+
+
+def test_every_line_has_a_body_and_a_sample() -> None:
+    assert LINES.keys() == BODIES.keys() == {case.call.op for case in SAMPLES.values()}
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_op_written_out_gives_on_parts_what_the_whole_op_gives(name: str, parts: int) -> None:
+    case = SAMPLES[name]
+    found = inner(case, parts)
+    assert found or max(n for m in case.call.ins for n in m.shape) < parts
+    for s in found:
+        expected = [x for x in case.results if x is not None]
+        for ours, theirs in zip(on_parts(case, s, parts), expected, strict=True):
+            tolerance = 1e-10 if theirs.dtype == torch.float64 else 1e-2 if theirs.dtype == torch.bfloat16 else 1e-6
+            assert close(ours, theirs, tolerance), (name, s)
+
+
+def test_only_a_dim_of_which_every_device_gets_some_is_split_inside() -> None:
+    case = softmax("aten._softmax.default", f(5, 3), 1)
+    assert [str(s) for s in inner(case, 3)] == ["S(1) -> S(1)"]
+    assert not inner(case, 4)
+    assert not inner(case, 1)
+    assert all(not s.inner for s in signatures(case.call, 3))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_softmax_over_a_split_vocabulary_moves_two_numbers_for_each_row(parts: int) -> None:
+    rows, row = 6, 6 * 8
+    forward = softmax("aten._log_softmax.default", f(rows, 101), 1)
+    backward = softmax("aten._log_softmax_backward_data.default", f(rows, 101), 1)
+    maxima, total = (parts - 1) * parts * row, 2 * (parts - 1) * row
+    assert inner_cost(forward.call, inner(forward, parts)[0], parts) == (maxima + total, 2)
+    assert inner_cost(backward.call, inner(backward, parts)[0], parts) == (total, 1)
+    plain = next(s for s in signatures(forward.call, parts) if s.ins == (Split(0),))
+    assert inner_cost(forward.call, plain, parts) == (0, 0)
+
+
+def test_a_layer_norm_over_split_features_moves_statistics_only() -> None:
+    forward, backward = (layer_norm(b, (6, 101), 1, True) for b in (False, True))
+    for case in (forward, backward):
+        moved, times = inner_cost(case.call, inner(case, 2)[0], 2)
+        assert (moved, times) == (2 * 2 * 6 * 8, 2)
+    weight = [
+        m.shape for m, s in zip(backward.call.outs, inner(backward, 2)[0].outs, strict=True) if m and s == Split(0)
+    ]
+    assert weight == [(101,), (101,)]

@@ -1,0 +1,23 @@
+"""Shapes go in; the numbers that the samples of ops are made of come out, the same each time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DIRECT = torch.Generator().manual_seed(3)
+
+
+def f(*shape: int, low: float = -1.5, high: float = 1.5) -> Tensor:
+    """Numbers without special values."""
+    return torch.rand(shape, generator=DIRECT, dtype=torch.float64) * (high - low) + low
+
+
+def n(*shape: int, below: int) -> Tensor:
+    """Whole numbers."""
+    return torch.randint(0, below, shape, generator=DIRECT)
+
+
+def b(*shape: int) -> Tensor:
+    """Truth values."""
+    return n(*shape, below=2).bool()

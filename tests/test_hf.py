@@ -1,0 +1,77 @@
+"""Unmodified models of ``transformers`` train under a plan as they do eagerly on one device."""
+
+import pytest
+import torch
+
+from actorflow_compiler.placement import placement
+from actorflow_compiler.plan import Plan
+from hf import FURTHER, PROMISED, exact
+from trained import Layout, differences, train_eagerly, train_planned
+
+ALL = {**PROMISED, **FURTHER}
+LAYOUTS = {
+    "one device": Layout(1),
+    "four micro-batches": Layout(1, 4),
+    "data 2": Layout(2),
+    "data 3, uneven": Layout(3),
+    "pipeline 2": Layout(2, 4, pipeline=True),
+    "data 2, pipeline 2": Layout(4, 4, pipeline=True),
+    "mesh 2 × 2": Layout(4, mesh=placement("cpu", [[0, 1], [2, 3]])),
+}
+SIZE = 8  # samples in a batch
+MOST_REDUNDANT = 0.05  # of all FLOPs under data parallelism
+
+
+def check(name: str, layout: Layout, steps: int, dropout: float = 0.0) -> Plan:
+    """Compare with eager training; with dropout, with the one-device plan."""
+    case, bound = exact(name, ALL[name](dropout))
+    sizes = [SIZE] * steps
+    expected = train_planned(case, LAYOUTS["one device"], sizes)[:2] if dropout else train_eagerly(case, sizes, 1)
+    losses, state, plan = train_planned(case, layout, sizes)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=1e-5, atol=0)
+    worst = max(differences(state, expected[1]).items(), key=lambda item: item[1])
+    assert worst[1] <= bound, worst
+    return plan
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_batch_split_over_two_devices_trains_as_on_one(name: str) -> None:
+    plan = check(name, LAYOUTS["data 2"], 2)
+    assert plan.summary.redundant_flops <= MOST_REDUNDANT
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "mixtral"])
+def test_micro_batches_through_two_stages_train_as_the_whole_batch(name: str) -> None:
+    plan = check(name, LAYOUTS["pipeline 2"], 2)
+    assert plan.pieces == 4
+    assert not [note for note in plan.notes if "cannot be split" in note]
+
+
+@pytest.mark.parametrize("name", ["vit", "mixtral"])
+def test_dropout_inside_a_library_drops_the_same_elements_under_every_plan(name: str) -> None:
+    check(name, LAYOUTS["data 2"], 2, dropout=0.2)
+
+
+def test_experts_are_given_their_tokens_where_the_tokens_are() -> None:
+    plan = check("qwen3-moe", LAYOUTS["data 2"], 2)
+    ops = {step.op for body in plan.bodies for step in body.steps}
+    assert {"actorflow.grouped_mm", "actorflow.grouped_mm_weight"} <= ops
+    assert not {op for op in ops if op.startswith(("aten.sort", "transformers."))}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_promised_models_train_twenty_steps_under_every_plan(name: str, layout: str, dropout: float) -> None:
+    check(name, LAYOUTS[layout], 20, dropout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["four micro-batches", "data 2", "data 3, uneven"])
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_architectures_train_as_well(name: str, layout: str) -> None:
+    plan = check(name, LAYOUTS[layout], 3)
+    assert plan.summary.redundant_flops <= MOST_REDUNDANT
