@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actorflow_compiler import infer
 from actorflow_compiler.cut import cut
 from actorflow_compiler.graph import Graph, Input, Node, verify
-from actorflow_compiler.infer import Layouts
 from actorflow_compiler.lower import lower
 from actorflow_compiler.ops import Meta, Ref
 from actorflow_compiler.placement import Placement
@@ -17,10 +17,10 @@ from actorflow_compiler.signatures import Signature
 from actorflow_scheduler.schedule import schedule
 
 PHASES = ("forward", "backward", "optimizer")
-Layout = tuple[Placement, NdSbp]
+Layouts = list[tuple[Placement, NdSbp]]
 
 
-def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Sequence[Layout]]], dtype: str = "float64") -> Plan:
+def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dtype: str = "float64") -> Plan:
     """Result i is variable ``vi``, which has the shape of chain i and was negated in each of its layouts.
 
     The variable lies as the first layout says; the result is whole on all ranks.  The first layouts may
@@ -49,8 +49,8 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Sequence[Layo
             number += 1
         results.append(number)
     graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
-    layouts_of = Layouts(value, placement, operands, chosen)
-    program = lower(graph, layouts_of, 1, everywhere, dict.fromkeys(results, True), homes)
+    decided = infer.Layouts(value, placement, operands, chosen)
+    program = lower(graph, decided, 1, everywhere, dict.fromkeys(results, True), homes)
     stages = tuple(dict.fromkeys(placement.values()))
     plan = cut("boxing", world, 1, segment(program), stages, tuple(variables), (), ())
     assert all(r.sbp == (B,) for r in plan.results)

@@ -149,7 +149,8 @@ def wrong(
             return f"output {j}: devices differ"
         joined = unshard(tensors, layout)
         scale = 10.0 if any(isinstance(s, PartialSum) for s in signature.ins) else 1.0
-        if not close(joined, whole, max(tolerance, *(ROUNDING.get(x.dtype, 0.0) for x in (*case.operands, whole))) * scale):
+        rounding = max(ROUNDING.get(x.dtype, 0.0) for x in (*case.operands, whole))
+        if not close(joined, whole, max(tolerance, rounding) * scale):
             return f"output {j}: wrong values"
     return None
 

@@ -23,7 +23,7 @@ from signature_checks import Instance, described, instance, meta
 UNKNOWN = (torch.complex32,)  # no dtype of a plan's
 LARGEST = 4096  # elements; larger samples only take time
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool)  # the first that an operator takes
-REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, ImportError)  # how torch says that it cannot
+REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, ImportError)  # torch cannot run a sample
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -93,7 +93,7 @@ def record(info: OpInfo, recorder: Recorder, count: int | None) -> None:
 def samples(info: OpInfo, dtype: torch.dtype, requires_grad: bool, count: int | None) -> Iterator[SampleInput]:
     """The same samples each time."""
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002 — torch's samples use it
+    np.random.seed(0)
     random.seed(0)
     try:
         # not info.sample_inputs(), which reads the source of the calling test each time

@@ -549,10 +549,12 @@ SAMPLES: dict[str, Any] = {
     "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4]],
     "actorflow.embedding_part_backward": lambda: [[f(4, 2, 3), n(4, 2, below=12), 4, 5, 6]],
     "actorflow.grouped_mm": lambda: [
-        [f(7, 4), f(3, 4, 5), n(7, below=9), 4, 9], [f(6, 4), f(5, 4, 3), n(6, below=6), 0, 5]
+        [f(7, 4), f(3, 4, 5), n(7, below=9), 4, 9],
+        [f(6, 4), f(5, 4, 3), n(6, below=6), 0, 5],
     ],
     "actorflow.grouped_mm_weight": lambda: [
-        [f(7, 4), f(7, 5), n(7, below=9), 4, 3, 9], [f(6, 4), f(6, 3), n(6, below=6), 0, 5, 5]
+        [f(7, 4), f(7, 5), n(7, below=9), 4, 3, 9],
+        [f(6, 4), f(6, 3), n(6, below=6), 0, 5, 5],
     ],
     "_scaled_dot_product_flash_attention_for_cpu": lambda: _attention(False),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda: _attention(True),

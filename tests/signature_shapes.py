@@ -51,9 +51,7 @@ def resized(case: Instance, sizes: dict[str, int]) -> Instance | None:
             changed[i] = here if isinstance(old, tuple) else here[0]
     args, kwargs = rebind(case.call, changed)
     try:
-        return run_whole(
-            case.call.op, [real(a, operands) for a in args], {k: real(v, operands) for k, v in kwargs}
-        )
+        return run_whole(case.call.op, [real(a, operands) for a in args], {k: real(v, operands) for k, v in kwargs})
     except (RuntimeError, IndexError):
         return None
 

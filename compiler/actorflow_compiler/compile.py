@@ -17,7 +17,7 @@ from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
 from actorflow_compiler.inner import inner_cost
-from actorflow_compiler.lay import apply_zero, lay_variables, open_axes
+from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes
 from actorflow_compiler.lower import lower
 from actorflow_compiler.notes import notes_on
 from actorflow_compiler.pieces import cut_in_time
@@ -71,13 +71,18 @@ def compile_step(
     graph = merge_equal(graph, is_random)
     check_constraints(graph)
     variables = lay_variables(captured, graph, placed.owners, hints, fixed)
+    homes = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
+    hinted = is_hinted(graph, hints)
     graph = apply_zero(graph, variables, hints.zero)
+    if "auto" in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
+        graph = gather_at_use(graph, {name: (None,) for name, layout in homes.items() if None in layout})
     gather = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
     batch = {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == "batch"}
     decided = Fixed(
-        {v.name: (v.placement, open_axes(v, captured.parameter.get(v.name), hints, fixed, goal)) for v in variables},
+        {v.name: (v.placement, homes[v.name]) for v in variables},
         batch,
         {r: everywhere for r, all_ranks in gather.items() if all_ranks},
+        hinted,
     )
     doing("infer")
     layouts = infer(graph, decided, everywhere, pieces.count, goal, inner_cost, explain)
@@ -87,9 +92,9 @@ def compile_step(
         replace(v, sbp=layouts.value[i.value])
         for v, i in zip(variables, (i for i in graph.inputs if i.kind == "variable"), strict=True)
     )
-    homes = {v.name: (v.placement, v.sbp) for v in variables}
+    laid = {v.name: (v.placement, v.sbp) for v in variables}
     doing("box and lower")
-    program = lower(graph, layouts, pieces.count, everywhere, gather, homes)
+    program = lower(graph, layouts, pieces.count, everywhere, gather, laid)
     notes = (*notes, *tell_repeated(program.repeated, program.flops_done))
     doing("cut")
     segmented = segment(program)

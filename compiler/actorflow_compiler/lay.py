@@ -143,6 +143,12 @@ def open_axes(
     return tuple(entry if entry != B or closed(axis) else None for axis, entry in enumerate(variable.sbp))
 
 
+def is_hinted(graph: Graph, hints: Hints) -> bool:
+    """Whether users say how parameters or activations are cut, so that the batch may be better left whole."""
+    cut = any(isinstance(e, Split) for hint in hints.layouts.values() for e in hint.wish)
+    return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
+
+
 # ---- ZeRO in the graph
 
 

@@ -330,12 +330,28 @@ class _Walk:
         if layout == P:
             self.whole[value] = self.helper("actorflow.accumulate", (Ref(number),), self.metas[number], maker, False)
         elif isinstance(layout, Split):
-            args = (Ref(number), layout.dim, self.count)
-            self.whole[value] = self.helper("actorflow.pack", args, self.graph.metas[value], maker, False)
+            self.whole[value] = self.packed(number, layout, self.graph.metas[value], maker)
         else:
             raise AssertionError(f"{maker.op} has statistics that are read outside of batch norm")
         self.computed.add(value)
         return self.whole[value]
+
+    def packed(self, number: int, layout: Split, meta: Meta, maker: Node) -> int:
+        """The pieces one behind another, then the blocks of all pieces one behind another."""
+        value = self.helper("actorflow.pack", (Ref(number), layout.dim, self.count), meta, maker, False)
+        if layout.blocks == 1:
+            return value
+
+        def add(op: str, args: tuple[Arg, ...], shape: tuple[int, ...]) -> int:
+            return self.helper(op, args, Meta(shape, meta.dtype), maker, False)
+
+        dim, before, after = layout.dim, meta.shape[: layout.dim], meta.shape[layout.dim + 1 :]
+        length = meta.shape[dim] // (self.count * layout.blocks)
+        by_piece = (*before, self.count, layout.blocks, length, *after)
+        by_block = (*before, layout.blocks, self.count, length, *after)
+        value = add("aten.view.default", (Ref(value), by_piece), by_piece)
+        value = add("aten.transpose.int", (Ref(value), dim, dim + 1), by_block)
+        return add("aten.view.default", (Ref(value), meta.shape), meta.shape)
 
     def again(self, n: Node) -> None:
         """Run an op once more, on whole values; those it reads are whole or made of such."""

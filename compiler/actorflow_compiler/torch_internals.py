@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import inspect
+import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch

@@ -238,6 +238,29 @@ def test_a_collective_runs_within_the_groups_of_the_axes_that_change(
     assert sorted(hops[-1].groups) == sorted(groups)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "times"),  # the bound in sizes of the tensor
+    [
+        ("[P,B]", "[B,B]", 3 * 2),
+        ("[P,S(0)]", "[B,S(0)]", 2),
+        ("[P,S(0)]", "[B,B]", 2 + 2 * 2),
+        ("[S(0),B]", "[B,B]", 3),
+        ("[B,B]", "[S(0),S(1)]", 0),
+        ("[S(0),B]", "[S(1),P]", 3 / 2),
+        ("[S(0),S(0)]", "[B,S(0)]", 2 + 3),  # by way of [S(0),B] and [B,B], as the inner split would mean other rows
+    ],
+)
+def test_on_a_mesh_the_bound_is_that_of_the_cheapest_order_of_axes(a: str, b: str, times: float) -> None:
+    assert bytes_bound((12, 12), 4, MESH, parse_nd(a), MESH, parse_nd(b)) == pytest.approx(times * 12 * 12 * 4)
+
+
+def test_across_placements_the_bound_counts_terms_and_copies() -> None:
+    elsewhere = placement("cpu", [[6, 7], [8, 9], [10, 11]])
+    assert bytes_bound((5,), 1, MESH, (P, B), elsewhere, (Split(0), B)) == 5 * (2 - 1 + 2)
+    assert bytes_bound((5,), 1, MESH, (P, P), elsewhere, (B, B)) == 5 * (6 - 1 + 6)
+    assert bytes_bound((5,), 1, MESH, (B, Split(0)), elsewhere, (P, Split(0))) == 5
+
+
 def test_sums_are_taken_before_and_slices_before_that_when_several_axes_change() -> None:
     hops = box(numbers(6, 6), MESH, (P, Split(0)), MESH, (B, B))
     assert [hop.kind for hop in hops] == ["all_reduce", "all_gather"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.boxing import bytes_bound
 from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.sbp import B, NdSbp, P, Split
-from boxed_plans import Layout, boxed_plan
+from actorflow_compiler.sbp import B, NdSbp, P, Sbp, Split
+from boxed_plans import Layouts, boxed_plan
 from comms import communications
+from models import CASES
+from trained import Layout, train_eagerly, train_planned
 
 WORLD = 8
 HIERARCHIES = [(1,), (2,), (3,), (5,), (2, 2), (2, 3), (3, 2), (2, 1, 2), (2, 2, 2)]
@@ -21,10 +24,10 @@ EVERYWHERE = Placement("cpu", tuple(range(WORLD)), (WORLD,))
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Layout]]:
+def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], Layouts]:
     """A shape and three layouts on meshes, of which two may have the same placement."""
     shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 8]), max_size=3)))
-    found: list[Layout] = []
+    found: Layouts = []
     for step in range(3):
         if step and draw(st.booleans()):
             where = found[-1][0]
@@ -32,7 +35,7 @@ def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Layout]]:
             hierarchy = draw(st.sampled_from(HIERARCHIES))
             ranks = draw(st.permutations(range(WORLD)))[: math.prod(hierarchy)]
             where = Placement("cpu", tuple(ranks), hierarchy)
-        entries = [B, *(Split(d) for d in range(len(shape))), *([P] if step else [])]
+        entries: list[Sbp] = [B, *(Split(d) for d in range(len(shape))), *([P] if step else [])]
         sbp: NdSbp = tuple(draw(st.sampled_from(entries)) for _ in where.hierarchy)
         found.append((where, sbp))
     return shape, found
@@ -41,7 +44,7 @@ def chains(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Layout]]:
 @settings(max_examples=8)
 @given(st.lists(chains(), min_size=8, max_size=8))
 def test_workers_keep_the_values_and_move_no_more_than_the_table_says(
-    drawn: list[tuple[tuple[int, ...], list[Layout]]],
+    drawn: list[tuple[tuple[int, ...], Layouts]],
 ) -> None:
     plan = boxed_plan(WORLD, drawn)
     values = {f"v{i}": torch.randn(shape, dtype=torch.float64) for i, (shape, _) in enumerate(drawn)}
@@ -54,6 +57,18 @@ def test_workers_keep_the_values_and_move_no_more_than_the_table_says(
         for source, target in zip(layouts, [*layouts[1:], (EVERYWHERE, (B,))], strict=True):
             bound += bytes_bound(shape, 8, *source, *target)
     assert sum(c.nbytes for c in communications(plan)) <= bound
+
+
+CUBE = placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+NESTED = {r"first\.weight": (None, Split(0), Split(1)), r"second\.weight": (Split(0), None, Split(0))}
+
+
+@pytest.mark.parametrize("hints", [{}, NESTED], ids=["data", "nested splits"])
+def test_a_mesh_of_three_axes_trains_as_one_device_does(hints: dict[str, tuple[Sbp | None, ...]]) -> None:
+    expected, parameters = train_eagerly(CASES["mlp"], [12] * 3, 1)
+    losses, found, _ = train_planned(CASES["mlp"], Layout(8, mesh=CUBE, hints=hints), [12] * 3)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, parameters, rtol=1e-4, atol=1e-6)
 
 
 def test_gathers_and_scatters_along_one_axis_of_a_mesh_leave_as_one_for_each_group() -> None:

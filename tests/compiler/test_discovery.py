@@ -161,6 +161,35 @@ def test_no_device_gets_nothing() -> None:
     assert [str(s) for s in discovered(case.call, 3)] == ["S(1), S(0) -> S(1)", "P, B -> P"]
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("aten.nan_to_num.default", [torch.randn(20, 20)]),  # linear but for what is no number
+        ("aten.clamp.default", [torch.randn(20, 20), -1e5, 1e5]),  # linear up to there
+        ("aten.threshold_backward.default", [torch.randn(()), torch.randn(()), 3.0]),  # one number, mostly below
+        ("aten.hardtanh_backward.default", [torch.randn(9, 9), torch.randn(9, 9), -50.0, 50.0]),
+    ],
+)
+def test_what_is_linear_only_within_bounds_is_not_linear(op: str, args: list[Any]) -> None:
+    last = len([a for a in args if isinstance(a, Tensor)]) - 1
+    assert not [s for s in discovered(instance(op, args).call, 2) if s.ins[last] == P]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "splits"),
+    [
+        ("aten.slice.Tensor", [torch.randn(100, 7), 0, 0, 12], ["S(1) -> S(1)"]),
+        ("aten.slice.Tensor", [torch.randn(100, 7), 0, 0, 100], ["S(0) -> S(0)", "S(1) -> S(1)"]),
+        ("aten.tril.default", [torch.randn(3, 90, 90), 40], ["S(0) -> S(0)"]),
+        ("aten.permute.default", [torch.randn(2, 3, 5), [0, 2, 1]], ["S(0) -> S(0)", "S(1) -> S(2)", "S(2) -> S(1)"]),
+    ],
+)
+def test_numbers_among_the_arguments_mean_on_small_tensors_what_they_mean_on_the_real_ones(
+    op: str, args: list[Any], splits: list[str]
+) -> None:
+    assert texts(op, *args) == ["P -> P", *splits]
+
+
 def test_a_rare_case_and_a_tiny_coefficient_do_not_pass_for_linear() -> None:
     found = texts("discovery_test.late.default", torch.randn(8, 4), torch.randn(8, 4))
     assert not [s for s in found if "P" in s]

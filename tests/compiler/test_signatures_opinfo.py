@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from actorflow_compiler.signatures import localise, shard, signatures
 from actorflow_compiler.signatures.table import TABLE, has_line, term_of
@@ -75,5 +74,7 @@ def test_cuts_in_blocks_and_units_of_torch_s_samples_give_what_the_whole_op_give
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_a_device_runs_of_torch_s_samples_can_be_split_again() -> None:
-    found = [line for case in checked(recorded(None), 12) for part in parts_of(case) for line in wrong(part, wanted=False)]
+    found = [
+        line for case in checked(recorded(None), 12) for part in parts_of(case) for line in wrong(part, wanted=False)
+    ]
     assert not found, "\n".join(found)

@@ -13,6 +13,7 @@ from signature_checks import ON_GPU_ONLY, Instance, failures, instance
 from signature_samples import calls, has_calls
 from signature_shapes import indices, resized
 
+
 @functools.cache
 def samples() -> list[tuple[str, tuple[Instance, ...]]]:
     """By op, the calls that have an index to resize."""

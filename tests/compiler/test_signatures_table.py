@@ -11,6 +11,7 @@ from actorflow_compiler.signatures.table import TABLE, has_line
 from signature_checks import ON_GPU_ONLY, failures, instance
 from signature_samples import calls, has_calls
 
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)

@@ -36,6 +36,7 @@ class Fixed:
     variables: Mapping[str, tuple[Placement, tuple[Sbp | None, ...]]]  # where every variable lies; None: to be found
     batch: Mapping[str, tuple[Sbp, ...]]  # how an input is best taken; not a must, for every rank has it whole
     results: Mapping[int, Placement]  # values that must be whole on these ranks
+    hinted: bool = False  # users cut parameters or activations: a batch that is left whole is worth a try
 
 
 def infer(
@@ -98,7 +99,7 @@ class _Inference:
         targets = [Target(v, B, where) for v, where in self.fixed.results.items()]
         problem = Problem(
             self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
-            variables, free, targets, mode, self.inner_cost,
+            variables, free, targets, mode, self.inner_cost, self.fixed.hinted,
         )  # fmt: skip
         rest = 1
         for later in range(axis + 1, axes):

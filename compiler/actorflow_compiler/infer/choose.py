@@ -17,10 +17,10 @@ from actorflow_compiler.infer.search import Search, Start
 from actorflow_compiler.infer.ties import tie
 from actorflow_compiler.sbp import B, Split, show
 
-CHEAPEST = 1e-12  # s for each byte held: where the price begins to rise
+CHEAPEST = 1e-11  # s for each byte held: where the price of memory begins to rise at the least
 DEAREST = 1e-5  # s for each byte held: no memory is saved at a higher price
 STEP = 4.0  # by which it rises
-HALVINGS = 3  # steps between a price under which the budget does not hold and one under which it does
+BELOW = 3  # steps below the solver's price where it begins
 
 
 def choose(problem: Problem, goal: Goal, rest: int, explain: str | None) -> tuple[list[int], AxisReport]:
@@ -41,10 +41,11 @@ class _Choice:
 
     def run(self, explain: str | None) -> tuple[list[int], AxisReport]:
         solved = relax(self.p, self.classes, None) if self.p.mode != "data" or self.budget is not None else None
-        best, start = self.searched(0.0, solved)
+        found = self.searched(0.0, solved)
+        start, best = min(found, key=lambda f: self.seconds(f[1]))
         if not self.fits(best):
             solved = relax(self.p, self.classes, self.budget)
-            best, start = self.within_budget(best, solved)
+            start, best = self.within_budget(found, best, solved)
         report = AxisReport(
             self.p.axis, self.p.mode, start, len(self.p.items), len(self.classes), self.seconds(best),
             min(solved.bound, self.seconds(best)) if solved else None,
@@ -59,17 +60,17 @@ class _Choice:
         variables = {i for i, item in enumerate(items) if item.node < 0}
         whole = {i: self.option(i, B) for i in variables}
         if self.p.mode == "tensor":
-            yield Start("tensor", True, {i: 0 for i in variables if len(items[i].options) == 1})
+            yield Start("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
             return
-        yield Start("data", False, whole)
+        yield Start("data", variables=whole)
         if self.p.mode == "auto" or self.p.hinted:
-            yield Start("hinted", True, whole)
+            yield Start("hinted", whole=True, variables=whole)
         if self.p.mode == "auto":
             states = {i for i in variables if self.p.state(i)}
             cut = {i: self.first_cut(i) for i in variables}
-            yield Start("zero 1", False, {i: cut[i] if i in states else whole[i] for i in variables})
-            yield Start("zero 3", False, cut)
-            yield Start("tensor", True, {i: 0 for i in variables if len(items[i].options) == 1})
+            yield Start("zero 1", variables={i: cut[i] if i in states else whole[i] for i in variables})
+            yield Start("zero 3", gathered=True, variables=cut)
+            yield Start("tensor", whole=True, variables={i: 0 for i in variables if len(items[i].options) == 1})
 
     def option(self, i: int, layout: object) -> int:
         """The option of a variable for a layout, else its first."""
@@ -81,8 +82,8 @@ class _Choice:
         found = [o for o, s in enumerate(self.p.items[i].options) if isinstance(s.outs[0], Split)]
         return found[0] if found else 0
 
-    def searched(self, price: float, solved: Relaxed | None, warm: Search | None = None) -> tuple[Search, str]:
-        """The best of the searches from all starts, at a price for each byte held."""
+    def searched(self, price: float, solved: Relaxed | None, warm: Search | None = None) -> list[tuple[str, Search]]:
+        """What the searches from all starts find, at a price for each byte held."""
         begun: list[tuple[str, Search]] = []
         for start in self.starts():
             search = Search(self.p, self.classes, price)
@@ -99,30 +100,26 @@ class _Choice:
             begun.append(("without budget", search))
         for _, search in begun:
             search.settle()
-        name, best = min(begun, key=lambda found: (not self.fits(found[1]), found[1].total()))
-        return best, name
+        return begun
 
-    def within_budget(self, free: Search, solved: Relaxed | None) -> tuple[Search, str]:
-        """Raise the price of memory until the budget holds, then lower it as far as it does."""
+    def within_budget(
+        self, found: list[tuple[str, Search]], free: Search, solved: Relaxed | None
+    ) -> tuple[str, Search]:
+        """The cheapest of all that fits, while the price of memory rises past what the solver says it is worth."""
         if solved is None:
-            raise LayoutError(self.refusal(self.searched(DEAREST, None, free)[0]))
-        low, high = 0.0, max(solved.byte_price, CHEAPEST)
-        found, name = self.searched(high, solved, free)
-        while not self.fits(found):
-            if high > DEAREST:
-                raise LayoutError(self.refusal(found))
-            low, high = high, high * STEP
-            found, name = self.searched(high, solved, free)
-        for _ in range(HALVINGS):
-            middle = (low * high) ** 0.5 if low else high / STEP
-            tried, tried_name = self.searched(middle, solved, free)
-            if not self.fits(tried):
-                low = middle
-                continue
-            high = middle
-            if self.seconds(tried) <= self.seconds(found):
-                found, name = tried, tried_name
-        return found, name
+            tried = self.searched(DEAREST, None, free)
+            least = min((s for _, s in tried), key=lambda s: max(h.peak for h in s.held().values()))
+            raise LayoutError(self.refusal(least))
+        price = max(solved.byte_price / STEP**BELOW, CHEAPEST)
+        while price < solved.byte_price * STEP or not any(self.fits(s) for _, s in found):
+            if price > DEAREST:
+                least = min((s for _, s in found), key=lambda s: max(h.peak for h in s.held().values()))
+                raise LayoutError(self.refusal(least))
+            found = found + self.searched(price, solved, free)
+            price *= STEP
+        name, best = min(((n, s) for n, s in found if self.fits(s)), key=lambda f: self.seconds(f[1]))
+        best.polish(self.fits)
+        return name, best
 
     def fits(self, search: Search) -> bool:
         """Whether every device holds no more than the budget."""

@@ -57,9 +57,10 @@ class Problem:
         placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
         ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
         free: Mapping[int, Sbp | None], targets: Sequence[Target], mode: str, inner_cost: InnerCost | None,
+        hinted: bool,
     ) -> None:  # fmt: skip
         """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut."""
-        self.inner_cost = inner_cost
+        self.inner_cost, self.hinted = inner_cost, hinted
         self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
         self.free, self.targets = free, targets
         self.layouts: list[Sbp] = []
@@ -82,9 +83,6 @@ class Problem:
         self._collect(calls, reads, ragged, variables)
         self.whole: Sbp = B
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
-        self.hinted = any(isinstance(s, Split) for layouts in variables.values() for s in layouts) or any(
-            n.op == CONSTRAIN for n in graph.nodes
-        )
         self.readers: dict[int, list[int]] = {}
         for i, item in enumerate(self.items):
             for v in set(item.reads):
@@ -113,6 +111,11 @@ class Problem:
         item = self.items[i]
         read = self.readers.get(item.outs[0], ())
         return item.node < 0 and all(self.items[r].phase == "optimizer" for r in read)
+
+    def is_use(self, i: int) -> bool:
+        """Whether an item is where a phase takes a variable, to gather it or not."""
+        item = self.items[i]
+        return item.node >= 0 and self.graph.nodes[item.node].op == CONSTRAIN and item.reads[0] in self.variables
 
     def size(self, placement: Placement) -> int:
         """Devices of a placement along this axis."""

@@ -8,7 +8,7 @@ by itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actorflow_compiler.infer.goal import Held
@@ -29,6 +29,7 @@ class Start:
 
     name: str
     whole: bool = False  # the batch is not split, and every op looks at what its readers would pay
+    gathered: bool = False  # variables are made whole where they are used
     variables: Mapping[int, int] | None = None  # item of a variable → option; a missing one is taken as it is needed
 
 
@@ -125,7 +126,9 @@ class Search:
         self._ahead = self._look_ahead() if start.whole else {}
         later = []
         for i, item in enumerate(p.items):
-            if item.node >= 0:
+            if start.gathered and p.is_use(i):
+                self.put(i, 0)
+            elif item.node >= 0:
                 self._take(i, start)
             elif len(item.options) == 1 or (start.variables and i in start.variables):
                 self.put(i, start.variables.get(i, 0) if start.variables else 0)
@@ -268,6 +271,15 @@ class Search:
         if sum(self._cascade(c) for c in range(len(self.tied))):
             self.sweep(self.tied)
         self.sweep(self.single)
+
+    def polish(self, fits: Callable[[Search], bool]) -> None:
+        """Improve without a price of memory, class by class, as long as the choice fits."""
+        self.byte_price = 0.0
+        for members in (*self.tied, *reversed(self.tied)):
+            before = [self.choice[i] for i in members]
+            if self.improve(members) < 0 and not fits(self):
+                for i, option in zip(members, before, strict=True):
+                    self.put(i, option)
 
     def _cascade(self, c: int) -> bool:
         """Try a class with whole outputs, and its readers after it.

@@ -324,13 +324,13 @@ def _windows(x: Shape, dim: int, size: int, step: int) -> tuple[str, str, str] |
 def unfold(call: OpCall) -> str | None:
     """Windows along a dim, in a new dim."""
     found = _windows(call.ins[0].shape, *bind(call)[1:])
-    return None if found is None else "{0}+->{1}{2}".format(*found)
+    return None if found is None else f"{found[0]}+->{found[1]}{found[2]}"
 
 
 def unfold_backward(call: OpCall) -> str | None:
     """The gradients of windows summed."""
     found = _windows(first_out(call).shape, *bind(call)[2:])
-    return None if found is None else "{1}+,#->{0}{2}".format(*found)
+    return None if found is None else f"{found[1]}+,#->{found[0]}{found[2]}"
 
 
 def glu(call: OpCall) -> str:

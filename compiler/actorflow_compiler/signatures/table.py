@@ -3,7 +3,7 @@
 To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
 or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
 ``actorflow.first``.  Where the term depends on shapes or arguments, give a function of the OpCall
-(``shaped_views.py``, ``shaped_layers.py``) instead.  Every line is verified by running the op on parts
+(``shaped_views.py``, ``shaped_index.py``, ``shaped_layers.py``, ``shaped_losses.py``) instead.  Every line is verified by running the op on parts
 of the samples in ``tests/signature_samples.py``, where one has to be added, too.
 """
 
@@ -46,7 +46,11 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("clamp.Tensor _dirichlet_grad actorflow.binomial_quantile", ".,.,.->."),
     ("log_sigmoid_forward", ".->.,."),
     # linear in all, in a factor, or in one of the operands
-    ("neg clone alias alias_copy detach detach_copy lift_fresh lift_fresh_copy positive _to_copy mul.Scalar div.Scalar", ".+->."),
+    (
+        "neg clone alias alias_copy detach detach_copy lift_fresh lift_fresh_copy positive _to_copy mul.Scalar "
+        "div.Scalar",
+        ".+->.",
+    ),
     ("add.Scalar sub.Scalar rsub.Scalar", ".+,+->."),
     ("add.Tensor sub.Tensor rsub.Tensor lerp.Scalar", ".+,.+->."),
     ("lerp.Tensor addcdiv", ".+,.+,.->."),
@@ -360,6 +364,8 @@ def has_line(op: str) -> bool:
 def pointwise(op: str) -> str | None:
     """``.,.->.`` for an op that says of itself that it works element by element, with the same numbers each time."""
     found = overload(op)
-    if found is None or torch.Tag.pointwise not in found.tags or torch.Tag.nondeterministic_seeded in found.tags:
+    if found is None or found._schema.is_mutable or torch.Tag.pointwise not in found.tags:
+        return None
+    if torch.Tag.nondeterministic_seeded in found.tags:
         return None
     return f"{','.join('.' * len(found._schema.arguments))}->{','.join('.' * len(found._schema.returns))}"

@@ -28,7 +28,7 @@ def fault(call: OpCall, derive: Derive) -> tuple[Signature, str] | None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found, tolerance = small_calls(call, trials.attempt, apart=False)
             for whole in whole_calls(found, trials):
-                for signature in derive(whole.small.call, whole.parts):
+                for signature in derive(whole.small.call, whole.parts) if not whole.holed else ():
                     why = _wrong(whole, signature, tolerance)
                     if why:
                         shapes = ", ".join(map(str, whole.small.call.ins))

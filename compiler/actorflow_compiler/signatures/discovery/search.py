@@ -27,7 +27,9 @@ from actorflow_compiler.signatures.discovery.small import Slot, Small, paths, sm
 from actorflow_compiler.signatures.shards import shard, unshard
 
 T = TypeVar("T")
-PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw
+PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw, over and over
+ENOUGH = 64  # elements of an output, in all draws together
+DRAWS = 24  # at most
 COMBINATIONS = 64  # of layouts for one index
 LINEAR = 6  # operands at most that are tried as sums of terms together
 SECONDS = 10.0  # of CPU time for one op
@@ -76,6 +78,7 @@ class Whole:
     results: tuple[Tensor | None, ...]
     parts: int
     seed: int
+    holed: bool = False  # some of the operands' elements are no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,10 @@ def find_rules(call: OpCall, trials: Trials) -> tuple[Rule, ...]:
 def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
     """Calls with operands that say something; none if the op is not a function of its operands."""
     wholes: list[Whole] = []
-    for seed, (small, kind) in enumerate(
-        (small, KINDS[(i + j) % len(KINDS)]) for i in range(len(KINDS)) for j, small in enumerate(found)
-    ):
+    seen = 0
+    for seed in range(DRAWS if found else 0):
+        turn, j = divmod(seed, len(found))
+        small, kind = found[j], KINDS[(turn + j) % len(KINDS)]
         call, operands = small.call, draw(small.call, seed, kind)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is None or not all(_telling(r) for r in results if r is not None):
@@ -120,14 +124,15 @@ def whole_calls(found: Sequence[Small], trials: Trials) -> list[Whole]:
         again = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if again is None or not _same(results, again):
             return []
-        wholes.append(Whole(small, tuple(operands), tuple(results), PARTS[len(wholes)], seed))
-        if len(wholes) == len(PARTS):
+        wholes.append(Whole(small, tuple(operands), tuple(results), PARTS[len(wholes) % len(PARTS)], seed))
+        seen += min((r.numel() for r in results if r is not None), default=0)
+        if len(wholes) >= len(PARTS) and (seen >= ENOUGH or not seen):
             break
     for small in found[:1] if len(wholes) > 1 else ():  # what nan does is part of what an op does
         call, operands = small.call, draw(small.call, 0, HOLED)
         results = trials.attempt(lambda call=call, operands=operands: _used(call, operands))  # type: ignore[misc]
         if results is not None:
-            wholes.append(Whole(small, tuple(operands), tuple(results), 2, 0))
+            wholes.append(Whole(small, tuple(operands), tuple(results), 2, 0, holed=True))
     return wholes
 
 
@@ -150,7 +155,7 @@ def _varied(wholes: Sequence[Whole]) -> bool:
     """Whether no output is the same everywhere and always: of those, every layout seems right."""
     for j, meta in enumerate(wholes[0].small.call.outs):
         if meta is not None:
-            values = torch.cat([r.flatten() for w in wholes if (r := w.results[j]) is not None])
+            values = torch.cat([r.flatten() for w in wholes if not w.holed and (r := w.results[j]) is not None])
             if values.numel() and torch.equal(values, values[0].expand_as(values)):
                 return False
     return True
@@ -172,7 +177,9 @@ class _Search:
 
     def run(self) -> Iterator[Rule]:
         for group in self.wholes[0].small.groups:
-            yield from self.split(group)
+            found = list(self.split(group))
+            dims = frozenset(s for s in group if s[0] == "dim")
+            yield from found or (self.split(dims) if dims != group else ())  # a number may be equal by chance
         for terms in self.sums(range(len(self.call.ins))):
             cut = Cut(tuple(P if i in terms else B for i in range(len(self.call.ins))))
             outs = self.outs(cut)
@@ -189,7 +196,7 @@ class _Search:
         done = set()
         for ins in sorted(combinations, key=lambda ins: [isinstance(ins[i], Split) for i in self.deaf]):
             heard = tuple(s for i, s in enumerate(ins) if i not in self.deaf)
-            if heard in done or (ins.count(B) == len(ins) and not paths(group)):
+            if heard in done or (heard.count(B) == len(heard) and not paths(group)):
                 continue
             for cut in self.with_terms(Cut(ins, group)):
                 outs = self.outs(cut)
