@@ -182,6 +182,12 @@ def plan(
     else:
         raise click.ClickException(_no_plan(script, job))
     if explain is not None:
+        if not any("\n" in note for note in made.notes):  # an explanation has a line for each alternative
+            names = ", ".join(v.name for v in made.variables[:3])
+            raise click.ClickException(
+                f"{explain!r} matches no op, module or variable of the step; a pattern must match a whole name, such "
+                f"as those of variables ({names}, …), of modules, or of ops (aten.mm.default)."
+            )
         click.echo("\n".join(made.notes))
     elif out is None:
         click.echo(to_text(made))

@@ -200,7 +200,7 @@ def _case(
     batches: Callable[[Sequence[int]], list[Batch]] = digit_batches,
     batch_norm: bool = False,
 ) -> Case:
-    return Case(make, lambda m: AdamW(m.parameters(), lr=1e-3, eps=1e-6), batches, ("", ""), batch_norm, loss=loss)
+    return Case(make, lambda m: AdamW(m.parameters(), lr=1e-3), batches, ("", ""), batch_norm, loss=loss)
 
 
 def _small() -> nn.Module:

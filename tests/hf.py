@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from gpt import stdlib_bytes
 from models import Batch, Case
+from trained import in_float64
 
 LENGTH = 12  # tokens of a text
 ANSWER = 7  # tokens of what a sequence-to-sequence model answers
@@ -351,15 +351,7 @@ NOT_FLOAT64 = frozenset({"mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3", "
 
 
 def exact(name: str, case: Case) -> tuple[Case, float]:
-    """The same in float64 where torch can, and how far parameters may differ in relation to the largest of a tensor.
-
-    The gradient of a bias of attention's keys is 0: what float32 makes of it is a rounding error, which
-    AdamW turns into full steps.
-    """
+    """The same in float64 where torch can, and how far ``differences`` may go."""
     if name in NOT_FLOAT64:
         return case, 1e-4
-
-    def batches(sizes: Sequence[int]) -> list[Batch]:
-        return [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in case.batches(sizes)]
-
-    return replace(case, make=lambda: case.make().double(), batches=batches), 1e-6
+    return in_float64(case), 1e-6

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
+from actorflow_compiler.gradients import INPUT, Watch, refuse_given
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.optimizers import expand_fused
@@ -60,11 +61,13 @@ def capture(
     train: bool,
     hints: Hints = Hints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
+    given: frozenset[str] = frozenset(),
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
     Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
-    ``fresh`` says that the optimizers have not stepped yet.  Raises CaptureError with the user's line for
+    ``fresh`` says that the optimizers have not stepped yet; ``given`` names parameters whose gradients are
+    those of the call before, which nothing may depend on.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
     mode = fake_mode()
@@ -85,21 +88,21 @@ def capture(
             inputs = [torch.empty(a.shape, dtype=a.dtype) for a in arguments]
         held = {**fakes, **optimizer_state.tensors}
         with mode, looks_compiling(), fx_traceback.preserve_node_meta(), plain_recurrence(), _clear_errors(state):
-            gradients = _Gradients(state, fakes)
+            watch = Watch(state, fakes, given)
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             with tags.recording(hints.places, names, outputs) as recorder, mark_gradients(fakes, hints.zero):
-                recorder.before_backward = gradients.check
+                recorder.before_backward = watch.before_backward
 
-                def traced(_: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+                def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad():
-                        return [r.detach() for r in step(given)]
+                        return [r.detach() for r in step(tensors)]
 
                 streams = Streams()
                 with values_not_seen(), streams.following():
                     raw = make_fx(
                         traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True
-                    )(list(held.values()), inputs)
-            gradients.check_end(fakes)
+                    )([*held.values(), *watch.inputs.values()], inputs)
+            gradients = watch.end()
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             owner = {
@@ -115,11 +118,18 @@ def capture(
                 _allow_non_fake_inputs=True,
             )(*values)
     kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
+    if not given and gradients.adds & gradients.left:  # harmless where nobody reads them before they are cleared
+        again = capture(
+            step, arguments, state, train=train, hints=hints, fresh=fresh, given=gradients.adds & gradients.left
+        )
+        return replace(again, gradients=replace(gradients, adds=gradients.adds - gradients.left))
     info = Names(
-        tuple((name, kinds[name]) for name in held),
+        (*((name, kinds[name]) for name in held), *((name, INPUT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
-    return to_graph(functional, info, optimizer_state.parameter, fresh)
+    captured = replace(to_graph(functional, info, optimizer_state.parameter, fresh), gradients=gradients)
+    refuse_given(captured.graph)
+    return captured
 
 
 class _Expanding(torch.fx.Interpreter):
@@ -170,38 +180,6 @@ class _Expanding(torch.fx.Interpreter):
         calls = {"norm": torch.linalg.vector_norm}
         run = calls.get(name) or getattr(Tensor, name)
         return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
-
-
-class _Gradients:
-    """Finds out whether the step would add to the gradients of the call before."""
-
-    def __init__(self, state: State, fakes: Mapping[str, Tensor]) -> None:
-        self._marked: dict[str, tuple[Tensor, Tensor]] = {}
-        self._kept: list[str] = []
-        for h in state.held.values():
-            fake = fakes[h.name]
-            if h.kind == "parameter" and fake.requires_grad:
-                fake.grad = torch.zeros_like(fake)
-                self._marked[h.name] = (fake, fake.grad)
-
-    def check(self) -> None:
-        """Before a backward pass: gradients that nobody cleared so far count as cleared at the end of the last call."""
-        for name, (fake, mark) in self._marked.items():
-            if fake.grad is mark:
-                fake.grad = None
-                self._kept.append(name)
-        self._marked = {}
-
-    def check_end(self, fakes: Mapping[str, Tensor]) -> None:
-        """After the step: what was not cleared before the backward pass must be clear now."""
-        left = [name for name in self._kept if fakes[name].grad is not None]
-        if left:
-            shown = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
-            raise CaptureError(
-                f"the step adds to the gradients of the call before it (those of {shown}); expected: "
-                f"gradients cleared in every step; call optimizer.zero_grad() in the job, "
-                f"before backward or after optimizer.step()"
-            )
 
 
 @dataclass(frozen=True, slots=True)

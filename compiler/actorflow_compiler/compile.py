@@ -73,6 +73,7 @@ def compile_step(
     variables = lay_variables(captured, graph, placed.owners, hints, fixed)
     homes = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
     hinted = is_hinted(graph, hints)
+    goal = goal.with_hints(hints.axes)
     graph = apply_zero(graph, variables, hints.zero)
     if "auto" in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
         graph = gather_at_use(graph, {name: (None,) for name, layout in homes.items() if None in layout})

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.gradients import INPUT, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
@@ -53,7 +54,7 @@ LARGEST_CONSTANT = 1 << 20  # bytes
 class Names:
     """What the trace's placeholders are, in order."""
 
-    state: tuple[tuple[str, str], ...]  # (name, kind of variable)
+    state: tuple[tuple[str, str], ...]  # (name, kind of variable, or INPUT for the gradient of the parameter so named)
     arguments: tuple[tuple[str, str], ...]  # (name, "batch" | "argument")
 
 
@@ -65,6 +66,7 @@ class Capture:
     kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "tensor"
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer variable → its parameter
+    gradients: Gradients = Gradients()  # of its parameters and of other calls
 
 
 def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:
@@ -92,6 +94,7 @@ class _Converter:
         self.constants: list[Constant] = []
         self.scalars: dict[str, int] = {}
         self.after_backward: set[int] = set()
+        self.gradients: set[int] = set()  # those of the call before
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
 
     def new(self, meta: Meta) -> int:
@@ -120,9 +123,12 @@ class _Converter:
         index = len(self.inputs)
         value = self.new(meta_of(fx_node.meta["val"]))
         if index < len(self.names.state):
-            if self.names.state[index][1] == "optimizer":
+            name, kind = self.names.state[index]
+            if kind == "optimizer":
                 self.after_backward.add(value)
-            self.inputs.append(Input(value, self.names.state[index][0], "variable"))
+            if kind == INPUT:
+                self.gradients.add(value)
+            self.inputs.append(Input(value, name, INPUT if kind == INPUT else "variable"))
         else:
             self.inputs.append(Input(value, *self.names.arguments[index - len(self.names.state)]))
         self.value[fx_node] = value
@@ -164,7 +170,8 @@ class _Converter:
             return
         if op == "aten.copy_.default":
             target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
-            self.updates[target] = source
+            if target not in self.gradients:
+                self.updates[target] = source
             self.value[fx_node] = source
             return
         if op.startswith("aten.") and fx_node.meta.get("val") is None:

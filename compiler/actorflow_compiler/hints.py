@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from actorflow_compiler.constrain import Wish, fit_wish, show_wish, wish_of
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import P, Sbp
+from actorflow_compiler.sbp import P, Sbp, Split
 
 Layouts = Mapping[str, Sbp | Wish]  # regular expression → layout
 NEAREST = 4  # names that an error offers
@@ -48,6 +48,12 @@ class Hints:
     outputs: Mapping[int, Hint] = field(default_factory=dict)  # by id(module): of the first tensor that it returns
     optimizer: Mapping[str, Hint] = field(default_factory=dict)  # of the state that optimizers keep of a parameter
     zero: Mapping[str, Zero] = field(default_factory=dict)  # by name of the parameter
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The mesh axes along which parameters are split."""
+        wishes = [hint.wish for hint in self.layouts.values()]
+        return frozenset(axis for wish in wishes for axis, e in enumerate(wish) if isinstance(e, Split))
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from actorflow_compiler.infer.relax import relax
 from actorflow_compiler.infer.search import Search
 from actorflow_compiler.infer.ties import tie
 from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.sbp import B, Split
 from comms import communications
@@ -288,3 +288,15 @@ def test_a_mesh_of_another_size_than_the_run_is_refused() -> None:
         planned(gpt(), Layout(2, goal=goal_of({"data": 2, "tensor": 2}, None)))
 
 
+
+
+def test_weights_that_are_hinted_along_a_second_axis_are_used_as_they_are_stored() -> None:
+    mesh = placement("cpu", [[0, 1], [2, 3]])
+    hints = {
+        r".*qkv\.weight": (None, Split(0, 3)), r".*up\.weight": (None, Split(0)),
+        r".*(projection|down)\.weight": (None, Split(1)),
+    }  # fmt: skip
+    plan = planned(gpt(), Layout(4, mesh=mesh, hints=hints))
+    weights = {v.name for v in plan.variables if isinstance(v.sbp[-1], Split) and len(v.shape) > 1}
+    assert len(weights) == 3 * 2 * 4  # each with two kinds of optimizer state
+    assert not weights & {f"{c.name}" for c in communications(plan)}

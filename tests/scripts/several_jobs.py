@@ -186,7 +186,7 @@ def constant(optimizer: torch.optim.Optimizer) -> LambdaLR:
 def ended(losses: list[Tensor], models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Ended:
     """What a training is compared by."""
     return {
-        "losses": [float(loss) for loss in losses],
+        "losses": [loss.item() for loss in losses],
         "models": [model.state_dict() for model in models],
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
     }

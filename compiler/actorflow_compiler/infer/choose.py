@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.infer.goal import Alternative, AxisReport, Explanation, Goal, Held
-from actorflow_compiler.infer.problem import Problem
+from actorflow_compiler.infer.prices import FORBIDDEN
+from actorflow_compiler.infer.problem import Item, Problem
 from actorflow_compiler.infer.relax import Relaxed, relax
 from actorflow_compiler.infer.search import Search, Start
 from actorflow_compiler.infer.ties import tie
@@ -161,15 +162,22 @@ class _Choice:
                 continue
             now = search.choice[i]
             prices = search.prices(i)
+            order = sorted(range(len(prices)), key=lambda o: prices[o])
             yield Explanation(
                 item.name, f"{op} ({item.phase})" if item.node >= 0 else op, self.p.axis,
-                tuple(
-                    Alternative(
-                        str(s) if item.node >= 0 else show(s.outs[0] or B), prices[o] - prices[now], o == now, s.source
-                    )
-                    for o, s in sorted(enumerate(item.options), key=lambda pair: prices[pair[0]])
-                ),
+                tuple(self.alternative(item, o, prices[o] - prices[now], o == now) for o in order),
             )  # fmt: skip
+
+    def alternative(self, item: Item, option: int, seconds: float, chosen: bool) -> Alternative:
+        """An option of an item that costs ``seconds`` more than what was chosen."""
+        s = item.options[option]
+        text = str(s) if item.node >= 0 else show(s.outs[0] or B)
+        against = ""
+        if item.work and s.letter is None and self.p.size(item.placement) > 1:
+            against = "the same work on every device"
+        elif seconds >= FORBIDDEN / 2:
+            against = f'not with parallel="{self.p.mode}"'
+        return Alternative(text, seconds, chosen, s.source, against)
 
 
 def size(n: float) -> str:

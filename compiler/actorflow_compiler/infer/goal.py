@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.sbp import B, Sbp
@@ -28,6 +28,14 @@ class Goal:
     def mode(self, axis: int) -> str:
         """The mode of a mesh axis."""
         return self.modes[min(axis, len(self.modes) - 1)]
+
+    def with_hints(self, axes: Collection[int]) -> Goal:
+        """The goal where users split parameters along these mesh axes: beyond the first, weights are used as stored."""
+        inner = [axis for axis in axes if axis > 0]
+        if self.modes != ("data",) or not inner:
+            return self
+        modes = tuple("tensor" if axis in inner else "data" for axis in range(max(inner) + 1))
+        return replace(self, modes=(*modes, "data"))
 
     def mesh_of(self, world: int) -> tuple[int, ...]:
         """The mesh of all devices.  Raises LayoutError where the run has another number of them."""
@@ -111,6 +119,7 @@ class Alternative:
     seconds: float  # more than what was chosen, if nothing else changed
     chosen: bool
     source: str  # "table" | "registered" | "discovered"
+    against: str = ""  # why it is out of the question, whatever it costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def _paragraph(e: Explanation) -> Iterator[str]:
     yield f"{name}{e.op}, mesh axis {e.axis}"
     width = max(len(a.text) for a in e.alternatives)
     for a in e.alternatives[:SHOWN]:
-        price = "chosen" if a.chosen else f"{'+' if a.seconds >= 0 else '-'}{seconds(abs(a.seconds))}"
+        price = a.against or f"{'+' if a.seconds >= 0 else '-'}{seconds(abs(a.seconds))}"
+        price = "chosen" if a.chosen else price
         source = "" if a.source == "table" else f"  [{a.source}]"
         yield f"    {a.text:<{width}}  {price}{source}"
     if len(e.alternatives) > SHOWN:

@@ -3,8 +3,8 @@
 To add an op, write its name (without ``aten.``, and without ``.default``) into the line of its kind,
 or a new line with its term (``notation.py`` has the tokens).  Ops of our own carry their namespace:
 ``actorflow.first``.  Where the term depends on shapes or arguments, give a function of the OpCall
-(``shaped_views.py``, ``shaped_index.py``, ``shaped_layers.py``, ``shaped_losses.py``) instead.  Every line is verified by running the op on parts
-of the samples in ``tests/signature_samples.py``, where one has to be added, too.
+(the files ``shaped_*.py``) instead.  Every line is verified by running the op on parts of the samples
+in ``tests/signature_samples.py``, where one has to be added, too.
 """
 
 from __future__ import annotations

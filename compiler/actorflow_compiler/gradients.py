@@ -1,0 +1,77 @@
+"""The parameters of a step go in while it is traced; what it has to do with gradients of other calls comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.graph import Graph
+from actorflow_compiler.variables import State
+
+INPUT = "gradient"  # the kind of an input that stands for a gradient of the call before
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Names of parameters, by what a step has to do with their gradients of other calls."""
+
+    adds: frozenset[str] = frozenset()  # it adds to what they are when it begins, and was captured as if that was nothing
+    cleared: frozenset[str] = frozenset()  # nothing of them is left when it ends
+    left: frozenset[str] = frozenset()  # something is
+
+
+class Watch:
+    """Watches the gradients of a step while it is traced.
+
+    Gradients that the step does not clear before its backward pass are those of the call before it.
+    The step is traced as if somebody had cleared them, but for those named ``given``: in their places
+    are tensors (``inputs``) that the trace may have as inputs.
+    """
+
+    def __init__(self, state: State, fakes: Mapping[str, Tensor], given: Collection[str]) -> None:
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}  # parameter → itself, its gradient of the call before
+        self._adds: list[str] = []
+        for h in state.held.values():
+            fake = fakes[h.name]
+            if h.kind == "parameter" and fake.requires_grad:
+                fake.grad = torch.zeros_like(fake)
+                self._before[h.name] = (fake, fake.grad)
+        self.inputs = {name: self._before[name][1] for name in given}
+        self._backward = False
+
+    def before_backward(self) -> None:
+        """The first backward pass begins."""
+        if self._backward:
+            return
+        self._backward = True
+        for name, (fake, before) in self._before.items():
+            if fake.grad is before and name not in self.inputs:
+                fake.grad = None
+                self._adds.append(name)
+
+    def end(self) -> Gradients:
+        """The step has ended."""
+        now = {name: fake.grad for name, (fake, _) in self._before.items()}
+        cleared = {name for name, grad in now.items() if grad is None}
+        left = {name for name, grad in now.items() if grad is not None and grad is not self._before[name][1]}
+        return Gradients(frozenset(self._adds), frozenset(cleared), frozenset(left))
+
+
+def refuse_given(graph: Graph) -> None:
+    """Raise CaptureError if something that the step computes depends on gradients of the call before."""
+    names = [i.name for i in graph.inputs if i.kind == INPUT]
+    if names:
+        raise CaptureError(
+            f"the step adds to the gradients of the call before it (those of {some(names)}); expected: "
+            f"gradients cleared in every step; call optimizer.zero_grad() in the job, "
+            f"before backward or after optimizer.step()"
+        )
+
+
+def some(names: Collection[str]) -> str:
+    """The first of many names."""
+    return ", ".join([*names][:3]) + (", …" if len(names) > 3 else "")
