@@ -101,7 +101,6 @@ class Row:
         memory = " / ".join(
             ", ".join(_size(n) for n in sorted(set(column))) for column in zip(*self.memory, strict=True)
         )
-        model = self.model + (", dropout" if self.dropout else "")
         cells = [
             self.model + (", dropout" if self.dropout else ""), self.plan, f"{self.losses:.0e}",
             f"{self.parameters:.0e}", f"{self.redundant:.1%}", memory, _size(self.moved), " → ".join(self.stages),

@@ -38,7 +38,8 @@ class Padded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(BYTES, WIDTH)
-        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0), 2)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, BYTES)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -354,4 +354,4 @@ def exact(name: str, case: Case) -> tuple[Case, float]:
     """The same in float64 where torch can, and how far ``differences`` may go."""
     if name in NOT_FLOAT64:
         return case, 1e-4
-    return in_float64(case), 1e-6
+    return in_float64(case), 1e-5  # many norms are in float32 all the same

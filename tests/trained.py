@@ -14,6 +14,7 @@ from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
+from actorflow_compiler.optimizers import SCALARS, setting
 from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
@@ -97,7 +98,8 @@ def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[fl
     """The same training by a plan, all ranks in this process; sizes must be equal."""
     plan, values, optimizer = plan_of(case, layout, sizes[0])
     group = optimizer.param_groups[0]
-    scalars: dict[str, float] = {"optimizer.0.lr": group["lr"], "optimizer.0.weight_decay": group["weight_decay"]}
+    read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"]
+    scalars = {f"optimizer.0.{key}": setting(group, key) for key in read}
     losses = []
     with LocalCluster(plan, variables=values) as cluster:
         for number, batch in enumerate(case.batches(sizes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from actorflow_compiler.variables import State
 
 __all__ = ["Keys", "fresh", "lines", "rates", "spoken"]
 
-SCALARS = ("lr", "weight_decay")  # settings that are read at each call
+READ = ("lr", "weight_decay", "momentum", "betas")  # settings that are read at each call of a fused optimizer
 
 
 class Keys:
@@ -60,7 +61,7 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def rates(state: State) -> str:
     """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
     return "; ".join(
-        f"{name}.{g}: {', '.join(f'{key} {float(group[key])!r}' for key in SCALARS if key in group)}"
+        f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in READ if key in group)}"
         for name, optimizer in state.optimizers.items()
         for g, group in enumerate(optimizer.param_groups)
     )
@@ -88,13 +89,21 @@ def _optimizers(state: State) -> tuple[Any, ...]:
     """For each optimizer, for each group: how many parameters, and the settings that are not read at each call."""
     return tuple(
         tuple(
-            (len(group["params"]), *((k, repr(v)) for k, v in group.items() if _is_constant(optimizer, k)))
+            (len(group["params"]), *_constants(group, optimizer.defaults, type(optimizer) in FUSABLE))
             for group in optimizer.param_groups
         )
         for optimizer in state.optimizers.values()
     )
 
 
-def _is_constant(optimizer: torch.optim.Optimizer, key: str) -> bool:
-    """Whether a setting is a constant of the plan; schedulers add keys that the optimizer does not know."""
-    return key in optimizer.defaults and not (key in SCALARS and type(optimizer) in FUSABLE)
+def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) -> Iterator[tuple[str, Any]]:
+    """The settings that are constants of a plan; schedulers add keys that the optimizer does not know."""
+    for key, value in group.items():
+        if key in known and not (fused and key in READ):
+            yield key, repr(value)
+        elif fused and key == "momentum":
+            yield key, bool(value)  # without it there is no buffer
+
+
+def _floats(value: Any) -> Any:
+    return tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)

@@ -38,6 +38,7 @@ from actorflow.runtime.worker import Worker
 from actorflow.seeds import seeds
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.infer import Goal
+from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import State
@@ -139,7 +140,7 @@ class Session:
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
-        scalars = {name: float(optimizer.param_groups[group][key]) for name, optimizer, group, key in compiled.scalars}
+        scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
         scalars[SEED] = seeds.next(self._seed)
         call = worker.issue(compiled.number, inputs, scalars)
         with self._changed:

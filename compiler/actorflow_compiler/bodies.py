@@ -153,9 +153,9 @@ class _InPlace:
         for number, variables in self.counters.items():
             self.final.append(Step("actorflow.add_", (tuple(Ref(v) for v in variables), number), (), ()))
         for group in self.groups.values():
-            lists = IN_PLACE[next(n for n, spec in IN_PLACE.items() if spec[0] == group.op)][1]
+            op = next(n for n, spec in IN_PLACE.items() if spec[0] == group.op)
             scalars = dict(group.settings)
-            args = [tuple(group.tensors[n]) for n in lists] + [scalars.pop(n) for n in SCALARS]
+            args = [tuple(group.tensors[n]) for n in IN_PLACE[op][1]] + [scalars.pop(n) for n in SCALARS[op]]
             self.final.append(Step(group.op, (*args, *scalars.values()), (), ()))
         self.counters, self.groups = {}, {}
 

@@ -253,11 +253,11 @@ class _Converter:
         return uniform_arguments(args[0], given["stream"], seed, given["dtype"], given["device"])
 
     def read_scalars(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """Let learning rate and weight decay be read at each call."""
+        """Let what schedulers change be read at each call."""
         names = arguments(op)
         given = dict(zip(names, args, strict=False))
         group = given.pop("group")
-        for key in SCALARS:
+        for key in SCALARS[op]:
             given[key] = Ref(self.scalar(f"{group}.{key}"))
         if "first" in given:
             given["first"] = self.fresh and given["dampening"] != 0

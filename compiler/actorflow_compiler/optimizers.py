@@ -5,7 +5,7 @@ The functional ops exist so that a step can be traced; plans run torch's fused k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,8 +127,17 @@ IN_PLACE: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "actorflow.sgd": ("actorflow.sgd_", ("param", "grad", "momentum_buffer"), ("param", "momentum_buffer")),
     "actorflow.adagrad": ("actorflow.adagrad_", ("param", "grad", "state_sum", "step"), ("param", "state_sum")),
 }
-SCALARS = ("lr", "weight_decay")  # arguments that are read at each call
+SCALARS: dict[str, tuple[str, ...]] = {  # functional op → arguments that are read at each call, next to each other
+    "actorflow.adam": ("lr", "weight_decay", "beta1", "beta2"),
+    "actorflow.sgd": ("lr", "weight_decay", "momentum"),
+    "actorflow.adagrad": ("lr", "weight_decay"),
+}
 OPS: dict[str, Callable[..., Any]] = {"adam_": adam_, "sgd_": sgd_, "adagrad_": adagrad_}
+
+
+def setting(group: Mapping[str, Any], key: str) -> float:
+    """What an argument that is read at each call is in a parameter group."""
+    return float(group["betas"][key == "beta2"] if key in ("beta1", "beta2") else group[key])
 
 
 def arguments(op: str) -> tuple[str, ...]:

@@ -212,8 +212,8 @@ def _cast(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
 
 
 def _divide(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
-    _, by, *mode = (*call.args, *(v for k, v in call.kwargs if k == "rounding_mode"))
-    if reads[0] in walk.step and isinstance(by, int) and by > 0 and mode != [None]:
+    by, mode = call.args[1], dict(call.kwargs).get("rounding_mode", "floor")
+    if reads[0] in walk.step and isinstance(by, int) and by > 0 and mode is not None:
         walk.step[n.outs[0]] = walk.step[reads[0]] * by
 
 

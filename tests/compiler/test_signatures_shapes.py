@@ -49,6 +49,6 @@ def test_each_signature_of_a_drawn_shape_gives_what_the_whole_op_gives(case: Ins
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @given(case=drawn(), parts=st.sampled_from((2, 3, 4)))
-@settings(max_examples=20_000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_each_signature_of_many_drawn_shapes_gives_what_the_whole_op_gives(case: Instance | None, parts: int) -> None:
     check(case, parts, wanted=True)

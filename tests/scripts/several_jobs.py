@@ -206,7 +206,7 @@ LAYOUTS: dict[str, Mapping[str, Any]] = {
     "data": {"parallel": "data"},
     "tensor": {"parallel": "tensor"},
     "auto": {"parallel": "auto"},
-    "budget": {"memory_budget": "30KB"},
+    "budget": {"memory_budget": "45KB"},
 }
 
 if __name__ == "__main__":

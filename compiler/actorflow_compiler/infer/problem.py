@@ -81,7 +81,6 @@ class Problem:
         self._edges: dict[tuple[int, int, int], float] = {}
         self._bytes: dict[tuple[int, int], float] = {}
         self._collect(calls, reads, ragged, variables)
-        self.whole: Sbp = B
         self.possible = {item.outs[0]: {s.outs[0] for s in item.options} for item in self.items if item.node < 0}
         self.readers: dict[int, list[int]] = {}
         for i, item in enumerate(self.items):

@@ -15,6 +15,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from actorflow_compiler.infer.problem import Problem
+from actorflow_compiler.sbp import B
 
 Row = Mapping[int, float]
 
@@ -82,7 +83,7 @@ class _Program:
             for x, layouts in zip(self.x[self.class_of[made]], p.makes[made], strict=True):
                 haves.setdefault(layouts[out], {})[x] = 1.0
         else:
-            haves[p.layout_id(p.whole)] = {}
+            haves[p.layout_id(B)] = {}
         needs: dict[int, list[dict[int, float]]] = {}
         kept: dict[int, list[dict[int, float]]] = {}
         for i in sorted({self.class_of[r] for r in p.readers.get(v, ())}):

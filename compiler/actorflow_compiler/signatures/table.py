@@ -334,8 +334,8 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.unpack", views.unpack),
     ("actorflow.pack", views.pack),
     ("actorflow.uniform", "_,_,_,,_,_,_,_->."),
-    ("actorflow.adam", ".,.,.,.,.,,,->.,.,.,."),
-    ("actorflow.sgd", ".,.,.,,->.,."),
+    ("actorflow.adam", ".,.,.,.,.,,,,,->.,.,.,."),
+    ("actorflow.sgd", ".,.,.,,,->.,."),
     ("actorflow.adagrad", ".,.,.,,,->.,."),
 )
 
