@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from actorflow.runtime.progress import working
 from actorflow_compiler import errors
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
+from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
@@ -68,6 +69,7 @@ class Made:
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
     seed: int  # that torch has on the master
+    gradients: Gradients  # of the step and of other calls
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -81,13 +83,14 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     try:
         found = [Report.from_bytes(data) for data in reports]
         compare(order.name, found)
-        plan, shape = make_plan(order, cluster.world)
+        plan, shape, gradients = make_plan(order, cluster.world)
         written = _written(plan)
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         seed = torch.initial_seed()
-        head = {"shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed}
+        of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
+        head = {"shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients}
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
@@ -96,12 +99,13 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients)
 
 
-def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
-    """The scheduled plan of all ranks, and the shape of what the step returns."""
+def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
+    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients."""
     shapes: list[tree.Shape] = []
+    gradients: list[Gradients] = []
 
     def step(tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = order.arguments.restore(tensors)
@@ -127,6 +131,7 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
                 goal=order.goal,
                 explain=order.explain,
                 doing=doing,
+                learn=gradients.append,
             )
         except CaptureError as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -139,7 +144,7 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape]:
         if not order.train:
             _only_predicts(plan)
         doing("schedule")
-        return schedule(plan), shapes[0]
+        return schedule(plan), shapes[0], gradients[0]
 
 
 def hints_of(state: State) -> Hints:
@@ -203,4 +208,5 @@ def _unpack(data: bytes, name: str) -> Made:
         kind = getattr(errors, head["error"], errors.ClusterError)
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
     plan = verify(from_bytes(data[8 + size :]))
-    return Made(plan, head["shape"], frozenset(head["lent"]), head["differing"], head["seed"])
+    gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
+    return Made(plan, head["shape"], frozenset(head["lent"]), head["differing"], head["seed"], gradients)

@@ -29,6 +29,7 @@ from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_plan
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.failure import Failure
+from actorflow.runtime.gradients import Left
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
@@ -37,6 +38,7 @@ from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
 from actorflow.seeds import seeds
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -83,6 +85,7 @@ class Compiled:
     inputs: frozenset[str]  # arguments that this rank's sources read
     scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
     optimizers: tuple[torch.optim.Optimizer, ...]
+    gradients: Gradients
     calls: int = 0
 
 
@@ -99,6 +102,7 @@ class Session:
         self.results: Results
         self._plans = 0
         self._stepped: set[str] = set()  # optimizers that a plan has run
+        self._left = Left()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self._capturing = False
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
@@ -130,6 +134,7 @@ class Session:
         if compiled is None:
             compiled = self._compile(job, arguments, number, spoken(arguments, key))
             job.plans[key] = compiled
+        self._left.before(job.name, compiled.gradients)
         return self._issue(job, compiled, arguments, number)
 
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
@@ -227,6 +232,7 @@ class Session:
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
             tuple(_scalars(actors, state)),
             tuple(state.optimizers.values()) if steps else (),
+            made.gradients,
         )
 
     def _start(self, made: Made) -> None:
@@ -296,7 +302,7 @@ class Session:
         order = self._order(job, arguments, dict(self._pretended))
         self._capturing = True
         try:
-            plan, _ = make_plan(order, self.world)
+            plan, *_ = make_plan(order, self.world)
         finally:
             self._capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):

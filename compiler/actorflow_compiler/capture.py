@@ -91,7 +91,7 @@ def capture(
             watch = Watch(state, fakes, given)
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             with tags.recording(hints.places, names, outputs) as recorder, mark_gradients(fakes, hints.zero):
-                recorder.before_backward = watch.before_backward
+                recorder.during_backward = watch.backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad():

@@ -13,6 +13,7 @@ from actorflow_compiler.cut import cut
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
+from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
@@ -50,15 +51,17 @@ def compile_step(
     goal: Goal = DATA,
     explain: str | None = None,
     doing: Callable[[str], None] = lambda _: None,
+    learn: Callable[[Gradients], None] = lambda _: None,
 ) -> Plan:
     """Compile one step for ``world`` devices; the plan has no slot counts and orders yet.
 
     ``fixed`` are variables whose layout an earlier plan has decided.  ``explain`` is a regular
     expression of ops, modules or variables whose alternatives go into the plan's notes.  ``doing`` is told
-    the name of each pass as it begins.  Raises CaptureError, LayoutError or PlanError.
+    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises CaptureError, LayoutError or PlanError.
     """
     doing("capture")
     captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh)
+    learn(captured.gradients)
     if world > 1 or micro_batches > 1:
         refuse_random(captured.graph)
     everywhere = Placement(device_type, tuple(range(world)), goal.mesh_of(world))

@@ -23,9 +23,9 @@ def flops_of(call: OpCall) -> float:
         wanted = sum(m is not None for m in call.outs[:2])
         return 2.0 * numel(ins[0]) * numel(ins[2][1:]) * wanted
     if name == "grouped_mm":  # a row has one matrix, which is as likely here as elsewhere
-        return 2.0 * numel(ins[0]) * ins[1][-1] * ins[1][0] / max(1, call.args[-1])
+        return 2.0 * numel(ins[0]) * ins[1][-1] * float(ins[1][0] / max(1, call.args[-1]))
     if name == "grouped_mm_weight":
-        return 2.0 * numel(ins[0]) * ins[1][-1] * call.args[-2] / max(1, call.args[-1])
+        return 2.0 * numel(ins[0]) * ins[1][-1] * float(call.args[-2] / max(1, call.args[-1]))
     if name in ("_grouped_mm", "grouped_mm_fallback"):
         return 2.0 * numel(ins[0]) * ins[1][-1]
     if name == "grouped_mm_fallback_backward":

@@ -40,6 +40,7 @@ FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
     "aten.new_zeros.default": lambda _: 0,
     "aten.new_full.default": lambda args: args[2],
     "aten.zeros.default": lambda _: 0,
+    "aten.zero.default": lambda _: 0,
     "aten.ones.default": lambda _: 1,
     "aten.empty_like.default": lambda _: 0,
     "aten.new_empty.default": lambda _: 0,

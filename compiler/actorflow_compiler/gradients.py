@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,9 @@ INPUT = "gradient"  # the kind of an input that stands for a gradient of the cal
 class Gradients:
     """Names of parameters, by what a step has to do with their gradients of other calls."""
 
-    adds: frozenset[str] = frozenset()  # it adds to what they are when it begins, and was captured as if that was nothing
+    adds: frozenset[str] = (
+        frozenset()
+    )  # it adds to what they are when it begins, and was captured as if that was nothing
     cleared: frozenset[str] = frozenset()  # nothing of them is left when it ends
     left: frozenset[str] = frozenset()  # something is
 
@@ -41,16 +44,18 @@ class Watch:
                 fake.grad = torch.zeros_like(fake)
                 self._before[h.name] = (fake, fake.grad)
         self.inputs = {name: self._before[name][1] for name in given}
-        self._backward = False
 
-    def before_backward(self) -> None:
-        """The first backward pass begins."""
-        if self._backward:
-            return
-        self._backward = True
-        for name, (fake, before) in self._before.items():
-            if fake.grad is before and name not in self.inputs:
-                fake.grad = None
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass."""
+        open_ = {n: pair for n, pair in self._before.items() if pair[0].grad is pair[1] and n not in self.inputs}
+        for fake, _ in open_.values():
+            fake.grad = None
+        yield
+        for name, (fake, before) in open_.items():
+            if fake.grad is None:  # it is not for this parameter
+                fake.grad = before
+            else:
                 self._adds.append(name)
 
     def end(self) -> Gradients:

@@ -27,7 +27,7 @@ class Tags:
     def __init__(self) -> None:
         self._stack: list[tuple[Placement | None, str]] = [(None, "")]
         self._changes: list[tuple[int, Placement | None, str]] = [(-1, None, "")]
-        self.before_backward: Callable[[], None] = lambda: None
+        self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def enter(self, placement: Placement | None, where: str) -> dict[str, Any] | None:
         """Open a scope; returns what ``leave`` needs."""
@@ -60,7 +60,6 @@ class Tags:
         self, engine: Callable[..., Any], roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a backward pass with every op marked by the forward op it belongs to."""
-        self.before_backward()
         before = fx_traceback.current_meta.get("custom")
         pending, seen, hooks = [t.grad_fn for t in roots], set(), []
         while pending:
@@ -77,7 +76,8 @@ class Tags:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))
         self._set({"phase": "backward"})
         try:
-            return engine(roots, *args, **kwargs)
+            with self.during_backward():
+                return engine(roots, *args, **kwargs)
         finally:
             self._set(before)
             for hook in hooks:
