@@ -25,9 +25,8 @@ from actorflow_compiler.plan import Plan
 from actorflow_compiler.sbp import B, Sbp, Split
 from actorflow_compiler.summary import summarise
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import transformers
 
@@ -35,6 +34,7 @@ from hf import PROMISED, exact
 from models import CASES, DROPOUT, Case
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 
+OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 SIZE = 8  # samples in a batch
 DROPPED = 0.1  # the share of elements that dropout drops
 SEEDS = 10  # of random hints
@@ -215,7 +215,7 @@ library makes them; `tests/hf.py` has them.
 @click.option("--model", "models", multiple=True, type=click.Choice(list(MODELS)), help="Only these models.")
 @click.option("--plan", "plans", multiple=True, type=click.Choice(list(PLANS)), help="Only these plans.")
 @click.option("--steps", default=20, show_default=True, help="Steps of training.")
-@click.option("--output", default=str(ROOT / "docs" / "models.md"), show_default=True, help="A file; - prints.")
+@click.option("--output", default=str(OUTPUT), show_default=True, help="A file; - prints.")
 def main(models: tuple[str, ...], plans: tuple[str, ...], steps: int, output: str) -> None:
     """Train models under plans, compare them with eager PyTorch, and write the table."""
     transformers.logging.set_verbosity_error()  # it warns of tiny configurations

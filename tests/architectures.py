@@ -120,20 +120,20 @@ def evidence(model: nn.Module, images: Tensor, _: Tensor) -> Tensor:
 
 
 class Attending(nn.Module):
-    """A bidirectional GRU that encodes, and one that decodes and attends to it."""
+    """A GRU that reads the rows of an image in both directions, and one that attends to what it has read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(BYTES, WIDTH)
-        self.encoder = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
-        self.decoder = nn.GRU(WIDTH, WIDTH, batch_first=True)
-        self.head = nn.Linear(WIDTH, BYTES)
+        self.encoder = nn.GRU(8, WIDTH, batch_first=True, bidirectional=True)
+        self.decoder = nn.GRU(8, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, 10)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        seen, last = self.encoder(self.embed(tokens[:, :8]))
-        said, _ = self.decoder(self.embed(tokens), last[-1:].contiguous())
+    def forward(self, images: Tensor) -> Tensor:
+        rows = images.view(-1, 8, 8)
+        seen, last = self.encoder(rows)
+        said, _ = self.decoder(rows.flip(1), last[-1:].contiguous())
         weights = torch.softmax(said @ seen[..., :WIDTH].transpose(1, 2), -1)
-        logits: Tensor = self.head(said + weights @ seen[..., WIDTH:])
+        logits: Tensor = self.head(said + weights @ seen[..., WIDTH:])[:, -1]
         return logits
 
 
@@ -213,7 +213,7 @@ ARCHITECTURES = {
     "padded encoder": _case(Padded, batches=text_batches),
     "residual net": _case(residual_net, batch_norm=True),
     "u-net": _case(UNet, denoised),
-    "recurrent with attention": _case(Attending, batches=text_batches),
+    "recurrent with attention": _case(Attending),
     "graph network": _case(Neighbours),
     "contrastive": _case(_small, contrasted),
     "picked targets": _case(_small, chosen),

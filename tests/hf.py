@@ -346,6 +346,11 @@ FURTHER: dict[str, Callable[[float], Case]] = {
     ),
 }  # fmt: skip
 
+# asks whether any token of the batch attends to all others
+LOOKS_AT_VALUES = case(
+    T.LongformerForMaskedLM, lambda p: T.LongformerConfig(**ENCODER, attention_window=4), padded, MASKED
+)
+
 # models with experts, whose grouped product torch has for float32 and narrower only
 NOT_FLOAT64 = frozenset({"mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gpt-oss"})
 

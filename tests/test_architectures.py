@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, NOISY
-from trained import Layout, differences, in_float64, train_eagerly, train_planned
+from trained import Layout, differences, in_float64, plan_of, train_eagerly, train_planned
 
 LAYOUTS = {"data 2": Layout(2), "four micro-batches": Layout(1, 4)}
 SIZES = [8] * 3
@@ -28,8 +28,8 @@ def test_it_trains_under_a_plan_as_on_one_device(name: str, layout: str) -> None
 
 def test_only_what_compares_samples_with_each_other_is_not_cut_into_micro_batches() -> None:
     cut = "cannot be split into micro-batches"
-    for name in ("transformer", "padded encoder", "u-net", "graph network", "picked targets"):
-        *_, plan = train_planned(ARCHITECTURES[name], Layout(1, 4), SIZES[:1])
+    for name in ("padded encoder", "u-net", "graph network", "picked targets"):
+        plan, *_ = plan_of(ARCHITECTURES[name], Layout(1, 4), SIZES[0])
         assert not [note for note in plan.notes if cut in note], name
-    *_, plan = train_planned(ARCHITECTURES["contrastive"], Layout(1, 4), SIZES[:1])
+    plan, *_ = plan_of(ARCHITECTURES["contrastive"], Layout(1, 4), SIZES[0])
     assert any(note.startswith("aten.mm") and cut in note for note in plan.notes)

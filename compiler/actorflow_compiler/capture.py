@@ -99,10 +99,10 @@ def capture(
 
                 streams = Streams()
                 with values_not_seen(), streams.following():
-                    raw = make_fx(
-                        traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True
-                    )([*held.values(), *watch.inputs.values()], inputs)
-            gradients = watch.end()
+                    raw = make_fx(traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True)(
+                        [*held.values(), *watch.inputs.values()], inputs
+                    )
+            gradients, unknown = watch.end(raw)
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             owner = {
@@ -118,11 +118,9 @@ def capture(
                 _allow_non_fake_inputs=True,
             )(*values)
     kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
-    if not given and gradients.adds & gradients.left:  # harmless where nobody reads them before they are cleared
-        again = capture(
-            step, arguments, state, train=train, hints=hints, fresh=fresh, given=gradients.adds & gradients.left
-        )
-        return replace(again, gradients=replace(gradients, adds=gradients.adds - gradients.left))
+    if unknown and not given:
+        again = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown)
+        return replace(again, gradients=gradients)
     info = Names(
         (*((name, kinds[name]) for name in held), *((name, INPUT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
@@ -251,17 +249,30 @@ def _clear_errors(state: State) -> Iterator[None]:
         raise
     except DATA_DEPENDENT as error:
         raise CaptureError(
-            f"{user_line(error)}\n  the step looks at the value of a tensor here (an if, a loop, .item() or float()), "
+            f"{user_line(error)}{_library_line(error)}\n"
+            f"  the step looks at the value of a tensor here (an if, a loop, .item() or float()), "
             f"but it is captured once for all inputs; expected: the same ops in every call. "
             f"Use torch.where, or move this line out of the job"
         ) from error
     except Exception as error:
-        raise CaptureError(f"{user_line(error)}\n  {type(error).__name__}: {_brief(error)}") from error
+        what = f"{type(error).__name__}: {_brief(error)}"
+        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {what}") from error
 
 
 def _brief(error: BaseException) -> str:
     text = str(error).strip().split("\n\nWhile executing")[0]
     return text.split("\nC++ CapturedTraceback")[0]
+
+
+def _library_line(error: BaseException) -> str:
+    """The innermost line of a library but torch that an exception went through, on a line of its own; or nothing."""
+    torchs = str(Path(torch.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for folder in ("site-packages", "dist-packages"):
+            _, found, path = frame.filename.rpartition(f"/{folder}/")
+            if found and not frame.filename.startswith(torchs) and not path.startswith("actorflow"):
+                return f"\n  inside {path}:{frame.lineno}: {frame.line}"
+    return ""
 
 
 def user_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
 from actorflow_compiler.inner import inner_cost
-from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes
+from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes, taken_by_others
 from actorflow_compiler.lower import lower
 from actorflow_compiler.notes import notes_on
 from actorflow_compiler.pieces import cut_in_time
@@ -57,7 +57,8 @@ def compile_step(
 
     ``fixed`` are variables whose layout an earlier plan has decided.  ``explain`` is a regular
     expression of ops, modules or variables whose alternatives go into the plan's notes.  ``doing`` is told
-    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises CaptureError, LayoutError or PlanError.
+    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises
+    CaptureError, LayoutError or PlanError.
     """
     doing("capture")
     captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh)
@@ -82,6 +83,8 @@ def compile_step(
         graph = gather_at_use(graph, {name: (None,) for name, layout in homes.items() if None in layout})
     gather = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
     batch = {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == "batch"}
+    if goal.budget is not None:
+        goal = replace(goal, taken=taken_by_others(graph, fixed))
     decided = Fixed(
         {v.name: (v.placement, homes[v.name]) for v in variables},
         batch,

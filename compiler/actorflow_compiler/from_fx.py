@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Capture:
     kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "tensor"
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer variable → its parameter
-    gradients: Gradients = Gradients()  # of its parameters and of other calls
+    gradients: Gradients = field(default_factory=Gradients)  # of its parameters and of other calls
 
 
 def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:

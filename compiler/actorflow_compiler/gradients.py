@@ -20,9 +20,7 @@ INPUT = "gradient"  # the kind of an input that stands for a gradient of the cal
 class Gradients:
     """Names of parameters, by what a step has to do with their gradients of other calls."""
 
-    adds: frozenset[str] = (
-        frozenset()
-    )  # it adds to what they are when it begins, and was captured as if that was nothing
+    adds: frozenset[str] = frozenset()  # it adds to them, and was captured as if they were clear when it began
     cleared: frozenset[str] = frozenset()  # nothing of them is left when it ends
     left: frozenset[str] = frozenset()  # something is
 
@@ -43,7 +41,7 @@ class Watch:
             if h.kind == "parameter" and fake.requires_grad:
                 fake.grad = torch.zeros_like(fake)
                 self._before[h.name] = (fake, fake.grad)
-        self.inputs = {name: self._before[name][1] for name in given}
+        self.inputs = {name: before for name, (_, before) in self._before.items() if name in given}
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
@@ -58,12 +56,20 @@ class Watch:
             else:
                 self._adds.append(name)
 
-    def end(self) -> Gradients:
-        """The step has ended."""
+    def end(self, trace: torch.fx.GraphModule) -> tuple[Gradients, frozenset[str]]:
+        """The step has ended.
+
+        The second set names the parameters of which it is not known yet whether something depends on
+        their gradients of the call before: capture again with these given.
+        """
         now = {name: fake.grad for name, (fake, _) in self._before.items()}
         cleared = {name for name, grad in now.items() if grad is None}
         left = {name for name, grad in now.items() if grad is not None and grad is not self._before[name][1]}
-        return Gradients(frozenset(self._adds), frozenset(cleared), frozenset(left))
+        constants = {id(getattr(trace, str(n.target))) for n in trace.graph.find_nodes(op="get_attr")}
+        read = {name for name, (_, before) in self._before.items() if id(before) in constants}
+        adds = frozenset(self._adds)
+        open_ = (adds & left) | read
+        return Gradients(adds - open_, frozenset(cleared), frozenset(left)), open_
 
 
 def refuse_given(graph: Graph) -> None:
@@ -71,9 +77,9 @@ def refuse_given(graph: Graph) -> None:
     names = [i.name for i in graph.inputs if i.kind == INPUT]
     if names:
         raise CaptureError(
-            f"the step adds to the gradients of the call before it (those of {some(names)}); expected: "
-            f"gradients cleared in every step; call optimizer.zero_grad() in the job, "
-            f"before backward or after optimizer.step()"
+            f"the step depends on the gradients of the call before it (those of {some(names)}); expected: gradients "
+            f"that every call clears and computes itself; call optimizer.zero_grad(), which sets them to None, in "
+            f"the job, before backward or after optimizer.step()"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,11 @@ from actorflow_compiler.from_fx import Capture
 from actorflow_compiler.graph import Graph, Node, prune, verify
 from actorflow_compiler.hints import Hint, Hints, Zero
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.ops import Meta, Ref, substitute
+from actorflow_compiler.ops import ITEM_BYTES, Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Variable
-from actorflow_compiler.sbp import B, Sbp, Split, check_fits, local_shape, show
+from actorflow_compiler.region import device_shape
+from actorflow_compiler.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
 from actorflow_compiler.segment import VIEWS
 
 GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
@@ -123,6 +125,16 @@ def as_fixed(variable: Variable, wish: Wish, hint: Hint | None, zero: Zero | Non
             f"give the hint before that job is called"
         )
     return variable
+
+
+def taken_by_others(graph: Graph, fixed: Mapping[str, Variable]) -> float:
+    """The most bytes that a device holds of variables that earlier plans have fixed and this graph does not use."""
+    used = {i.name for i in graph.inputs if i.kind == "variable"}
+    held: Counter[int] = Counter()
+    for v in fixed.values():
+        for index, rank in enumerate(v.placement.ranks if v.name not in used else ()):
+            held[rank] += numel(device_shape(v.shape, v.sbp, v.placement, index)) * ITEM_BYTES[v.dtype]
+    return max(held.values(), default=0)
 
 
 def open_axes(

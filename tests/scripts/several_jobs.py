@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import actorflow as flow
+from actorflow.job import Job
+from actorflow_compiler.sbp import show
 from models import Mlp, digit_batches
 
 STEPS, SIZE, NOISE = 12, 16, 8
@@ -25,7 +27,7 @@ class Generator(nn.Module):
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.first = nn.Linear(NOISE, width)
+        self.first = nn.Linear(NOISE, width, bias=False)
         self.norm = nn.BatchNorm1d(width)
         self.second = nn.Linear(width, 64)
 
@@ -92,7 +94,7 @@ def gan(decorate: Decorate) -> Ended:
     before = discriminator.state_dict()
     losses.append(g_step(torch.randn(SIZE, NOISE, generator=draws)))
     assert all(torch.equal(value, before[name]) for name, value in discriminator.state_dict().items())
-    return ended(losses, [generator, discriminator], [g_optimizer, d_optimizer])
+    return ended(losses, [generator, discriminator], [g_optimizer, d_optimizer], [d_step, g_step])
 
 
 def noisy_gan(decorate: Decorate) -> Ended:
@@ -123,7 +125,7 @@ def noisy_gan(decorate: Decorate) -> Ended:
     losses: list[Tensor] = []
     for images, _ in digit_batches([SIZE] * STEPS):
         losses += [d_step(images), g_step()]
-    return ended(losses, [generator, discriminator], [g_optimizer, d_optimizer])
+    return ended(losses, [generator, discriminator], [g_optimizer, d_optimizer], [d_step, g_step])
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -153,7 +155,7 @@ def groups(decorate: Decorate, make: Callable[[Any], torch.optim.Optimizer], sch
     for images, targets in digit_batches([SIZE] * STEPS):
         losses += step(images, targets)
         scheduler.step()
-    return ended(losses, [model], [optimizer])
+    return ended(losses, [model], [optimizer], [step])
 
 
 def by_norm(parameters: Iterator[nn.Parameter]) -> Tensor:
@@ -178,14 +180,20 @@ def one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
     return OneCycleLR(optimizer, max_lr=[2e-2, 5e-2], total_steps=STEPS + 1)
 
 
-def constant(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    """A scheduler that leaves the rates as they are."""
-    return LambdaLR(optimizer, lambda _: 1.0)
+def halved_once(optimizer: torch.optim.Optimizer) -> StepLR:
+    """The rates are halved after half of the steps."""
+    return StepLR(optimizer, STEPS // 2, gamma=0.5)
 
 
-def ended(losses: list[Tensor], models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Ended:
-    """What a training is compared by."""
+def ended(
+    losses: list[Tensor], models: list[nn.Module], optimizers: list[torch.optim.Optimizer], jobs: list[Any]
+) -> Ended:
+    """What a training is compared by, and of its plans how many there are and what they do."""
+    plans = [list(job.plans.values()) for job in jobs if isinstance(job, Job)]
     return {
+        "plans": [len(of_job) for of_job in plans],
+        "redundant": max((c.plan.summary.redundant_flops for of_job in plans for c in of_job), default=0.0),
+        "split": sorted({v.name for of_job in plans for c in of_job for v in c.plan.variables if "S" in show(v.sbp)}),
         "losses": [loss.item() for loss in losses],
         "models": [model.state_dict() for model in models],
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
@@ -195,25 +203,19 @@ def ended(losses: list[Tensor], models: list[nn.Module], optimizers: list[torch.
 TRAININGS: dict[str, Callable[[Decorate], Ended]] = {
     "gan": gan,
     "noisy gan": noisy_gan,
-    "adamw": lambda d: groups(d, lambda g: torch.optim.AdamW(g, eps=1e-6), falling, by_norm),
-    "adamw in one cycle": lambda d: groups(d, lambda g: torch.optim.AdamW(g, eps=1e-6), one_cycle, by_norm),
+    "adamw": lambda d: groups(d, lambda g: torch.optim.AdamW(g, eps=1e-6), one_cycle, by_norm),
     "sgd": lambda d: groups(d, lambda g: torch.optim.SGD(g, momentum=0.9, nesterov=True), falling, by_norm),
     "sgd in one cycle": lambda d: groups(d, lambda g: torch.optim.SGD(g, momentum=0.9), one_cycle, by_norm),
-    "rmsprop": lambda d: groups(d, lambda g: torch.optim.RMSprop(g, eps=1e-4, momentum=0.5), constant, by_value),
-    "nadam": lambda d: groups(d, lambda g: torch.optim.NAdam(g, eps=1e-4), constant, by_value),
-}
-LAYOUTS: dict[str, Mapping[str, Any]] = {
-    "data": {"parallel": "data"},
-    "tensor": {"parallel": "tensor"},
-    "auto": {"parallel": "auto"},
-    "budget": {"memory_budget": "45KB"},
+    "rmsprop": lambda d: groups(d, lambda g: torch.optim.RMSprop(g, eps=1e-4, momentum=0.5), halved_once, by_value),
+    "nadam": lambda d: groups(d, lambda g: torch.optim.NAdam(g, eps=1e-4), halved_once, by_value),
 }
 
 if __name__ == "__main__":
-    path, *wanted = sys.argv[1:]  # where to write; "training, layout" each
+    path, *wanted = sys.argv[1:]  # where to write; "training, parallel=…" or "training, memory_budget=…" each
     found = {}
     for title in wanted:
         training, layout = title.split(", ")
-        found[title] = TRAININGS[training](flow.global_function(**LAYOUTS[layout]))
+        key, value = layout.split("=")
+        found[title] = TRAININGS[training](flow.global_function(**{key: value}))
     if flow.env.is_master():
         torch.save(found, path)

@@ -35,7 +35,8 @@ def choose(problem: Problem, goal: Goal, rest: int, explain: str | None) -> tupl
 class _Choice:
     def __init__(self, problem: Problem, goal: Goal, rest: int) -> None:
         self.p, self.goal = problem, goal
-        self.budget = None if goal.budget is None else goal.budget * rest
+        self.rest = rest
+        self.budget = None if goal.budget is None else max(goal.budget - goal.taken, 1.0) * rest
         names = [(item.name, item.kind) for item in problem.items]
         producers = [[problem.producer[v] for v in item.reads if v in problem.producer] for item in problem.items]
         self.classes = tie(names, producers)
@@ -138,8 +139,9 @@ class _Choice:
         """What to say of a budget that nothing fits."""
         assert self.goal.budget is not None
         where, held = max(least.held().items(), key=lambda item: item[1].peak)
-        scale = self.goal.budget / (self.budget or 1.0)
+        scale, taken = 1 / self.rest, self.goal.taken
         parts = {"variables": held.variables, "activations": held.activations, "gradients": held.gradients}
+        others = f", {size(taken)} of variables that only other jobs use" if taken else ""
         big = sorted(
             ((self.p.held_bytes(item.outs[0], self.p.makes[i][least.choice[i]][0]), item.name)
              for i, item in enumerate(self.p.items) if item.node < 0 and item.placement == where),
@@ -147,8 +149,9 @@ class _Choice:
         )[:3]  # fmt: skip
         return (
             f"no layout fits a memory budget of {size(self.goal.budget)} for each device; the least that was found "
-            f"needs {size(held.peak * scale)} on each device of {where}: "
+            f"needs {size(held.peak * scale + taken)} on each device of {where}: "
             + ", ".join(f"{size(n * scale)} of {what}" for what, n in parts.items())
+            + others
             + "; the largest variables are "
             + ", ".join(f"{name} ({size(n * scale)})" for n, name in big)
             + ". Use more devices, more micro-batches, a smaller batch or a larger budget"

@@ -23,6 +23,7 @@ class Goal:
 
     modes: tuple[str, ...] = ("data",)  # for each mesh axis; the last holds for the rest
     budget: float | None = None  # bytes that one device may hold
+    taken: float = 0.0  # bytes of it that variables of other jobs need
     mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
 
     def mode(self, axis: int) -> str:

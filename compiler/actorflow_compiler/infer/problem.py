@@ -16,7 +16,7 @@ from actorflow_compiler.graph import Graph
 from actorflow_compiler.infer.prices import BANDWIDTH, BYTE_HELD, FORBIDDEN, GROUPED, LATENCY, LOCAL, REDUNDANT
 from actorflow_compiler.ops import Meta
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, PartialSum, Sbp, Split, local_shape, numel
+from actorflow_compiler.sbp import B, PartialSum, Sbp, Split, numel
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications
@@ -282,9 +282,12 @@ class Problem:
         key = (value, layout)
         found = self._bytes.get(key)
         if found is None:
-            meta, parts = self.metas[value], self.size(self.placement[value])
-            shape = local_shape(meta.shape, self.layouts[layout], parts, 0)
-            found = self._bytes[key] = float(Meta(shape, meta.dtype).nbytes * self.alive.get(value, 1))
+            meta, parts, sbp = self.metas[value], self.size(self.placement[value]), self.layouts[layout]
+            size = float(meta.nbytes * self.alive.get(value, 1))
+            if isinstance(sbp, Split):  # of what the axes before have made of it, as its maker has it
+                along = meta.shape[sbp.dim]
+                size *= -(-along // parts) / max(1, along)
+            found = self._bytes[key] = size
         return found
 
 
