@@ -141,7 +141,7 @@ def test_a_job_that_would_add_to_gradients_which_another_left_is_refused_until_t
     float(train_second(x))  # nothing is left yet
     float(train_first(x))
     for _ in range(2):
-        with pytest.raises(flow.StateError, match=r"'train_second' adds to gradients that job 'train_first' has left"):
+        with pytest.raises(flow.StateError, match="'train_second' takes gradients to be clear that job 'train_first'"):
             train_second(x)
 
     @flow.global_function
@@ -167,6 +167,32 @@ def test_gradients_that_a_job_computes_and_nobody_reads_may_be_left() -> None:
 
     x = torch.randn(5, 4)
     assert float(job(x)) == float(job(x))
+
+
+def test_a_parameter_that_a_step_does_not_use_is_not_updated_and_has_no_gradient_from_elsewhere() -> None:
+    first, second, optimizer, _ = pair()
+    optimizer.add_param_group({"params": list(second.parameters())})
+
+    @flow.global_function
+    def train_first(x: Tensor) -> Tensor:
+        loss: Tensor = first(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    @flow.global_function
+    def leave(x: Tensor) -> Tensor:
+        loss: Tensor = second(x[:, :3]).sum()
+        loss.backward()
+        return loss
+
+    x, before = torch.randn(5, 4), second.weight.detach().clone()
+    assert float(train_first(x)) > float(train_first(x))
+    float(leave(x))
+    assert torch.equal(second.weight.detach(), before)
+    with pytest.raises(flow.StateError, match="'train_first' takes gradients to be clear that job 'leave'"):
+        train_first(x)  # eager PyTorch would update the second layer now
 
 
 def _returns_a_norm(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of jobs go in; an error comes out where one would add to the gradients that another has left behind."""
+"""Calls of jobs go in; an error comes out where gradients that one has left behind would count in another."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class Left:
         self._last: Gradients | None = None
 
     def before(self, job: str, gradients: Gradients) -> None:
-        """A job is called.  Raises StateError if it would add to what is left."""
+        """A job is called.  Raises StateError if what is left would count in eager PyTorch."""
         if gradients is self._last:  # the second of two equal calls changes nothing
             return
         found = sorted(gradients.adds & self._by.keys()) if self._by else []
         if found:
             raise StateError(
-                f"job {job!r} adds to gradients that job {self._by[found[0]]!r} has left behind (those of "
-                f"{some(found)}); expected: gradients that are clear; call optimizer.zero_grad() in {job!r} before "
-                f"backward, as eager PyTorch needs it, too, where those gradients are not meant to count"
+                f"job {job!r} takes gradients to be clear that job {self._by[found[0]]!r} has left behind (those of "
+                f"{some(found)}), which would count in eager PyTorch; expected: gradients cleared between the two; "
+                f"call optimizer.zero_grad() in {job!r} before backward, or for these parameters at the end of "
+                f"{self._by[found[0]]!r}"
             )
         self._last = gradients
         for name in gradients.cleared & self._by.keys():

@@ -98,11 +98,12 @@ def capture(
                         return [r.detach() for r in step(tensors)]
 
                 streams = Streams()
-                with values_not_seen(), streams.following():
+                with values_not_seen(), streams.following(), watch.watching():
                     raw = make_fx(traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
             gradients, unknown = watch.end(raw)
+            again = bool(unknown) and not given
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             owner = {
@@ -111,16 +112,20 @@ def capture(
             }
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
             runner = _Expanding(raw, owner)
-            functional = make_fx(
-                functionalize(lambda *v: runner.run(*v), remove="mutations"),
-                decomposition_table=TABLE,
-                tracing_mode="real",
-                _allow_non_fake_inputs=True,
-            )(*values)
+            functional = (
+                None
+                if again
+                else make_fx(
+                    functionalize(lambda *v: runner.run(*v), remove="mutations"),
+                    decomposition_table=TABLE,
+                    tracing_mode="real",
+                    _allow_non_fake_inputs=True,
+                )(*values)
+            )
     kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
-    if unknown and not given:
-        again = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown)
-        return replace(again, gradients=gradients)
+    if functional is None:
+        captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown)
+        return replace(captured, gradients=gradients)
     info = Names(
         (*((name, kinds[name]) for name in held), *((name, INPUT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.graph import Graph
@@ -20,8 +22,8 @@ INPUT = "gradient"  # the kind of an input that stands for a gradient of the cal
 class Gradients:
     """Names of parameters, by what a step has to do with their gradients of other calls."""
 
-    adds: frozenset[str] = frozenset()  # it adds to them, and was captured as if they were clear when it began
-    cleared: frozenset[str] = frozenset()  # nothing of them is left when it ends
+    adds: frozenset[str] = frozenset()  # it adds to them or steps by them, as if they were clear when it began
+    cleared: frozenset[str] = frozenset()  # it leaves nothing of them
     left: frozenset[str] = frozenset()  # something is
 
 
@@ -35,7 +37,8 @@ class Watch:
 
     def __init__(self, state: State, fakes: Mapping[str, Tensor], given: Collection[str]) -> None:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}  # parameter → itself, its gradient of the call before
-        self._adds: list[str] = []
+        self._assumed: set[str] = set()  # taken to be clear, and no backward pass has reached them
+        self._adds: set[str] = set()
         for h in state.held.values():
             fake = fakes[h.name]
             if h.kind == "parameter" and fake.requires_grad:
@@ -44,17 +47,31 @@ class Watch:
         self.inputs = {name: before for name, (_, before) in self._before.items() if name in given}
 
     @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the step is traced."""
+        names = {id(fake): name for name, (fake, _) in self._before.items()}
+
+        def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # over what has no gradient, if that is so
+            held = {names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]}
+            self._adds |= held & self._assumed
+
+        hook = register_optimizer_step_pre_hook(steps)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around a backward pass."""
-        open_ = {n: pair for n, pair in self._before.items() if pair[0].grad is pair[1] and n not in self.inputs}
-        for fake, _ in open_.values():
-            fake.grad = None
+        for name, (fake, before) in self._before.items():
+            if fake.grad is before and name not in self.inputs:
+                fake.grad = None
+                self._assumed.add(name)
         yield
-        for name, (fake, before) in open_.items():
-            if fake.grad is None:  # it is not for this parameter
-                fake.grad = before
-            else:
-                self._adds.append(name)
+        reached = {name for name in self._assumed if self._before[name][0].grad is not None}
+        self._adds |= reached
+        self._assumed -= reached
 
     def end(self, trace: torch.fx.GraphModule) -> tuple[Gradients, frozenset[str]]:
         """The step has ended.
@@ -63,7 +80,7 @@ class Watch:
         their gradients of the call before: capture again with these given.
         """
         now = {name: fake.grad for name, (fake, _) in self._before.items()}
-        cleared = {name for name, grad in now.items() if grad is None}
+        cleared = {name for name, grad in now.items() if grad is None and name not in self._assumed}
         left = {name for name, grad in now.items() if grad is not None and grad is not self._before[name][1]}
         constants = {id(getattr(trace, str(n.target))) for n in trace.graph.find_nodes(op="get_attr")}
         read = {name for name, (_, before) in self._before.items() if id(before) in constants}

@@ -50,7 +50,7 @@ class _Choice:
             start, best = self.within_budget(found, best, solved)
         report = AxisReport(
             self.p.axis, self.p.mode, start, len(self.p.items), len(self.classes), self.seconds(best),
-            min(solved.bound, self.seconds(best)) if solved else None,
+            min(solved.bound, self.seconds(best)) if solved and solved.bound is not None else None,
             max(best.held().values(), key=lambda h: h.peak, default=Held(0.0, 0.0, 0.0)),
             tuple(self.explained(best, explain)) if explain is not None else (),
         )  # fmt: skip
@@ -91,7 +91,7 @@ class _Choice:
             search = Search(self.p, self.classes, price)
             search.walk(start)
             begun.append((start.name, search))
-        if solved is not None:
+        if solved is not None and solved.shares:
             search = Search(self.p, self.classes, price)
             search.round(solved.shares)
             begun.append(("solver", search))

@@ -18,20 +18,25 @@ from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.sbp import B
 
 Row = Mapping[int, float]
+LARGEST = 40_000  # variables
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
     """What the solver found."""
 
-    shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture
-    bound: float  # s; no choice of tied items costs less
+    shares: tuple[tuple[float, ...], ...]  # class by class, of each option in the best mixture; () if not solved
+    bound: float | None  # s; no choice of tied items costs less
     byte_price: float  # s for each byte that the budget lacks
 
 
 def relax(problem: Problem, classes: Sequence[Sequence[int]], budget: float | None) -> Relaxed | None:
-    """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget."""
-    return _Program(problem, classes).solve(budget)
+    """Solve the relaxation with HiGHS; ``budget`` is in bytes for each device.  None: nothing fits the budget.
+
+    A program of more than ``LARGEST`` variables is left alone: it would take minutes.
+    """
+    program = _Program(problem, classes)
+    return Relaxed((), None, 0.0) if len(program.cost) > LARGEST else program.solve(budget)
 
 
 class _Program:
