@@ -47,7 +47,7 @@ def random_hints(seed: int, model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(seed)
     hints: dict[str, Sbp] = {}
     for name, parameter in model.named_parameters():
-        choices: list[Sbp | None] = [None, B, *(Split(d) for d in range(parameter.dim()))]
+        choices: list[Sbp | None] = [None, B, *(Split(d) for d, n in enumerate(parameter.shape) if n > 1)]
         chosen = choices[int(torch.randint(len(choices), (), generator=generator))]
         if chosen is not None:
             hints[name.replace(".", r"\.")] = chosen
