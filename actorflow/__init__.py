@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from actorflow_compiler.hints import distribute as distribute
     from actorflow_compiler.hints import place as place
     from actorflow_compiler.hints import zero as zero
+    from actorflow_compiler.packing import pack as pack
+    from actorflow_compiler.packing import unpack as unpack
     from actorflow_compiler.placement import placement as placement
     from actorflow_compiler.signatures.registered import register_signature as register_signature
 
@@ -53,6 +55,7 @@ _HOMES = {
     "distribute": "actorflow_compiler.hints",
     "place": "actorflow_compiler.hints",
     "zero": "actorflow_compiler.hints",
+    **dict.fromkeys(("pack", "unpack"), "actorflow_compiler.packing"),
     "placement": "actorflow_compiler.placement",
     "register_signature": "actorflow_compiler.signatures.registered",
     **dict.fromkeys(_ERRORS, "actorflow_compiler.errors"),

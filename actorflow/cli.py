@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from actorflow.runtime.settings import TOKEN, Settings
+from actorflow.runtime.settings import LOCAL, TOKEN, Settings
 
 
 class _Command(click.Command):
@@ -66,6 +66,18 @@ def main() -> None:
 )
 @click.option("--insecure", is_flag=True, help="Several nodes without a token: anyone who reaches the port can join.")
 @click.option("--log-dir", type=click.Path(file_okay=False), help="For other ranks' output.  [default: a new one]")
+@click.option(
+    "--trace",
+    type=click.Path(file_okay=False),
+    help="Folder for a file of each rank that says in which order its actors fired: 0F0 0F1 0B0 …",
+)
+@click.option(
+    "--local/--no-local",
+    default=True,
+    envvar=LOCAL,
+    help="Between ranks of one machine, use Unix sockets and shared memory, or the network as between machines.  "
+    "[default: local]",
+)
 def run(
     script: str,
     arguments: tuple[str, ...],
@@ -79,6 +91,8 @@ def run(
     token_file: str | None,
     insecure: bool,
     log_dir: str | None,
+    trace: str | None,
+    local: bool,
 ) -> None:
     """Run SCRIPT with one process for each device.  What follows -- goes to the script.
 
@@ -126,6 +140,8 @@ def run(
                 join_timeout=join_timeout,
                 token=token,
                 log_dir=log_dir or "",
+                trace=os.path.abspath(trace) if trace else "",
+                local=local,
             )
         )
     )
@@ -136,7 +152,25 @@ def run(
 @_ARGUMENTS
 @click.option("--devices", type=click.IntRange(1), required=True, help="Devices of the cluster that is pretended.")
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True), help="Write to this file: .json or .txt.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write to this file: .json, .txt, or the orders alone as .csv, as torch's pipeline schedules load them.",
+)
+@click.option(
+    "--hardware",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    help="TOML file that describes the devices the plan is for; see docs/hardware.md.  [default: this machine]",
+)
+@click.option("--measure", is_flag=True, help="First measure what the plan's actors take on this machine, and keep it.")
+@click.option("--forecast", is_flag=True, help="Instead of the plan, what each rank will do: times, memory, order.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Forecast so many times as many data-parallel replicas, each with the micro-batches of this plan's.",
+)
 @click.option(
     "--explain",
     metavar="PATTERN",
@@ -144,30 +178,52 @@ def run(
     "matches could have had, and what each would have cost.",
 )
 def plan(
-    script: str, arguments: tuple[str, ...], devices: int, job: str, out: str | None, explain: str | None
+    script: str,
+    arguments: tuple[str, ...],
+    devices: int,
+    job: str,
+    out: str | None,
+    hardware: str | None,
+    measure: bool,
+    forecast: bool,
+    replicas: int,
+    explain: str | None,
 ) -> None:
     """Show which actors SCRIPT would run on each device, and what passes between them.
 
     The script runs as rank 0 of a pretended cluster until its job is compiled: no process is
-    started, and nothing is computed.
+    started, and nothing is computed.  The forecast below the plan says how long a step takes, what
+    limits it and what each device holds; --measure and --hardware make it exact.
 
     \b
       actorflow plan train.py --devices 4 -- --epochs 3
       actorflow plan train.py --devices 64 --out plan.json
+      actorflow plan train.py --devices 4 --measure --forecast
+      actorflow plan train.py --devices 128 --replicas 128 --hardware h100x8.toml --forecast
       actorflow plan train.py --devices 4 --explain '.*qkv.*'
     """  # noqa: D301 -- click's own mark
-    if out is not None and Path(out).suffix not in (".json", ".txt"):
-        raise click.BadParameter(f"{out!r} ends neither in .json nor in .txt.", param_hint="--out")
-
+    if out is not None and Path(out).suffix not in (".json", ".txt", ".csv"):
+        raise click.BadParameter(f"{out!r} ends in none of .json, .txt and .csv.", param_hint="--out")
     if explain is not None:
         _check_pattern(explain)
+    if hardware is not None and measure:
+        raise click.UsageError(
+            "--measure measures this machine, --hardware says that the plan is for another one; drop one of them."
+        )
+    if hardware is not None:
+        _check_hardware(hardware)
 
+    from actorflow import planned
     from actorflow.runtime import cluster
     from actorflow.runtime.entry import print_script_error, run_script
     from actorflow.runtime.session import PlanReady
-    from actorflow_compiler.plan_text import to_json, to_text
+    from actorflow_compiler.errors import ActorflowError
 
-    cluster.use(cluster.Alone(Settings(world=devices, devices=devices, pretend=True, plan_job=job, explain=explain)))
+    settings = Settings(
+        world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
+        measure=measure,
+    )  # fmt: skip
+    cluster.use(cluster.Alone(settings))
     try:
         run_script(script, arguments)
     except PlanReady as ready:
@@ -189,11 +245,15 @@ def plan(
                 f"as those of variables ({names}, …), of modules, or of ops (aten.mm.default)."
             )
         click.echo("\n".join(made.notes))
-    elif out is None:
-        click.echo(to_text(made))
-    else:
-        Path(out).write_text(to_json(made) if out.endswith(".json") else to_text(made), encoding="utf-8")
-        click.echo(f"plan written to {out}")
+        return
+    try:
+        if out is None or forecast:
+            click.echo(planned.show(made, settings, forecast, replicas), nl=False)
+        if out is not None:
+            Path(out).write_text(planned.file(made, settings, Path(out).suffix), encoding="utf-8")
+            click.echo(f"plan written to {out}")
+    except ActorflowError as e:
+        raise click.ClickException(str(e)) from None
 
 
 def _no_plan(script: str, job: str) -> str:
@@ -206,6 +266,16 @@ def _check_pattern(pattern: str) -> None:
         re.compile(pattern)
     except re.error as e:
         raise click.BadParameter(f"{pattern!r} is no regular expression: {e}.", param_hint="--explain") from e
+
+
+def _check_hardware(path: str) -> None:
+    from actorflow_compiler.errors import HardwareError
+    from actorflow_scheduler.hardware_file import read_hardware
+
+    try:
+        read_hardware(path)
+    except HardwareError as e:
+        raise click.ClickException(str(e)) from None
 
 
 def _token(file: str | None) -> str:

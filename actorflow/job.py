@@ -13,6 +13,7 @@ from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.infer import goal_of
 from actorflow_compiler.plan import Plan
+from actorflow_scheduler.schedule import check_name
 
 __all__ = ["Job", "global_function"]
 
@@ -32,6 +33,7 @@ class Job:
         micro_batches: int = 1,
         parallel: str | Mapping[str, int] | None = None,
         memory_budget: float | str | None = None,
+        schedule: str = "auto",
         model: Any = None,
         optimizer: Any = None,
         name: str | None = None,
@@ -46,6 +48,7 @@ class Job:
         self.micro_batches = micro_batches
         self.parallel, self.memory_budget = parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
+        self.schedule = check_name(schedule)
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
@@ -69,6 +72,7 @@ class Job:
                 micro_batches=self.micro_batches,
                 parallel=self.parallel,
                 memory_budget=self.memory_budget,
+                schedule=self.schedule,
                 model=self.model,
                 optimizer=self.optimizer,
                 name=self.name,
@@ -96,6 +100,7 @@ def global_function(
     micro_batches: int = 1,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
+    schedule: str = "auto",
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -110,6 +115,7 @@ def global_function(
     micro_batches: int = 1,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
+    schedule: str = "auto",
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -118,14 +124,20 @@ def global_function(
 
     The function is ordinary PyTorch over whole (logical) batches.  Modules, optimizers and tensors
     that it uses are found by themselves; ``model`` and ``optimizer`` (one, a list or a dictionary of them) name
-    those that are not.  ``micro_batches`` is how many pieces of the batch may be under way at a time:
-    the largest divisor of the batch up to it is used.  A predict job runs without gradients.
+    those that are not.  ``micro_batches`` is how many equal pieces the batch goes in, one behind the other; the
+    first batch has to divide into that many, another one (a shorter last one) goes in as many, up to that, as it
+    divides into.  A predict job runs without gradients.
 
     ``parallel`` says how the step is laid out, as far as hints leave it open: "data" (the default)
     splits the batch and keeps parameters whole; "tensor" keeps the batch whole and splits weights;
     "auto" looks for what costs least; a dictionary such as ``{"data": 2, "tensor": 4}`` makes a mesh
     with an axis for each.  ``memory_budget`` is what each device may hold ("20GB", or bytes); with it,
-    "auto" is the default.  Raises CallError or LayoutError for values that mean nothing.
+    "auto" is the default.
+
+    ``schedule`` says in which order the stages of a pipeline work on the micro-batches: "auto" (the default)
+    looks for what takes the least time, of the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",
+    "zb-v") and beyond; one of their names gives that one.  Where it does not fit the memory budget, time is
+    given up for memory.  Raises CallError or LayoutError for values that mean nothing.
 
     >>> @global_function(type="train", micro_batches=8)
     ... def train_step(x, y):
@@ -143,6 +155,7 @@ def global_function(
             micro_batches=micro_batches,
             parallel=parallel,
             memory_budget=memory_budget,
+            schedule=schedule,
             model=model,
             optimizer=optimizer,
             name=name,

@@ -94,11 +94,13 @@ def one(layers: str, layout: str, devices: int) -> None:
         return loss
 
     state = find(step, model, optimizer)
-    plan = compile_step(
+    laid = compile_step(
         "step", lambda given: [step(*given)], [Argument("tokens", (BATCH, CONTEXT), torch.int64, True)], state,
         train=True, world=devices, device_type="cpu", micro_batches=1, hints=resolve(state.modules), fixed={},
         goal=goal_of(mode, None), doing=doing,
     )  # fmt: skip
+    doing("cut")
+    plan = laid.cut()
     doing("schedule")
     schedule(plan)
     doing("")

@@ -51,7 +51,6 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
     graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
     decided = infer.Layouts(value, placement, operands, chosen)
     program = lower(graph, decided, 1, everywhere, dict.fromkeys(results, True), homes)
-    stages = tuple(dict.fromkeys(placement.values()))
-    plan = cut("boxing", world, 1, segment(program), stages, tuple(variables), (), ())
+    plan = cut("boxing", world, 1, segment(program), tuple(variables), (), ())
     assert all(r.sbp == (B,) for r in plan.results)
     return schedule(plan)

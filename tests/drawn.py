@@ -30,12 +30,12 @@ def drawn(
 
     state = find(function)
     arguments = [Argument(f"x{i}", tuple(x.shape), x.dtype, True) for i, x in enumerate(inputs)]
-    plan = compile_step(
+    laid = compile_step(
         "drawn", step, arguments, state, train=True, world=world, device_type="cpu",
         micro_batches=micro_batches, hints=resolve(state.modules), fixed={},
     )  # fmt: skip
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()}
-    with LocalCluster(schedule(plan), variables=values) as cluster:
+    with LocalCluster(schedule(laid.cut()), variables=values) as cluster:
         given = {f"x{i}": x for i, x in enumerate(inputs)}
         return [result for number in calls for result in cluster.run(given, {SEED: number})]
 

@@ -149,39 +149,43 @@ def pipeline(
     statistics: Sequence[int] = (),
     nbytes: int = 4,
     flops: float = 1.0,
+    backward: float | None = None,
+    on: Sequence[int] | None = None,
 ) -> Plan:
     """A training step over ``stages`` × ``replicas`` ranks, unsized and without orders.
 
     Every rank has a source on stage 0, forward and backward for each piece, weight gradients apart
     with ``weights``, gradients summed over the pieces and over the replicas, and an optimizer whose
     register starts with a token and is read by forward.  Stages in ``statistics`` all-reduce among
-    their replicas in the middle of forward.  Stage k, replica d is rank k·replicas + d.
+    their replicas in the middle of forward.  Stage k, replica d is rank k·replicas + d, or
+    on[k]·replicas + d.  A backward firing takes ``backward`` operations, all others ``flops``.
     """
     s = Sketch(pieces)
-    grid = [[k * replicas + d for d in range(replicas)] for k in range(stages)]
-    first: dict[int, int] = {}  # rank → the actor that starts forward
-    last: dict[int, int] = {}  # rank → the actor that ends forward
-    back: dict[int, int] = {}
+    on = range(stages) if on is None else on
+    grid = [[on[k] * replicas + d for d in range(replicas)] for k in range(stages)]
+    first: dict[tuple[int, int], int] = {}  # (stage, rank) → the actor that starts forward
+    last: dict[tuple[int, int], int] = {}  # (stage, rank) → the actor that ends forward
+    back: dict[tuple[int, int], int] = {}
     for k, ranks in enumerate(grid):
         for rank in ranks:
-            first[rank] = last[rank] = s.actor(f"F{k}", "forward", rank, rate=pieces, stage=k, flops=flops)
+            first[k, rank] = last[k, rank] = s.actor(f"F{k}", "forward", rank, rate=pieces, stage=k, flops=flops)
         if k in statistics:
             moments = s.collective(ranks, f"moments{k}", rate=pieces, stage=k)
             for rank, moment in zip(ranks, moments, strict=True):
-                last[rank] = s.actor(f"F{k}'", "forward", rank, rate=pieces, stage=k, flops=flops)
-                s.join(first[rank], moment)
-                s.join(moment, last[rank])
-                s.join(first[rank], last[rank], nbytes=nbytes)
+                last[k, rank] = s.actor(f"F{k}'", "forward", rank, rate=pieces, stage=k, flops=flops)
+                s.join(first[k, rank], moment)
+                s.join(moment, last[k, rank])
+                s.join(first[k, rank], last[k, rank], nbytes=nbytes)
     for k, ranks in reversed(list(enumerate(grid))):
         gradients = []
         for rank in ranks:
-            back[rank] = s.actor(f"B{k}", "backward", rank, rate=pieces, stage=k, flops=flops)
-            s.join(last[rank], back[rank], nbytes=nbytes)
-            made = back[rank]
+            cost = flops if backward is None else backward
+            made = back[k, rank] = s.actor(f"B{k}", "backward", rank, rate=pieces, stage=k, flops=cost)
+            s.join(last[k, rank], made, nbytes=nbytes)
             if weights:
                 made = s.actor(f"W{k}", "weight", rank, rate=pieces, stage=k, flops=flops)
-                s.join(back[rank], made, nbytes=nbytes)
-                s.join(last[rank], made, nbytes=nbytes)
+                s.join(back[k, rank], made, nbytes=nbytes)
+                s.join(last[k, rank], made, nbytes=nbytes)
             gradients.append(made)
         reduced = s.collective(ranks, f"gradient{k}", stage=k) if replicas > 1 else []
         for d, rank in enumerate(ranks):
@@ -189,15 +193,19 @@ def pipeline(
             s.join(gradients[d], reduced[d] if reduced else optimizer, fill=pieces, nbytes=nbytes)
             if reduced:
                 s.join(reduced[d], optimizer, nbytes=nbytes)
-            s.join(optimizer, (first[rank], pieces), initial=1, nbytes=0)
+            s.join(optimizer, (first[k, rank], pieces), initial=1, nbytes=0)
     for rank in grid[0]:
         source = s.actor("batch", "source", rank, "source", rate=pieces, flops=0.0)
-        s.join(source, first[rank], nbytes=nbytes)
+        s.join(source, first[0, rank], nbytes=nbytes)
     for k in range(stages - 1):
         for here, there in zip(grid[k], grid[k + 1], strict=True):
-            s.send(last[here], first[there], to=there, nbytes=nbytes)
-            s.send(back[there], back[here], to=here, nbytes=nbytes)
+            forth, back_ = (last[k, here], first[k + 1, there]), (back[k + 1, there], back[k, here])
+            for (maker, reader), to in ((forth, there), (back_, here)):
+                if here == there:
+                    s.join(maker, reader, nbytes=nbytes)
+                else:
+                    s.send(maker, reader, to=to, nbytes=nbytes)
     for rank in grid[-1]:
         sink = s.actor("loss", "sink", rank, "sink", rate=pieces, stage=stages - 1, flops=0.0)
-        s.join(last[rank], sink)
+        s.join(last[stages - 1, rank], sink)
     return s.plan(name=f"{stages} stages, {pieces} pieces, {replicas} replicas")

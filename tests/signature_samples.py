@@ -607,6 +607,7 @@ SAMPLES: dict[str, Any] = {
     "actorflow.sgd": lambda: _optimizer(1, [0.1, 0.01, 0.9, 0.1, True, False, False], step=False),
     "actorflow.adagrad": lambda: _optimizer(1, [0.1, 0.01, 0.001, 1e-8, False], step=True),
     "actorflow.accumulate": lambda: [[f(5, 7)]],
+    "actorflow.last": lambda: [[f(5, 7)], [n(5, below=3)]],
     "actorflow.identity": lambda: [[f(5, 7)], [n(5, below=3)]],
     "actorflow.constrain": lambda: [[f(5, 7), "S(0)", "here"], [n(5, below=3), "*", "here"]],
     "actorflow.first": lambda: [[f(5, 7), 0], [f(5, 7), 1]],

@@ -10,16 +10,19 @@ from torch import Tensor, nn
 
 from actorflow.find import find
 from actorflow.runtime.local import LocalCluster
+from actorflow.runtime.planes import share
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
+from actorflow_compiler.laid import Laid
 from actorflow_compiler.optimizers import SCALARS, setting
 from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import Sbp, Split
 from actorflow_compiler.variables import real_optimizer_state
+from actorflow_compiler.variant import Variant
 from actorflow_scheduler.schedule import schedule
 from models import Batch, Case, reference
 
@@ -35,6 +38,8 @@ class Layout:
     goal: Goal = DATA
     mesh: Placement | None = None  # of the whole model
     prepare: Callable[[nn.Module], None] = lambda _: None  # gives other hints
+    variant: Variant | None = None  # None: the schedule's choice
+    schedule: str = "auto"  # by which stages are laid in a V
 
 
 LAYOUTS = {
@@ -57,6 +62,13 @@ def train_eagerly(case: Case, sizes: list[int], micro_batches: int) -> tuple[lis
 
 def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tensor], torch.optim.Optimizer]:
     """The plan of a case, the values its variables start from, and the optimizer whose settings it reads."""
+    laid, values, optimizer = laid_of(case, layout, size)
+    make = laid.cut if layout.variant is None else laid.cut(layout.variant)
+    return schedule(make, name=layout.schedule), values, optimizer
+
+
+def laid_of(case: Case, layout: Layout, size: int) -> tuple[Laid, dict[str, Tensor], torch.optim.Optimizer]:
+    """What plans of a case can be cut from; and what ``plan_of`` gives beside a plan."""
     model = case.model()
     optimizer = case.optimizer(model)
     layout.prepare(model)
@@ -83,32 +95,39 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
         Argument(name, tuple(t.shape), t.dtype, True)
         for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
-    plan = compile_step(
+    laid = compile_step(
         "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=layout.world, device_type="cpu",
         micro_batches=layout.micro_batches, hints=resolve(state.modules), fixed={},
-        goal=layout.goal,
+        goal=layout.goal, schedule=layout.schedule,
     )  # fmt: skip
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
-    for v in plan.variables:
+    for v in laid.variables:
         values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
-    return schedule(plan), values, optimizer
+    return laid, values, optimizer
 
 
 def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[float], dict[str, Tensor], Plan]:
     """The same training by a plan, all ranks in this process; sizes must be equal."""
     plan, values, optimizer = plan_of(case, layout, sizes[0])
+    return *train(case, plan, values, optimizer, sizes), plan
+
+
+def train(
+    case: Case, plan: Plan, values: dict[str, Tensor], optimizer: torch.optim.Optimizer, sizes: list[int]
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of all steps, and the state that is not the optimizer's, of a training by this plan."""
     group = optimizer.param_groups[0]
     read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"]
     scalars = {f"optimizer.0.{key}": setting(group, key) for key in read}
     losses = []
-    with LocalCluster(plan, variables=values) as cluster:
+    with LocalCluster(share(plan, ["here"] * plan.world), variables=values) as cluster:  # as on one machine
         for number, batch in enumerate(case.batches(sizes)):
             scalars[SEED] = number
             losses.append(cluster.run(dict(zip(case.names, batch, strict=True)), scalars)[0].item())
         state = {
             v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"
         }
-    return losses, state, plan
+    return losses, state
 
 
 def in_float64(case: Case) -> Case:

@@ -52,6 +52,9 @@ def report(state: State, hints: Hints, contents: bool) -> Report:
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
     names = {id(m): f"{root}.{n}" if n else root for root, n, m in modules}
     lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
+    if hints.stages is not None:
+        at = ", ".join(map(str, hints.stages.placements)) or "found automatically"
+        lines.append(f"{hints.stages.count} stages: {at}")
     lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]

@@ -11,7 +11,7 @@ from typing import Any
 from actorflow.runtime.control_pull import Handler, Pulls
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.feed import Feed
-from actorflow.runtime.messages import Message
+from actorflow.runtime.messages import Line, Message
 from actorflow.runtime.reports import Finished, tell
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
@@ -67,6 +67,19 @@ class Alone:
 
     def on_message(self, callback: Callable[[int, Message], object]) -> None:
         """No message ever comes."""
+
+    def on_line(self, callback: Callable[[Line], object]) -> None:
+        """No peer connects."""
+
+    @property
+    def near(self) -> frozenset[int]:
+        """There are no peers."""
+        return frozenset()
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """A pretended cluster shares nothing."""
+        return ("",) * self.world
 
     def serve(self, handler: Handler) -> None:
         """Answer this process's own pulls."""

@@ -23,7 +23,7 @@ from actorflow.runtime.control_pull import Handler
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import Ending, Failure
 from actorflow.runtime.feed import Feed
-from actorflow.runtime.messages import Message
+from actorflow.runtime.messages import Filled, Line, Message, Region
 from actorflow.runtime.network import interface_of
 from actorflow.runtime.reports import Finished, tell
 from actorflow.runtime.settings import Settings
@@ -61,6 +61,7 @@ class Cluster:
         self._ending = Ending(exit)
         self._go: Feed[[int]] = Feed()
         self._messages: Feed[[int, Message]] = Feed()
+        self._lines: Feed[[Line]] = Feed()
         self._failures: Feed[[Failure]] = Feed()
         self._store: Any = None
         self._store_socket: socket.socket | None = None
@@ -71,7 +72,8 @@ class Cluster:
         if self.rank == 0:  # listens now, so that its port can be told before torch is imported
             self._store_socket = _listen(settings.bind_host())
             where = (settings.master_host, self._store_socket.getsockname()[1])
-        self._control = Control(settings, self._ticket, where, self._go, self._messages, self._on_failure)
+        self._control = Control(settings, self._ticket, where, self._go, self._messages, self._lines, self._on_failure)
+        self._near = self._control.near.links
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -142,11 +144,20 @@ class Cluster:
     # -- messages --------------------------------------------------------------------------------
 
     def connect(self, peers: Sequence[int]) -> None:
-        """Block until there is a link to each of these ranks; they name this one among theirs.  Links stay."""
+        """Block until there is a link to each of these ranks; they name this one among theirs.  Links stay.
+
+        Ranks of one machine get a Unix socket for their register messages as well, if they can.
+        """
         self._wait(self._control.connect(peers))
 
     def send(self, peer: int, message: Message) -> None:
         """Queue a register message to a connected rank; any thread, returns at once, keeps its order."""
+        near = self._near.get(peer)
+        if near is not None:
+            near.send(message)
+            return
+        if isinstance(message, Filled | Region):
+            raise ClusterError(f"rank {self.rank} shares no memory with rank {peer}: they have no Unix socket")
         try:
             self._control.links[peer].send(message)
         except KeyError:
@@ -155,6 +166,20 @@ class Cluster:
     def on_message(self, callback: Callable[[int, Message], object]) -> None:
         """Call back with (peer, message) for each that arrives; in order for each peer."""
         self._messages.attach(callback)
+
+    def on_line(self, callback: Callable[[Line], object]) -> None:
+        """Call back with each Unix socket on which messages of a peer come from now on, instead of ``on_message``."""
+        self._lines.attach(callback)
+
+    @property
+    def near(self) -> frozenset[int]:
+        """The connected ranks with which this one has a Unix socket, so that they can share memory."""
+        return frozenset(self._near)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """For each rank what it has in common with those that it can share memory with; empty where it cannot."""
+        return tuple(self._control.tickets[rank].machine for rank in range(self.world))
 
     # -- pulls -----------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,8 +16,11 @@ from torch import Tensor
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
 from actorflow.runtime.agreement import Report, compare, differing
+from actorflow.runtime.costs import HERE, Target
+from actorflow.runtime.planes import share
 from actorflow.runtime.progress import working
 from actorflow_compiler import errors
+from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
 from actorflow_compiler.gradients import Gradients
@@ -25,6 +30,8 @@ from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.variables import State
+from actorflow_compiler.variant import PLAIN, Variant
+from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
 __all__ = ["Common", "Made", "Order", "device_type", "hints_of", "make_everywhere", "make_plan"]
@@ -35,6 +42,10 @@ class Common(Protocol):
 
     rank: int
     world: int
+
+    @property
+    def machines(self) -> Sequence[str]:
+        """For each rank what those have in common that can share memory; empty where it cannot."""
 
     def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
         """Every rank's payload, on the master."""
@@ -57,7 +68,10 @@ class Order:
     goal: Goal
     fixed: Mapping[str, Variable]  # layouts that earlier plans decided
     fresh: bool  # an optimizer's first step differs, and comes now
+    later: bool = False  # the job has run with another batch
     explain: str | None = None  # a regular expression of what the plan's notes are to explain
+    target: Target = HERE  # the hardware that the plan is for
+    schedule: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         found = [Report.from_bytes(data) for data in reports]
         compare(order.name, found)
         plan, shape, gradients = make_plan(order, cluster.world)
+        if device_type(order.state, order.hints, cluster.world) == "cpu":
+            plan = verify(share(plan, cluster.machines))
         written = _written(plan)
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
@@ -115,21 +131,26 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
     with working(what, f"compiled {order.name}") as doing:
+        kind = device_type(order.state, order.hints, world)
         try:
-            plan = compile_step(
+            laid = compile_step(
                 order.name,
                 step,
                 order.arguments.specs,
                 order.state,
                 train=order.train,
                 world=world,
-                device_type=device_type(order.state, order.hints, world),
+                device_type=kind,
                 micro_batches=order.micro_batches,
                 hints=order.hints,
                 fixed=order.fixed,
                 fresh=order.fresh,
                 goal=order.goal,
                 explain=order.explain,
+                defined=_line_of(order.function),
+                later=order.later,
+                schedule=order.schedule,
+                rates=_rates(order.target, kind),
                 doing=doing,
                 learn=gradients.append,
             )
@@ -139,12 +160,42 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
                 raise
             with_arguments = f"while {order.name} was captured with these arguments:\n{shapes_text(specs)}"
             raise CallError(f"{error}\n  {with_arguments}") from cause
-        used = {x.name for a in plan.actors for x in (*a.operands, *a.targets) if isinstance(x, OfVariable)}
-        plan = replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
+        doing("cut")
+
+        @functools.cache
+        def make(variant: Variant) -> Plan:
+            return _only_used(laid.cut(variant))
+
+        plan = make(PLAIN)
         if not order.train:
             _only_predicts(plan)
+        hardware = order.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
         doing("schedule")
-        return schedule(plan), shapes[0], gradients[0]
+        memory = left_for_registers(plan, order.goal.budget)
+        return schedule(make, hardware, memory, order.schedule), shapes[0], gradients[0]
+
+
+def _rates(target: Target, kind: str) -> Rates:
+    """What stages that are cut automatically are weighed by: what is known before there is a plan to measure."""
+    hardware = replace(target, measure=False).hardware(kind)
+    link = hardware.link((0, 1))
+    return Rates(hardware.flops_per_s, hardware.memory_bytes_per_s, link.bytes_per_s, hardware.memory_bytes)
+
+
+def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:
+    """Rank → what its variables leave of a memory budget; None without one.
+
+    None, too, for one piece: the layout was chosen within the budget, and no order would take less.
+    """
+    if budget is None or plan.pieces == 1:
+        return None
+    return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
+
+
+def _line_of(function: Callable[..., object]) -> str:
+    """Where a function begins, as file:line; nothing for what is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def hints_of(state: State) -> Hints:
@@ -157,8 +208,8 @@ def device_type(state: State, hints: Hints, world: int) -> str:
 
     Raises LayoutError for hints that fit no device of the run.
     """
-    kinds = {placement.type for placement in hints.places.values()}
-    for placement in hints.places.values():
+    kinds = {placement.type for placement in hints.placements}
+    for placement in hints.placements:
         if max(placement.ranks) >= world:
             raise LayoutError(
                 f"a placement {placement} was found, which needs rank {max(placement.ranks)}; the run has {world} "
@@ -173,6 +224,12 @@ def device_type(state: State, hints: Hints, world: int) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise LayoutError('a placement "cuda" was found, and this machine has no CUDA device; use "cpu"')
     return kind
+
+
+def _only_used(plan: Plan) -> Plan:
+    """The plan with the variables that its actors name."""
+    used = {x.name for a in plan.actors for x in (*a.operands, *a.targets) if isinstance(x, OfVariable)}
+    return replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
 
 
 def _only_predicts(plan: Plan) -> None:

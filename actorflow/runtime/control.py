@@ -11,6 +11,8 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from actorflow.runtime import control_grpc as door
@@ -19,11 +21,12 @@ from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_servicer,
 from actorflow.runtime.control_join import Reception
 from actorflow.runtime.control_ledger import CommonStep, Ledger
 from actorflow.runtime.control_link import Link
+from actorflow.runtime.control_near import Near
 from actorflow.runtime.control_parts import Payloads
 from actorflow.runtime.control_pull import Pulls
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import LOST, Failure
-from actorflow.runtime.messages import Credit, Message
+from actorflow.runtime.messages import Credit, Line, Message
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import CallError, ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -44,6 +47,7 @@ class Control:
         store: tuple[str, int],  # where the master's TCPStore listens
         on_go: Callable[[int], None],
         on_message: Callable[[int, Message], None],
+        on_line: Callable[[Line], None],
         on_failure: Callable[[Failure], None],
     ) -> None:
         self.settings = settings
@@ -54,6 +58,7 @@ class Control:
         self.told = threading.Event()  # every peer has heard of the failure
         self.pulls = Pulls()
         self.links: dict[int, Link] = {}
+        self.near = Near(settings, on_line, self._line_ended)
         self._make_ticket = ticket
         self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
         self._ledger = Ledger(settings.world)
@@ -75,6 +80,7 @@ class Control:
             "heard": lambda link, _: self._heard(link),
             "farewell": lambda _, __: self._farewell(),
             "bye": self._bye,
+            "near": lambda link, item: self.near.told(link.peer, item.connected),
         }
 
     async def run(self, joined: Future[None]) -> None:
@@ -96,6 +102,7 @@ class Control:
             joined.set_exception(e)
         await self._over.wait()
         self.pulls.close()
+        await self.near.close()
         for channel in self._dialled.values():
             await channel.close()
         if server is not None:
@@ -109,7 +116,8 @@ class Control:
         server, port = door.make_server(
             host, port, reserved=s.reserved_port and self.rank == 0, token=s.token, turned_away=self._turn_away
         )
-        self.own = self._make_ticket(port)
+        machine, socket = self.near.open()
+        self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
         self.tickets[self.rank] = self.own
         self._reception = Reception(self.own, s.join_timeout) if self.rank == 0 else None
         add_servicer(_Servicer(self), server)
@@ -200,6 +208,9 @@ class Control:
                     f"rank {self.rank} and {self.tickets[peer].place} could not connect within {timeout:g} s; see that "
                     f"no firewall is between {self.own.address} and {self.tickets[peer].address}"
                 ) from None
+        for peer in sorted({*peers} - {self.rank}):
+            if self.own.machine and self.own.machine == self.tickets[peer].machine:
+                await self.near.connect(self.tickets[peer], self.links[peer], self._unless_failed)
 
     async def _dial(self, peer: int, address: str, timeout: float) -> Link:
         channel = self._channel(peer, address)
@@ -282,6 +293,16 @@ class Control:
             return
         if self.failure is None and not self._done and not link.said_bye:
             self._spawn(self._lost(link.peer))
+
+    def _line_ended(self, peer: int) -> None:
+        """Any thread: a peer's Unix socket was closed, and it did not say goodbye there."""
+
+        def look() -> None:
+            if self.failure is None and not self._done and not self.links[peer].said_bye:
+                self._spawn(self._lost(peer))
+
+        with suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(look)
 
     async def _lost(self, peer: int) -> None:
         kind = await door.probe(self._address(peer))

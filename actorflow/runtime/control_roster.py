@@ -29,6 +29,8 @@ class Ticket:
     script: str  # path
     digest: str  # SHA-256 of the script's contents
     argv: tuple[str, ...]
+    machine: str = ""  # equal for ranks that can share sockets and memory; empty: this one cannot
+    socket: str = ""  # name of its Unix socket
 
     @property
     def place(self) -> str:

@@ -14,7 +14,8 @@ CHUNK = 1 << 20  # bytes of a payload that travel in one message
 
 
 def message_to_item(message: Message) -> pb.Item:
-    """A register message as an item of a link."""
+    """A register message as an item of a link; those about shared memory go over Unix sockets alone."""
+    assert isinstance(message, Ready | Credit)
     if isinstance(message, Credit):
         return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
     ready = pb.Ready(plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes)
@@ -46,6 +47,8 @@ def ticket_to(ticket: Ticket) -> pb.Ticket:
         script=ticket.script,
         digest=ticket.digest,
         argv=ticket.argv,
+        machine=ticket.machine,
+        socket=ticket.socket,
     )
 
 
@@ -65,6 +68,8 @@ def ticket_from(item: pb.Ticket) -> Ticket:
         script=item.script,
         digest=item.digest,
         argv=tuple(item.argv),
+        machine=item.machine,
+        socket=item.socket,
     )
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from actorflow.runtime.adding import adding, products
 from actorflow.runtime.call import Call
+from actorflow.runtime.data_plane.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
 from actorflow.runtime.kernels import Kernel, Kernels
-from actorflow.runtime.messages import DataPlane, Ready
+from actorflow.runtime.messages import DataPlane, Filled, Ready, Region
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.wire import decode
-from actorflow_compiler.errors import CallError, PlanError
+from actorflow_compiler.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.ops import ITEM_BYTES
 from actorflow_compiler.plan import (
     Actor,
@@ -34,6 +37,7 @@ from actorflow_compiler.plan import (
 from actorflow_scheduler.machine import Finished, Machine
 
 INLINE = "inline"
+QUICK = 1 << 20  # bytes; up to here the compute thread copies a token itself, as a hand-over costs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,19 @@ class Store:
     slots: Slots
     outputs: tuple[int, ...]  # output number of each tensor
     all: bool  # the outputs are the token, as they come
+    summed: tuple[int, ...]  # places in the token of sums that the actor itself adds to, see ``Adding``
+
+
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How an actor fires when its sums are begun: they are its last operands, store by store."""
+
+    kernel: Kernel
+    stores: tuple[Store, ...]
+
+    def sums(self) -> list[Tensor]:
+        """These operands; empty when the firing is the first of its tokens."""
+        return [tensor for store in self.stores for tensor in store.slots.sums(store.summed)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +77,7 @@ class Unit:
     inline: bool  # fires on the compute thread
     body: Body | None
     kernel: Kernel | None
+    adding: Adding | None
     reads: tuple[tuple[int, Slots], ...]  # (position in the reads of a firing, register)
     outer: bool
     operands: tuple[tuple[int, int | str], ...]  # (box, key)
@@ -67,7 +85,9 @@ class Unit:
     variables: tuple[tuple[int, str], ...]  # (output, variable that it overwrites)
     results: tuple[tuple[int, int, bool], ...]  # (output, result, whether it must be copied)
     comm: Comm | None
-    plane: DataPlane | None  # None where nothing moves, or inside the message
+    plane: DataPlane | None  # None where nothing moves, or inside the message, or through shared memory
+    shared: bool  # a send that writes into the slots of the other rank
+    borrows: tuple[int, ...]  # registers in shared memory whose tokens its outputs, which are kept, may be views of
     specs: tuple[TensorSpec, ...]  # of a collective's outputs
     sent: tuple[int, int] | None  # (position in the writes of a firing, register) that a send fills
 
@@ -97,6 +117,7 @@ class Job:
         self.constants = constants
         self.begun = 0  # iterations
         self.calls: dict[int, Call] = {}  # by iteration; those that are under way
+        self.rooms: dict[int, Room] = {}  # by register: what this rank fills, and reads, in shared memory
         self.slots: dict[int, Slots] = {r.id: Slots(r, device) for r in plan.registers if plan.home(r) == rank}
         self._rank = rank
         self._device = device
@@ -135,6 +156,40 @@ class Job:
                 f"filled by {source.name}; the plan says {slots.nbytes} bytes: {tensors}"
             )
 
+    def lend(self) -> list[tuple[int, Region]]:
+        """Make the shared memory that this rank fills: the regions, and the rank that each is for.
+
+        Raises ClusterError where there is too little memory.
+        """
+        made = []
+        for home in self.plan.peers(self._rank):
+            registers = rooms_of(self.plan, self._rank, home)
+            if registers:
+                nbytes = region_bytes(registers)
+                descriptor = make_region(nbytes, self._rank, home)
+                self.rooms.update(map_region(descriptor, registers))
+                made.append((home, Region(self.number, nbytes, descriptor)))
+        return made
+
+    def borrow(self, peer: int, region: Region) -> None:
+        """Map the shared memory that a peer fills.  Raises ClusterError where it is not what the plan says."""
+        try:
+            self.rooms.update(map_region(region.descriptor, rooms_of(self.plan, peer, self._rank)))
+        except ClusterError as e:
+            raise ClusterError(f"plan {self.plan.name!r}, from rank {peer} for rank {self._rank}: {e}") from None
+        finally:
+            os.close(region.descriptor)
+
+    def token(self, peer: int, filled: Filled) -> Sequence[Tensor]:
+        """The token that a peer has put into its slot.  Raises PlanError where the plan knows no such register."""
+        source, room = self.sources.get(filled.register), self.rooms.get(filled.register)
+        if room is None or source is None or source.rank != peer:
+            raise PlanError(
+                f"plan {self.plan.name!r}: rank {peer} says that it has filled register {filled.register}, which it "
+                f"does not share with rank {self._rank}"
+            )
+        return room.slots[filled.sequence % len(room.slots)]
+
     def plane_of(self, register: int) -> DataPlane:
         """The data plane that fills a register of this rank from another one."""
         comm = self.sources[register].comm
@@ -153,18 +208,23 @@ class Job:
         if comm is not None and body is not None:
             raise PlanError(f"{where}: it has a body and a communication; one of them was expected")
         operands = self._in_order(actor, writes, where) if send else actor.operands
+        filled = () if send else [(at, r) for at, r in enumerate(writes) if r.tensors]
+        stores = tuple(self._store(actor, body, at, register, where) for at, register in filled)
         inside = send and comm is not None and (comm.plane == INLINE or not operands)  # travels in the message
+        shared = send and comm is not None and comm.plane == SHARED and not inside
+        quick = inside or (shared and writes[0].nbytes <= QUICK)
         return Unit(
             actor=actor,
             rate=actor.rate,
             finished=Finished(actor.id),
-            inline=comm is None or (inside and self._device.type == "cpu"),
+            inline=comm is None or (quick and self._device.type == "cpu"),
             body=body,
             kernel=None if body is None else self._kernels.kernel(body),
+            adding=None if body is None else self._adding(body, stores),
             reads=tuple(taken),
             outer=any(not isinstance(o, FromRegister) for o in operands),
             operands=tuple(self._operand(o, box, where) for o in operands),
-            stores=() if send else tuple(self._store(actor, at, r, where) for at, r in enumerate(writes) if r.tensors),
+            stores=stores,
             variables=tuple(
                 (i, self._known(t.name, where)) for i, t in enumerate(actor.targets) if isinstance(t, OfVariable)
             ),
@@ -172,10 +232,16 @@ class Job:
                 (i, t.index, self._shared(actor, i)) for i, t in enumerate(actor.targets) if isinstance(t, ToResult)
             ),
             comm=comm,
-            plane=None if comm is None or inside else self._plane(actor, comm),
+            plane=None if comm is None or inside or shared else self._plane(actor, comm),
+            shared=shared,
+            borrows=tuple(slots.id for _, slots in taken if self._is_shared(slots.id)) if stores else (),
             specs=() if comm is None or send else tuple(self._spec(actor, i) for i in range(len(actor.targets))),
             sent=(0, writes[0].id) if send else None,
         )
+
+    def _is_shared(self, register: int) -> bool:
+        comm = self.plan.actor(self.plan.register(register).producer).comm
+        return comm is not None and comm.plane == SHARED
 
     def _in_order(self, actor: Actor, writes: tuple[Register, ...], where: str) -> tuple[Operand, ...]:
         """The operands of a send in the order of the register that they fill on the other rank."""
@@ -206,7 +272,7 @@ class Job:
             raise PlanError(f"{where}: variable {name!r} is not on this rank; it holds {len(self._variables)} others")
         return name
 
-    def _store(self, actor: Actor, at: int, register: Register, where: str) -> Store:
+    def _store(self, actor: Actor, body: Body | None, at: int, register: Register, where: str) -> Store:
         filled = {
             t.index: i for i, t in enumerate(actor.targets) if isinstance(t, FromRegister) and t.register == register.id
         }
@@ -215,7 +281,15 @@ class Job:
                 f"{where}: it fills tensors {sorted(filled)} of the {len(register.tensors)} of register {register.id}"
             )
         outputs = tuple(filled[i] for i in range(len(register.tensors)))
-        return Store(at, self.slots[register.id], outputs, outputs == tuple(range(len(actor.targets))))
+        summed: tuple[int, ...] = ()
+        if body is not None and register.fill == actor.rate > 1:
+            sums = [output for output, spec in zip(outputs, register.tensors, strict=True) if spec.combine == "sum"]
+            summed = tuple(outputs.index(output) for output in products(body, sums))
+        return Store(at, self.slots[register.id], outputs, outputs == tuple(range(len(actor.targets))), summed)
+
+    def _adding(self, body: Body, stores: Sequence[Store]) -> Adding | None:
+        sums = [store.outputs[i] for store in stores for i in store.summed]
+        return Adding(self._kernels.kernel(adding(body, sums)), tuple(stores)) if sums else None
 
     def _shared(self, actor: Actor, target: int) -> bool:
         """Whether a result may be held by others as well."""

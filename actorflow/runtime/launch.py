@@ -19,10 +19,15 @@ from pathlib import Path
 from rich.console import Console
 
 from actorflow.runtime.failure import LAUNCHER, LOST, Failure
-from actorflow.runtime.settings import TOKEN
+from actorflow.runtime.settings import LOCAL, TOKEN, TRACE
 from actorflow.runtime.watch import Findings, Watch
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
+MALLOC = {  # the C library keeps what is freed: to take a step's memory anew from the kernel each time costs 2% of it
+    "MALLOC_ARENA_MAX": "1",  # only the main arena is ever kept
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),  # bytes
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # bytes, the most that it takes
+}
 TAIL = 15  # lines of a failed rank's errors that are shown
 
 
@@ -40,6 +45,8 @@ class Launch:
     join_timeout: float = 300.0  # seconds
     token: str = ""  # empty: on one node one is made; on several, peers need none
     log_dir: str = ""  # empty: a new temporary folder
+    trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
+    local: bool = True  # ranks of this machine use Unix sockets and shared memory
 
     @property
     def ranks(self) -> range:
@@ -163,12 +170,15 @@ def _variables(run: Launch, port: int, log_dir: str, launcher: str) -> dict[str,
         "ACTORFLOW_RESERVED_PORT": str(int(run.port == 0)),
         "ACTORFLOW_JOIN_TIMEOUT": str(run.join_timeout),
         "ACTORFLOW_LOG_DIR": log_dir,
+        TRACE: run.trace,
         "ACTORFLOW_LAUNCHER": launcher,
         "ACTORFLOW_LAUNCHER_PID": str(os.getpid()),
         TOKEN: run.token or (secrets.token_hex(16) if run.nnodes == 1 else ""),
+        LOCAL: str(int(run.local)),
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # equal on all ranks
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN),
     }
+    variables |= {name: value for name, value in MALLOC.items() if name not in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = str(max(1, cores // run.devices))
     return variables

@@ -49,6 +49,7 @@ class LocalCluster:
         in_flight: int = 4,
         timeout: float = 20.0,  # seconds for one call
         library: Mapping[str, Callable[..., Any]] | None = None,
+        trace: int = 0,  # iterations of which each worker keeps the order
     ) -> None:
         self.plans = plans
         self.workers: list[Worker] = []
@@ -58,7 +59,9 @@ class LocalCluster:
             plane = board.plane(rank)
             planes: dict[str, DataPlane] = dict.fromkeys(("gloo", "memory"), plane)
             transport = MemoryTransport(rank, self.workers)
-            self.workers.append(Worker(rank, transport, planes, in_flight=in_flight, gated=False, library=library))
+            self.workers.append(
+                Worker(rank, transport, planes, in_flight=in_flight, gated=False, library=library, trace=trace)
+            )
         for worker in self.workers:
             worker.on_failure(self._fail)
         try:

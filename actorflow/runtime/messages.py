@@ -30,14 +30,59 @@ class Credit:
     register: int
 
 
-Message = Ready | Credit
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A token lies in its slot in shared memory, complete."""
+
+    plan: int
+    register: int
+    sequence: int  # number of the token since the plan was installed; it is in slot sequence mod slots
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory for the slots of all registers of a plan that the sender fills on the receiver.
+
+    It comes before the first token of the plan, and only over a transport that can carry descriptors.
+    """
+
+    plan: int
+    nbytes: int  # of the whole region; checked against the plan
+    descriptor: int  # of the memory; whoever takes the message closes it
+
+
+Message = Ready | Credit | Filled | Region
 
 
 class Transport(Protocol):
-    """Carries messages to peers.  Incoming ones are handed to ``Worker.deliver`` on any thread."""
+    """Carries messages to peers.
+
+    Incoming ones are handed to ``Worker.deliver`` on any thread, or come from a ``Line``.
+    """
 
     def send(self, peer: int, message: Message) -> None:
         """Queue a message; returns at once, may be called on any thread; messages to one peer stay in order."""
+
+
+class Line(Protocol):
+    """A socket to one peer whose messages the worker reads itself (``Worker.attach``)."""
+
+    peer: int
+    unsent: bool  # ``flush`` has something to do
+    stuck: bool  # the peer reads too slowly: flush again when the socket can be written to
+    ended: bool  # the peer is gone, or has closed on purpose
+
+    def fileno(self) -> int:
+        """Readable when messages are there, or the end."""
+
+    def own(self) -> None:
+        """Make the calling thread the one that receives; what it sends leaves with its next flush."""
+
+    def receive(self) -> list[Message]:
+        """The messages that have come, in order; never blocks.  Raises ClusterError for what is none."""
+
+    def flush(self) -> None:
+        """Let leave what was queued; never blocks, and is no error when the peer is gone."""
 
 
 class DataPlane(Protocol):

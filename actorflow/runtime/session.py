@@ -23,16 +23,19 @@ from actorflow.arguments import Arguments, checksum, flatten
 from actorflow.find import Names, find
 from actorflow.lazy import known_now
 from actorflow.runtime import cluster as clusters
+from actorflow.runtime import trace
 from actorflow.runtime.agreement import report
 from actorflow.runtime.call import Call
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_plan
+from actorflow.runtime.costs import Target, threads_of
 from actorflow.runtime.data_plane.gloo import GlooPlane
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.gradients import Left
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
+from actorflow.runtime.planes import unshare
 from actorflow.runtime.results import Results
 from actorflow.runtime.state import Variables
 from actorflow.runtime.worker import Worker
@@ -65,6 +68,7 @@ class JobLike(Protocol):
     type: str
     micro_batches: int
     goal: Goal
+    schedule: str
     function: Any
     signature: Any
     model: Any
@@ -105,6 +109,7 @@ class Session:
         self._left = Left()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self._capturing = False
+        self._compiled: set[JobLike] = set()  # jobs that have a plan
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._changed = threading.Condition()  # guards the next four
         self._issued: deque[tuple[int, Call]] = deque()  # calls that may be under way, by their number
@@ -194,10 +199,15 @@ class Session:
         state = find(job.function, job.model, job.optimizer, self.names)
         job.keys = Keys(state)
         train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
-        explain = self.cluster.settings.explain
+        later, explain = job in self._compiled, self.cluster.settings.explain
         return Order(
-            job.name, job.function, arguments, state, hints, train, job.micro_batches, job.goal, fixed, first, explain
-        )
+            job.name, job.function, arguments, state, hints, train, job.micro_batches, job.goal, fixed, first, later,
+            explain, self._target(), job.schedule,
+        )  # fmt: skip
+
+    def _target(self) -> Target:
+        settings = self.cluster.settings
+        return Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
 
     def _compile(self, job: JobLike, arguments: Arguments, number: int, text: str) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
@@ -209,6 +219,7 @@ class Session:
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self._capturing = False
+        self._compiled.add(job)
         if self.worker is None:
             self._seed = made.seed
             self._start(made)
@@ -217,6 +228,7 @@ class Session:
         self._adopt(made, state, number)
         plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
         self.cluster.connect(plan.peers(self.rank))
+        plan = unshare(plan, self.rank, self.cluster.near)
         plan_number = self._plans
         self._plans += 1
         worker.install(plan_number, plan)
@@ -242,13 +254,15 @@ class Session:
         planes: dict[str, DataPlane] = {}
         if isinstance(self.cluster, Cluster):
             planes["gloo"] = GlooPlane(self.rank, self.cluster.store(), device)
-        worker = Worker(self.rank, self.cluster, planes, device)
+        kept = trace.ITERATIONS if self.cluster.settings.trace else 0
+        worker = Worker(self.rank, self.cluster, planes, device, trace=kept)
         self.results = Results(self.cluster, device)
         self.variables = Variables(
             self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._moved
         )
         self.worker = worker
         self.cluster.on_message(worker.deliver)
+        self.cluster.on_line(worker.attach)
         worker.on_failure(self._worker_failed)
         if self.cluster.failure is not None:
             self._failed(self.cluster.failure)
@@ -307,6 +321,7 @@ class Session:
             self._capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):
             raise PlanReady(plan)
+        self._compiled.add(job)
         self._pretended.update({v.name: v for v in plan.variables})
         with torch.set_grad_enabled(job.type == "train"):
             return job.function(*known_now(args), **known_now(kwargs))
@@ -383,6 +398,8 @@ class Session:
         if self.worker is not None:
             self.worker.wait_all()
             self.results.close()
+            if self.cluster.settings.trace:
+                trace.write(self.cluster.settings.trace, self.rank, self.worker.observed())
 
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""

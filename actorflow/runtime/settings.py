@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from actorflow.runtime.network import is_loopback, route_to
 from actorflow_compiler.errors import ClusterError
 
-TOKEN = "ACTORFLOW_TOKEN"  # the one variable that users set themselves
+TRACE = "ACTORFLOW_TRACE"  # folder for the orders in which actors fired
+TOKEN = "ACTORFLOW_TOKEN"  # this and the next: variables that users may set themselves
+LOCAL = "ACTORFLOW_LOCAL"  # 0: ranks of one machine treat each other as if they were on several
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Settings:
     reserved_port: bool = False  # the launcher holds the port open for the master
     token: str = ""  # empty: peers need none
     join_timeout: float = 300.0  # seconds
+    local: bool = True  # ranks of one machine use Unix sockets and shared memory
     log_dir: str = ""
     script: str = ""
     argv: tuple[str, ...] = ()
@@ -39,6 +42,9 @@ class Settings:
     pretend: bool = False
     explain: str | None = None  # of a plan that is not run: what its notes are to explain
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
+    hardware: str = ""  # path of a hardware file that plans are made for; empty: this machine
+    measure: bool = False  # what this machine takes, before a plan is made that is not run
+    trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
 
     @property
     def one_node(self) -> bool:
@@ -89,7 +95,9 @@ class Settings:
                 reserved_port=env.get("ACTORFLOW_RESERVED_PORT") == "1",
                 token=env.get(TOKEN, ""),
                 join_timeout=float(env.get("ACTORFLOW_JOIN_TIMEOUT", 300.0)),
+                local=bool(number(LOCAL, 1)),
                 log_dir=env.get("ACTORFLOW_LOG_DIR", ""),
+                trace=env.get(TRACE, ""),
                 launcher=env.get("ACTORFLOW_LAUNCHER", ""),
                 launcher_pid=number("ACTORFLOW_LAUNCHER_PID", 0),
             )

@@ -6,7 +6,7 @@ Only the compute thread touches them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,16 @@ class Slots:
             self._values[slot] = token
             self._left[slot] = self.uses
 
-    def add(self, sequence: int, outputs: Token, complete: bool) -> None:
-        """Add one of several firings to the token; with the last one the slot is filled."""
+    def sums(self, places: Collection[int]) -> list[Tensor]:
+        """The sums at some places of the token that is being made; empty before its first firing."""
+        return [self._parts[i] for i in places] if self._parts else []
+
+    def add(self, sequence: int, outputs: Token, complete: bool, summed: Collection[int] = ()) -> None:
+        """Add one of several firings to the token; with the last one the slot is filled.
+
+        At the places in ``summed`` the first firing gives a tensor that nobody else holds, and each later one has
+        added to it already.
+        """
         parts = self._parts
         if not parts:
             parts.extend(None for _ in outputs)
@@ -67,6 +75,8 @@ class Slots:
             elif how >= 0:
                 parts[i] = parts[i] or []
                 parts[i].append(value)
+            elif i in summed:
+                parts[i] = value
             elif parts[i] is None:
                 parts[i] = (value,)  # not ours: others may hold it
             elif isinstance(parts[i], tuple):

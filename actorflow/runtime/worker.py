@@ -10,22 +10,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from actorflow.runtime.call import Call, fresh
+from actorflow.runtime.data_plane.shared import fill, owned
+from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.job import Job, Unit, open_planes
 from actorflow.runtime.kernels import Kernels
 from actorflow.runtime.lanes import Lane, prepare_thread
-from actorflow.runtime.messages import Credit, DataPlane, Message, Ready, Transport
+from actorflow.runtime.lines import Lines
+from actorflow.runtime.messages import Credit, DataPlane, Filled, Line, Message, Ready, Region, Transport
 from actorflow.runtime.story import actor_error, firing, receiving, wrapped
 from actorflow.runtime.wire import decode, encode
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Instruction, Issued
+from actorflow_scheduler.notation import COMPUTING
 
 _ISSUED = Issued()
 _Task = tuple[Job, Unit, Fire, list[Tensor]]  # a communication: its operands are gathered already
@@ -37,7 +40,8 @@ class Worker:
 
     ``variables`` is the one state that all plans share.  ``in_flight`` calls may be unfinished at a
     time.  Where ``gated``, call n waits for ``permit(n)``.  ``library`` holds the ops named
-    ``actorflow.NAME``; the compiler's own by default.
+    ``actorflow.NAME``; the compiler's own by default.  Of each plan's first ``trace`` iterations it
+    is kept in which order the actors of the compute queue fired.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Worker:
         in_flight: int = 4,
         gated: bool = True,
         library: Mapping[str, Callable[..., Any]] | None = None,
+        trace: int = 0,
     ) -> None:
         self.rank = rank
         self.device = torch.device(device)
@@ -75,8 +80,11 @@ class Worker:
         self._active = 0  # calls that are begun and unfinished
         self._current: Job | None = None  # theirs
         self._doing: tuple[Unit, Fire] | None = None
+        self._trace = trace
+        self._fired: dict[int, list[int]] = {}  # by plan
         self._stopped = False
-        self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()  # (method, *arguments)
+        self._inbox = Inbox()  # (method, *arguments)
+        self._lines = Lines(self._inbox, self._deliver_here)
         self._thread = threading.Thread(target=self._compute, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
 
@@ -103,10 +111,12 @@ class Worker:
                 self.variables.setdefault(name, tensor.detach())
         job = Job(number, plan, self.rank, self.device, self._kernels, self._planes, self.variables, constants)
         open_planes(plan, self.rank, self._planes)
+        for home, region in job.lend():
+            self._transport.send(home, region)
         with self._changed:
             self._raise_failure()
             self._jobs[number] = job
-            self._inbox.put((self._replay, job))
+            self._inbox.put(self._replay, job)
             self._changed.notify_all()
 
     def issue(
@@ -135,12 +145,16 @@ class Worker:
             )
             self._issued += 1
             self._unfinished.append(call)
-            self._inbox.put((self._enqueue, job, call))
+            self._inbox.put(self._enqueue, job, call)
         return call
+
+    def observed(self) -> list[tuple[Plan, tuple[int, ...]]]:
+        """Each plan and the actors of its compute queue in the order in which they fired, as far as ``trace`` goes."""
+        return [(self._jobs[number].plan, tuple(actors)) for number, actors in sorted(self._fired.items())]
 
     def permit(self, number: int) -> None:
         """Let call ``number`` start: every rank has issued it."""
-        self._inbox.put((self._allow, number))
+        self._inbox.put(self._allow, number)
 
     def deliver(self, peer: int, message: Message) -> None:
         """Take a message of another rank, whose messages come in order; early ones are kept for later."""
@@ -149,7 +163,11 @@ class Worker:
             if lane is not None:
                 lane.put(message)
         else:
-            self._inbox.put((self._take_in, peer, message))
+            self._inbox.put(self._take_in, peer, message)
+
+    def attach(self, line: Line) -> None:
+        """Read the messages of another rank from a socket from now on."""
+        self._inbox.put(self._lines.watch, line)
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Return when every issued call is done.  Raises the worker's failure, or TimeoutError."""
@@ -223,7 +241,7 @@ class Worker:
     def _halt(self) -> None:
         """Wake everyone and end the threads; the caller holds ``_changed``."""
         self._changed.notify_all()
-        self._inbox.put((self._stop,))
+        self._inbox.put(self._stop)
         for lane in self._lanes.values():
             lane.stop()
         for plane in self._planes.values():
@@ -243,15 +261,24 @@ class Worker:
 
     def _compute(self) -> None:
         prepare_thread(self.device)
-        inbox, pending = self._inbox, self._pending
+        inbox, pending, lines = self._inbox, self._pending, self._lines
+        items = inbox.items
         try:
             while not self._stopped:
-                if pending and inbox.empty():
-                    self._fire(*pending.popleft())
-                else:
-                    method, *arguments = inbox.get()
+                if items:
+                    method, *arguments = items.popleft()
                     method(*arguments)
                     del method, arguments
+                    continue
+                if lines:
+                    if inbox.look(wait=False):
+                        continue
+                    if not pending or pending[0][1].kernel is not None:
+                        lines.flush()  # what came of short firings leaves together, before a kernel or sleep
+                if pending:
+                    self._fire(*pending.popleft())
+                else:
+                    inbox.look(wait=True)
         except BaseException as error:
             at = self._doing
             self.fail(
@@ -260,6 +287,14 @@ class Worker:
                 else actor_error(self.rank, *at, error)
             )
         pending.clear()
+        inbox.close()
+
+    def _deliver_here(self, peer: int, message: Message) -> None:
+        """What a line brings: a transfer that blocks goes to its lane, the rest is for this thread."""
+        if type(message) is Ready and message.payload is None:
+            self.deliver(peer, message)
+        else:
+            self._take_in(peer, message)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -309,6 +344,10 @@ class Worker:
             self._early.setdefault(message.plan, []).append((peer, message))
         elif isinstance(message, Credit):
             self._apply(job, job.machine.handle(Credited(message.register)))
+        elif isinstance(message, Filled):
+            self._arrive(job, message.register, message.sequence, job.token(peer, message))
+        elif isinstance(message, Region):
+            job.borrow(peer, message)
         else:
             job.expect(peer, message)
             payload = message.payload
@@ -325,7 +364,10 @@ class Worker:
             if type(todo) is Fire:
                 unit = job.units[todo.actor]
                 if unit.inline:
-                    self._pending.append((job, unit, todo))
+                    if unit.kernel is None:  # it is short, and others may wait for it
+                        self._pending.appendleft((job, unit, todo))
+                    else:
+                        self._pending.append((job, unit, todo))
                 else:
                     lane = self._lane(unit.actor.queue, self._communicate)
                     if lane is not None:
@@ -344,9 +386,18 @@ class Worker:
 
     def _fire(self, job: Job, unit: Unit, fire: Fire) -> None:
         self._doing = (unit, fire)
+        if self._trace and fire.firing < self._trace * unit.rate and unit.actor.queue == COMPUTING:
+            self._fired.setdefault(job.number, []).append(fire.actor)
         values = self._gather(job, unit, fire)
         if unit.kernel is not None:
-            self._finish(job, unit, fire, unit.kernel(values))
+            sums = unit.adding.sums() if unit.adding is not None else None
+            if unit.adding is None or not sums:
+                outputs = unit.kernel(values)
+            else:
+                values += sums
+                outputs = unit.adding.kernel(values)
+            del sums
+            self._finish(job, unit, fire, outputs)
         elif unit.comm is None:
             self._finish(job, unit, fire, values)
         else:
@@ -355,6 +406,8 @@ class Worker:
     def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Put the outputs where they belong and tell the machine."""
         self._doing = (unit, fire)
+        if unit.borrows:
+            outputs = owned(outputs, [job.rooms[r] for r in unit.borrows if r in job.rooms])
         call = job.calls[fire.firing // unit.rate]
         for store in unit.stores:
             _, sequence, complete = fire.writes[store.at]
@@ -362,7 +415,7 @@ class Worker:
             if store.slots.fill == 1:
                 store.slots.put(sequence, token)
             else:
-                store.slots.add(sequence, token, complete)
+                store.slots.add(sequence, token, complete, store.summed)
         for output, name in unit.variables:
             variable = self.variables[name]
             if outputs[output] is not variable:
@@ -397,16 +450,20 @@ class Worker:
             assert unit.comm is not None
             assert unit.plane is not None
             outputs = unit.plane.collective(unit.comm, operands, unit.specs)
-        self._inbox.put((self._finish, job, unit, fire, outputs))
+        self._inbox.put(self._finish, job, unit, fire, outputs)
 
     def _send(self, job: Job, unit: Unit, fire: Fire, operands: list[Tensor]) -> Sequence[Any]:
         assert unit.comm is not None
         assert unit.sent is not None
         at, register = unit.sent
-        to = unit.comm.group[1]
+        to, sequence = unit.comm.group[1], fire.writes[at][1]
+        if unit.shared:
+            fill(job.rooms[register], sequence, operands)
+            self._transport.send(to, Filled(job.number, register, sequence))
+            return ()
         payload = encode(operands) if unit.plane is None else None
         nbytes = sum(t.nbytes for t in operands)
-        self._transport.send(to, Ready(job.number, register, fire.writes[at][1], nbytes, payload))
+        self._transport.send(to, Ready(job.number, register, sequence, nbytes, payload))
         if unit.plane is not None:
             unit.plane.send(to, operands)
         return ()
@@ -419,7 +476,7 @@ class Worker:
             job = self._jobs[ready.plan]
         job.expect(peer, ready)
         token = job.plane_of(ready.register).receive(peer, job.slots[ready.register].specs)
-        self._inbox.put((self._arrive, job, ready.register, ready.sequence, token))
+        self._inbox.put(self._arrive, job, ready.register, ready.sequence, token)
 
     def _lane_failed(self, error: BaseException, task: Any) -> None:
         if isinstance(task, Ready):

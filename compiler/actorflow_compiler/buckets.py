@@ -15,7 +15,7 @@ from actorflow_compiler.lower import Item, Program
 
 BUCKET = 4 << 20  # bytes on one rank after which a bucket is full
 
-Kind = tuple[str, frozenset[tuple[int, ...]], str, bool]  # what must be alike in a bucket; see ``_kind``
+Kind = tuple[str, frozenset[tuple[int, ...]], str, int, bool]  # what must be alike in a bucket; see ``_kind``
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def _patient(program: Program) -> set[int]:
         item = program.items[k]
         if item.phase == "optimizer":
             continue
-        if item.phase == "backward" and not any(v in hurried for v in item.writes):
+        if item.phase in ("backward", "weight") and not any(v in hurried for v in item.writes):
             if item.kind == "comm":
                 found.add(k)
             if item.kind != "compute" or not item.flops:
@@ -74,7 +74,7 @@ def _patient(program: Program) -> set[int]:
 
 def _kind(item: Item) -> Kind:
     one = next(iter(item.comms.values()))
-    return one.kind, frozenset(c.group for c in item.comms.values()), item.phase, item.pieces
+    return one.kind, frozenset(c.group for c in item.comms.values()), item.phase, item.stage, item.pieces
 
 
 def _bytes(program: Program, item: Item) -> int:

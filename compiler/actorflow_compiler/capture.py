@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from actorflow_compiler import tags
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
-from actorflow_compiler.errors import ActorflowError, CaptureError
+from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import INPUT, Watch, refuse_given
-from actorflow_compiler.hints import Hints
+from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.random_streams import Streams
@@ -90,7 +90,8 @@ def capture(
         with mode, looks_compiling(), fx_traceback.preserve_node_meta(), plain_recurrence(), _clear_errors(state):
             watch = Watch(state, fakes, given)
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
-            with tags.recording(hints.places, names, outputs) as recorder, mark_gradients(fakes, hints.zero):
+            recording = tags.recording(hints.places, names, outputs, hints.around)
+            with recording as recorder, mark_gradients(fakes, hints.zero):
                 recorder.during_backward = watch.backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
@@ -102,6 +103,8 @@ def capture(
                     raw = make_fx(traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
+            if train:
+                _refuse_uncalled(hints.patterns, recorder.called)
             gradients, unknown = watch.end(raw)
             again = bool(unknown) and not given
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
@@ -133,6 +136,17 @@ def capture(
     captured = replace(to_graph(functional, info, optimizer_state.parameter, fresh), gradients=gradients)
     refuse_given(captured.graph)
     return captured
+
+
+def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
+    """Raise LayoutError for a pattern that would place nothing."""
+    for pattern in patterns:
+        if not pattern.modules & called:
+            raise LayoutError(
+                f"{pattern.origin}: the step calls none of these modules, so that this stage would have no op; "
+                f"modules that the step calls (module(x), not module.weight) were expected: place those, or leave the "
+                f"pattern out"
+            )
 
 
 class _Expanding(torch.fx.Interpreter):

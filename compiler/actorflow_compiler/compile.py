@@ -1,4 +1,4 @@
-"""A user's step goes in; a plan comes out: capture, place, cut in time, infer, box, lower, segment, cut into actors."""
+"""A user's step goes in; what can be cut into a plan comes out: capture, place, cut in time, infer, box, lower."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from actorflow_compiler.automatic import Automatic, Rates, cut_automatically
 from actorflow_compiler.capture import Argument, capture
 from actorflow_compiler.constrain import check_constraints
-from actorflow_compiler.cut import cut
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
@@ -18,16 +18,16 @@ from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
 from actorflow_compiler.inner import inner_cost
+from actorflow_compiler.laid import Laid
 from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes, taken_by_others
 from actorflow_compiler.lower import lower
 from actorflow_compiler.notes import notes_on
 from actorflow_compiler.pieces import cut_in_time
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Plan, Variable
+from actorflow_compiler.plan import Variable
 from actorflow_compiler.random_table import is_random
 from actorflow_compiler.repeated import tell_repeated
 from actorflow_compiler.sbp import Split
-from actorflow_compiler.segment import segment
 from actorflow_compiler.stages import place_ops
 from actorflow_compiler.variables import State
 from actorflow_compiler.write_out import write_out
@@ -50,27 +50,48 @@ def compile_step(
     fresh: bool = False,
     goal: Goal = DATA,
     explain: str | None = None,
+    defined: str = "",
+    later: bool = False,
+    schedule: str = "auto",
+    rates: Rates = Rates(),  # noqa: B008 (a frozen value)
     doing: Callable[[str], None] = lambda _: None,
     learn: Callable[[Gradients], None] = lambda _: None,
-) -> Plan:
-    """Compile one step for ``world`` devices; the plan has no slot counts and orders yet.
+) -> Laid:
+    """Compile one step for ``world`` devices, up to where it is cut into actors.
 
     ``fixed`` are variables whose layout an earlier plan has decided.  ``explain`` is a regular
-    expression of ops, modules or variables whose alternatives go into the plan's notes.  ``doing`` is told
-    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises
-    CaptureError, LayoutError or PlanError.
+    expression of ops, modules or variables whose alternatives go into the plan's notes.  ``defined`` is the line
+    that the step begins in, for errors; ``later`` says that the job has run with another batch, so that this one
+    may go in fewer pieces.  ``schedule`` is the schedule's name, and ``rates`` what a device is estimated to do, for
+    stages that are cut automatically.  ``doing`` is told the name of each pass as it begins, ``learn`` what the step
+    has to do with gradients of other calls.  Raises CaptureError, CallError, LayoutError or PlanError.
     """
     doing("capture")
     captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh)
     learn(captured.gradients)
-    if world > 1 or micro_batches > 1:
-        refuse_random(captured.graph)
-    everywhere = Placement(device_type, tuple(range(world)), goal.mesh_of(world))
+    # with automatic stages each of them is the mesh that is asked for
+    everywhere = Placement(device_type, tuple(range(world)), (world,) if hints.stages else goal.mesh_of(world))
     doing("place")
-    placed = place_ops(
-        join_norms(captured.graph), everywhere, {n: v.placement for n, v in fixed.items()}, captured.parameter
-    )
-    pieces = cut_in_time(placed.graph, micro_batches if train else 1)
+    captured = replace(captured, graph=join_norms(captured.graph))
+    owners = {n: v.placement for n, v in fixed.items()}
+    automatic = Automatic(captured.graph)
+    if hints.stages is not None:
+        rates = replace(rates, memory=rates.memory or goal.budget)
+        automatic = cut_automatically(
+            captured,
+            hints.stages,
+            everywhere,
+            owners,
+            pieces=micro_batches,
+            mesh=goal.mesh,
+            schedule=schedule,
+            rates=rates,
+        )
+    placed = place_ops(automatic.graph, everywhere, owners, captured.parameter, automatic.begins)
+    asked = f"micro_batches={micro_batches} of job {name!r}" + (f" ({defined})" if defined else "")
+    pieces = cut_in_time(placed.graph, micro_batches, asked, later)
+    if world > 1 or pieces.count > 1:
+        refuse_random(captured.graph)
     graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1)
     graph = merge_equal(graph, is_random)
     check_constraints(graph)
@@ -93,7 +114,7 @@ def compile_step(
     )
     doing("infer")
     layouts = infer(graph, decided, everywhere, pieces.count, goal, inner_cost, explain)
-    notes = (*pieces.notes, *notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
+    notes = (*automatic.notes, *pieces.notes, *notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
     graph, layouts = write_out(graph, layouts)
     variables = tuple(
         replace(v, sbp=layouts.value[i.value])
@@ -103,9 +124,7 @@ def compile_step(
     doing("box and lower")
     program = lower(graph, layouts, pieces.count, everywhere, gather, laid)
     notes = (*notes, *tell_repeated(program.repeated, program.flops_done))
-    doing("cut")
-    segmented = segment(program)
-    return cut(name, world, pieces.count, segmented, placed.stages, variables, captured.constants, notes)
+    return Laid(name, world, pieces.count, program, variables, captured.constants, notes)
 
 
 def refuse_random(graph: Graph) -> None:

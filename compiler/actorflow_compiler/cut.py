@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from actorflow_compiler.bodies import build_body
 from actorflow_compiler.gathers import AHEAD, is_gather
 from actorflow_compiler.lower import Item, resolve
-from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
     Actor,
     Body,
@@ -34,7 +33,7 @@ from actorflow_compiler.plan import (
 from actorflow_compiler.segment import Segment, Segmented
 
 INLINE = 64 << 10  # bytes that may ride inside a control message
-LETTERS = {"forward": "F", "backward": "B", "optimizer": "O", "source": "source"}
+LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
 
 
 @dataclass(slots=True)
@@ -57,18 +56,17 @@ class Draft:
 
 
 def cut(
-    name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement],
+    name: str, world: int, pieces: int, segmented: Segmented,
     variables: Sequence[Variable], constants: tuple[Constant, ...], notes: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     """Make the plan of all ranks."""
-    return _Cutter(name, world, pieces, segmented, stages).plan(tuple(variables), constants, notes)
+    return _Cutter(name, world, pieces, segmented).plan(tuple(variables), constants, notes)
 
 
 class _Cutter:
-    def __init__(self, name: str, world: int, pieces: int, segmented: Segmented, stages: Sequence[Placement]) -> None:
+    def __init__(self, name: str, world: int, pieces: int, segmented: Segmented) -> None:
         self.name, self.world, self.pieces = name, world, pieces
         self.segmented, self.program = segmented, segmented.program
-        self.stage = {p: i for i, p in enumerate(stages)}
         self.drafts: list[Draft] = []
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
@@ -130,7 +128,7 @@ class _Cutter:
                 self.maker.update({(v, rank): by_key[("source", rank)] for v in taken})
                 del one
         for item, segment, level in items:
-            stage = self.stage.get(item.placement, 0)
+            stage = item.stage
             if item.kind == "join":
                 for rank in item.placement.ranks:
                     self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
@@ -172,7 +170,7 @@ class _Cutter:
                     f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}",
                 )
             else:
-                key = (comm.kind, comm.group, item.phase, item.pieces, level, rank)
+                key = (comm.kind, comm.group, item.phase, item.pieces, level, stage, rank)
                 queue, kind, name = (
                     "comm",
                     "boxing",

@@ -224,6 +224,57 @@ def _bce_with_logits(
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
+@_for(aten.soft_margin_loss.default)
+def _soft_margin(x: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
+    return aten.soft_margin_loss(x, target, SUM) / x.numel() if reduction == MEAN else NotImplemented
+
+
+@_for(aten.soft_margin_loss_backward.default)
+def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Any:
+    if reduction != MEAN:
+        return NotImplemented
+    return aten.soft_margin_loss_backward(grad / x.numel(), x, target, SUM)
+
+
+@_for(aten.multi_margin_loss.default)
+def _multi_margin(
+    x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = MEAN
+) -> Any:
+    if reduction != MEAN or x.dim() != 2:
+        return NotImplemented
+    return aten.multi_margin_loss(x, target, p, margin, weight, SUM) / len(x)
+
+
+@_for(aten.multi_margin_loss_backward.default)
+def _multi_margin_backward(
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    p: float,
+    margin: float,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+) -> Any:
+    if reduction != MEAN or x.dim() != 2:
+        return NotImplemented
+    return aten.multi_margin_loss_backward(grad / len(x), x, target, p, margin, weight, SUM)
+
+
+@_for(aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Any:
+    if reduction != MEAN or x.dim() != 2:
+        return NotImplemented
+    total, is_target = aten.multilabel_margin_loss_forward(x, target, SUM)
+    return total / len(x), is_target
+
+
+@_for(aten.multilabel_margin_loss_backward.default)
+def _multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Any:
+    if reduction != MEAN or x.dim() != 2:
+        return NotImplemented
+    return aten.multilabel_margin_loss_backward(grad / len(x), x, target, SUM, is_target)
+
+
 def _class_weights(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
     """The weight of each target's class; 0 for targets that do not count."""
     counts = target != ignore_index

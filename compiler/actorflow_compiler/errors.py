@@ -25,6 +25,10 @@ class DeadlockError(PlanError):
     """A plan would wait for ever; the message prints the cycle, actor by actor."""
 
 
+class HardwareError(ActorflowError):
+    """A hardware file cannot be read, or says what means nothing; the message names the file and the key."""
+
+
 class CallError(ActorflowError):
     """A job was called differently on different ranks, or with arguments that do not fit."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -113,7 +113,8 @@ class _Converter:
                 self.call(fx_node)
         output: Any = self.module.graph.output_node().args[0]
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
-        graph = Graph(tuple(self.inputs), tuple(self.nodes), self.metas, results, tuple(self.updates.items()))
+        nodes = _forward_again(self.nodes, set(self.updates.values()))
+        graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
         graph = pair_rows(unsort(verify(prune(merge_equal(graph, is_random)))))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
@@ -198,6 +199,7 @@ class _Converter:
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
         node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
+        node = replace(node, visit=custom.get("visit", -1))
         phase = "forward"
         if custom.get("phase") == "backward":
             phase = "backward"
@@ -206,7 +208,7 @@ class _Converter:
         if phase != "forward":
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
-        self.nodes.append(Node(op, args, kwargs, tuple(outs), phase, node.placement, node.where))
+        self.nodes.append(replace(node, phase=phase))
 
     def simplify(
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
@@ -285,6 +287,24 @@ class _Converter:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             raise CaptureError(f"the step's shapes depend on the values of a tensor ({value}); expected: fixed shapes")
         raise CaptureError(f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes")
+
+
+def _forward_again(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:
+    """The nodes; those that make something for another backward pass are forward ops, whatever came before them.
+
+    That is a loss of gradients, or of what was updated in the step.  ``news`` are the new values of variables: the
+    ops that make these are of the optimizer.
+    """
+    needed: set[int] = set()
+    found = []
+    for n in reversed(nodes):
+        if n.phase == "optimizer" and not needed.isdisjoint(n.outs) and news.isdisjoint(n.outs):
+            n = replace(n, phase="forward")
+            needed.update(n.reads())
+        elif n.phase == "backward":
+            needed.update(n.reads())
+        found.append(n)
+    return tuple(reversed(found))
 
 
 def meta_of(tensor: Tensor) -> Meta:

@@ -30,12 +30,12 @@ def is_gather(program: Program, item: Item) -> bool:
 def chunks(program: Program) -> Mapping[int, int]:
     """The chunk of each gather, by position in the program."""
     found: dict[int, int] = {}
-    open_: dict[tuple[Placement, str, bool], tuple[int, int]] = {}  # → (chunk, bytes in it)
+    open_: dict[tuple[Placement, int, str, bool], tuple[int, int]] = {}  # → (chunk, bytes in it)
     count = 0
     for k, item in enumerate(program.items):
         if not is_gather(program, item):
             continue
-        key = (item.placement, item.phase, item.pieces)
+        key = (item.placement, item.stage, item.phase, item.pieces)
         chunk, nbytes = open_.get(key, (-1, CHUNK))
         if nbytes >= CHUNK:
             chunk, nbytes, count = count, 0, count + 1

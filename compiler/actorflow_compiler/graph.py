@@ -25,6 +25,8 @@ class Node:
     placement: Placement | None = None  # None: not yet decided
     where: str = ""  # the user's module or line, for people
     pieces: bool = False  # fires once for each micro-batch, not once in an iteration
+    visit: int = -1  # of a module or scope, in program order (see ``tags.py``); a backward op has its forward op's
+    stage: int = 0  # the virtual pipeline stage, once ops are placed
 
     def reads(self) -> Iterator[int]:
         """The values that the node reads, each as often as it is named."""
@@ -138,7 +140,7 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
     for n in graph.nodes:
         args = substitute(n.args, new)
         kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.phase == "optimizer", n.pieces)
+        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == "optimizer", n.pieces)
         if key in seen and not is_random(n):
             same.update((a, b) for a, b in zip(n.outs, seen[key], strict=True))
             continue

@@ -6,7 +6,7 @@ import difflib
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -40,14 +40,40 @@ class Zero:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """``flow.place(model, stages=…)``: how many pipeline stages, and where they are if the user says it."""
+
+    count: int
+    placements: tuple[Placement, ...]  # one for each stage, or none
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A pattern of ``flow.place`` and the modules that it places."""
+
+    origin: str
+    modules: frozenset[int]  # ids of those that match, and of all below them
+
+
+@dataclass(frozen=True, slots=True)
 class Hints:
     """Hints resolved against the modules of one job."""
 
     layouts: Mapping[str, Hint] = field(default_factory=dict)  # by name of the parameter or buffer
     places: Mapping[int, Placement] = field(default_factory=dict)  # by id(module)
+    # by id of a module without a placement of its own: those of the nearest modules around it, by their id
+    around: Mapping[int, Mapping[int, Placement]] = field(default_factory=dict)
+    patterns: tuple[Pattern, ...] = ()  # what places modules
+    stages: Stages | None = None  # the step is cut into these
     outputs: Mapping[int, Hint] = field(default_factory=dict)  # by id(module): of the first tensor that it returns
     optimizer: Mapping[str, Hint] = field(default_factory=dict)  # of the state that optimizers keep of a parameter
     zero: Mapping[str, Zero] = field(default_factory=dict)  # by name of the parameter
+
+    @property
+    def placements(self) -> frozenset[Placement]:
+        """All that users name for modules and stages."""
+        return frozenset((*self.places.values(), *(self.stages.placements if self.stages else ())))
 
     @property
     def axes(self) -> frozenset[int]:
@@ -65,6 +91,7 @@ class _Given:
     outputs: dict[str, Hint] = field(default_factory=dict)
     places: dict[str, Placement] = field(default_factory=dict)
     zero: Zero | None = None
+    stages: Stages | None = None
 
 
 _given: weakref.WeakKeyDictionary[nn.Module, _Given] = weakref.WeakKeyDictionary()
@@ -91,7 +118,7 @@ def distribute(
     named, modules = list(_variables(model)), [n for n, _ in model.named_modules(remove_duplicate=False)]
     parameters = [(n, p) for n, p in named if isinstance(p, nn.Parameter)]
     before = _given.get(model, _Given())
-    new = _Given(dict(before.layouts), dict(before.optimizer), dict(before.outputs), before.places, before.zero)
+    new = replace(before, layouts=dict(before.layouts), optimizer=dict(before.optimizer), outputs=dict(before.outputs))
     for pattern, sbp in (layouts or {}).items():
         new.layouts[pattern] = _of_variables(model, pattern, sbp, named, "", "parameter or buffer")
     for pattern, sbp in (optimizer or {}).items():
@@ -107,16 +134,73 @@ def distribute(
         raise
 
 
-def place(model: nn.Module, placements: Mapping[str, Placement]) -> None:
-    """Place modules, and all below them, on devices: ``{regular expression of a whole module name: placement}``.
+def place(
+    model: nn.Module,
+    placements: Mapping[str, Placement] | Sequence[Placement] | None = None,
+    *,
+    stages: int | None = None,
+) -> None:
+    """Place a model on devices: modules by patterns, or the whole step in pipeline stages that are found by themselves.
 
-    Where patterns overlap the deepest module wins, then the later pattern.  Raises LayoutError for a
-    pattern that matches no module.
+    ``{regular expression of a whole module name: placement}`` places modules, and all below them.  Where
+    patterns overlap the deepest module wins, then the later pattern.  Modules on different placements are stages
+    of a pipeline; a program that comes back to a placement opens a new stage on it.
+
+    ``stages=S`` cuts what a job computes with the model into S stages of about equal time, where few bytes cross.
+    S divides the number of devices, and each stage has as many neighbours of these; or S is a multiple of it,
+    and stages go round the devices.  A list of placements says for each stage where it is.
+
+    A later call replaces stages, and the same pattern.  Raises LayoutError for a pattern that matches no module,
+    for a number of stages below 1 or another than that of the placements, and for patterns together with stages.
+    Other errors come when a job is compiled: a pattern none of whose modules a training step calls, more stages
+    than parts of the model, stages that do not divide over the devices.
+
+    >>> flow.place(model, stages=4)
     """
-    names = [n for n, _ in model.named_modules(remove_duplicate=False)]
-    for pattern, placement in placements.items():
-        _matching(pattern, names, "module", type(model).__name__)
-        _given.setdefault(model, _Given()).places[pattern] = placement
+    name = type(model).__name__
+    given = _given.get(model) or _Given()
+    if isinstance(placements, Mapping):
+        if stages is not None or given.stages is not None:
+            both = f"stages={stages}" if stages is not None else given.stages.origin if given.stages else ""
+            raise LayoutError(
+                f"flow.place({name}, …): patterns of modules and {both} were found; one of both was expected: "
+                f"placements of modules make the stages, or the step is cut by itself"
+            )
+        names = [n for n, _ in model.named_modules(remove_duplicate=False)]
+        for pattern, placement in placements.items():
+            _matching(pattern, names, "module", name)
+            given.places[pattern] = placement
+    else:
+        asked = _stages(name, tuple(placements or ()), stages)
+        if given.places:
+            raise LayoutError(
+                f"{asked.origin}: {name} has the patterns {', '.join(map(repr, given.places))} already; one of "
+                f"both was expected: placements of modules make the stages, or the step is cut by itself"
+            )
+        given.stages = asked
+    _given[model] = given
+
+
+def _stages(model: str, placements: tuple[Placement, ...], count: int | None) -> Stages:
+    """What ``flow.place`` says of stages."""
+    along = f"stages={count!r}" if not placements else f"[{', '.join(map(str, placements))}]"
+    origin = f"flow.place({model}, {along})"
+    wrong = next((p for p in placements if not isinstance(p, Placement)), None)
+    if wrong is not None:
+        raise LayoutError(f"flow.place({model}, …): {wrong!r} was found; flow.placement(type, ranks) was expected")
+    if count is None and placements:
+        count = len(placements)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise LayoutError(
+            f"flow.place({model}, stages={count!r}) was found; a number of pipeline stages, 1 or more, was expected, "
+            f"or {{pattern: placement}} for modules, or a list of placements, one for each stage"
+        )
+    if placements and count != len(placements):
+        raise LayoutError(
+            f"{origin}: stages={count} and {len(placements)} placement{'s' * (len(placements) != 1)} were found; "
+            f"one placement for each stage was expected: leave stages= out, or name as many placements"
+        )
+    return Stages(count, placements, origin)
 
 
 def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
@@ -152,7 +236,11 @@ def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = 
             given = _given.get(module)
             if given is not None:
                 found.take(f"{root_name}.{prefix}" if prefix else root_name, module, given)
-    return Hints(found.layouts, found.places, found.outputs, found.optimizer, found.zero)
+    found.look_around(modules)
+    return Hints(
+        found.layouts, found.places, found.around, tuple(found.patterns), found.only_stages(), found.outputs,
+        found.optimizer, found.zero,
+    )  # fmt: skip
 
 
 class _Resolver:
@@ -165,6 +253,9 @@ class _Resolver:
         self.optimizer: dict[str, Hint] = {}
         self.outputs: dict[int, Hint] = {}
         self.places: dict[int, Placement] = {}
+        self.around: dict[int, dict[int, Placement]] = {}
+        self.patterns: list[Pattern] = []
+        self.stages: list[Stages] = []
         self.zero: dict[str, Zero] = {}
 
     def take(self, full: str, module: nn.Module, given: _Given) -> None:
@@ -187,9 +278,46 @@ class _Resolver:
             for name, child in below:
                 if re.fullmatch(pattern, name):
                     self.places[id(child)] = placement
+            matching = [c for n, c in below if re.fullmatch(pattern, n)]
+            origin = f"flow.place({type(module).__name__}, {{{pattern!r}: {placement}}})"
+            ids = frozenset(id(m) for child in matching for m in child.modules())
+            self.patterns.append(Pattern(origin, ids))
+        if given.stages is not None:
+            self.stages.append(given.stages)
         if given.zero is not None:
             parameters = {self.names[id(t)] for _, t in variables if isinstance(t, nn.Parameter)}
             self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
+
+    def look_around(self, modules: Mapping[str, nn.Module]) -> None:
+        """Find what is placed around modules that are not placed themselves."""
+        for root in modules.values():
+            by_name = dict(root.named_modules(remove_duplicate=False))
+            for name, module in by_name.items():
+                above = name
+                while id(module) not in self.places and above:
+                    above = above.rpartition(".")[0]
+                    outer = id(by_name[above])
+                    if outer in self.places:
+                        self.around.setdefault(id(module), {})[outer] = self.places[outer]
+                        break
+
+    def only_stages(self) -> Stages | None:
+        """The stages that a step is cut into; raises LayoutError where hints contradict each other."""
+        if not self.stages:
+            return None
+        first, *others = self.stages
+        for other in others:
+            if (other.count, other.placements) != (first.count, first.placements):
+                raise LayoutError(
+                    f"{first.origin} and {other.origin} were found in one job, which is cut into stages as a whole; "
+                    f"one number of stages was expected: say it for one model, or the same for both"
+                )
+        if self.patterns:
+            raise LayoutError(
+                f"{first.origin} and {self.patterns[0].origin} were found in one job; one of both was expected: "
+                f"placements of modules make the stages, or the step is cut by itself"
+            )
+        return first
 
 
 def _merge(into: dict[Key, Hint], key: Key, hint: Hint, shape: Sequence[int] | None, what: str) -> None:

@@ -22,8 +22,8 @@ from actorflow_compiler.ops import ITEM_BYTES, Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
+from actorflow_compiler.repeat import VIEWS
 from actorflow_compiler.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
-from actorflow_compiler.segment import VIEWS
 
 GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
 CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
@@ -219,7 +219,7 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
     metas = dict(graph.metas)
     fresh = max(metas, default=0) + 1
     nodes: list[Node] = []
-    again: dict[tuple[int, str, Placement | None, bool], int] = {}
+    again: dict[tuple[int, str, Placement | None, int, bool], int] = {}
 
     def emit(n: Node, value: int) -> int:
         nonlocal fresh
@@ -232,17 +232,18 @@ def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
         """The number of a value, for a reader."""
         if value not in names and value not in maker:
             return Ref(value)
-        key = (value, reader.phase, reader.placement, reader.pieces)
+        key = (value, reader.phase, reader.placement, reader.stage, reader.pieces)
         if key not in again:
             if value in names:
                 args = (Ref(value), show_wish(used[names[value]]), "flow.zero")
-                n = Node(CONSTRAIN, args, (), (value,), reader.phase, reader.placement, reader.where, reader.pieces)
-                again[key] = emit(n, value)
+                again[key] = emit(replace(reader, op=CONSTRAIN, args=args, kwargs=()), value)
             else:
                 n = maker[value]
-                if (n.phase, n.placement, n.pieces) == key[1:]:
+                if (n.phase, n.placement, n.stage, n.pieces) == key[1:]:
                     return Ref(value)
-                again[key] = emit(_reading(replace(n, phase=reader.phase, pieces=reader.pieces), here), value)
+                stage = reader.stage if n.placement == reader.placement else n.stage
+                copy = replace(n, phase=reader.phase, stage=stage, pieces=reader.pieces)
+                again[key] = emit(_reading(copy, here), value)
         return Ref(again[key])
 
     for n in graph.nodes:

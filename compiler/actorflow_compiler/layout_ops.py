@@ -69,5 +69,5 @@ def add_(tensors: Sequence[Tensor], value: float) -> None:
 OPS: dict[str, Callable[..., Any]] = {
     "carve": carve, "arrange": arrange, "unpack": unpack, "pack": pack, "first": first, "identity": identity,
     "constrain": constrain,
-    "accumulate": identity, "add_": add_,
+    "accumulate": identity, "last": identity, "add_": add_,
 }  # fmt: skip

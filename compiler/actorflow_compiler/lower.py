@@ -21,7 +21,8 @@ from actorflow_compiler.repeated import Work
 from actorflow_compiler.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
 
-JOINS = frozenset({"actorflow.accumulate", "actorflow.pack"})
+JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
+When = tuple[str, int]  # phase and virtual stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Item:
     """
 
     kind: str
-    phase: str  # "source" | "forward" | "backward" | "optimizer"
+    phase: str  # "source" | "forward" | "backward" | "weight" (see ``split_backward.py``) | "optimizer"
     placement: Placement
     pieces: bool
     reads: tuple[int, ...]
@@ -44,6 +45,8 @@ class Item:
     flops: float = 0.0  # of one firing on one rank
     where: str = ""
     bucket: int | None = None  # of a collective: those in the same bucket leave together
+    stage: int = 0  # the virtual pipeline stage
+    again: bool = False  # a forward op that is repeated for the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,14 @@ class _Lowering:
         self.alias: dict[tuple[int, int], int] = {}
         self.sbp: dict[int, str] = {}
         self.names: dict[int, str] = {}
-        self.boxed: dict[tuple[int, Placement, NdSbp, str], int] = {}  # the last: phase, of what is gathered for each
+        # the last: of the readers, for what is gathered for each phase of each stage
+        self.boxed: dict[tuple[int, Placement, NdSbp, tuple[When, bool] | None], int] = {}
         self.kind = {i.value: i.kind for i in graph.inputs}
-        self.maker: dict[int, tuple[str, bool]] = {}  # value → phase and rate of its maker
+        self.maker: dict[int, tuple[When, bool]] = {}  # value → phase, stage and rate of its maker
+        self.first: dict[Placement, int] = {}  # placement → its first stage, which variables leave from
+        for n in sorted(graph.nodes, key=lambda n: n.stage):
+            if n.placement is not None:
+                self.first.setdefault(n.placement, n.stage)
         self.computed: set[int] = set()  # values that an op makes
         self.collected: set[int] = set()  # values that a collective makes once in an iteration
         self.next = max(graph.metas, default=0) + 1
@@ -107,14 +115,18 @@ class _Lowering:
         for i in self.graph.inputs:
             where, sbp = homes[i.name] if i.kind == "variable" else self.by_all
             self.begin(i.value, where, sbp, i.name)
-            self.maker[i.value] = ("state" if i.kind == "variable" else "source", False)
+            self.maker[i.value] = (("state" if i.kind == "variable" else "source", 0), False)
         for k, n in enumerate(self.graph.nodes):
             self.node(k, n)
-        news = [(names[old], new, self.obtain(new, *homes[names[old]], "optimizer")) for old, new in self.graph.updates]
+        news = [
+            (names[old], new, self.obtain(new, *homes[names[old]], ("optimizer", self.maker[new][0][1])))
+            for old, new in self.graph.updates
+        ]
         results = []
         for r in self.graph.results:
             place, sbp = self.by_all if gather[r] else (self.layouts.placement[r], self.layouts.value[r])
-            results.append((self.obtain(r, place, sbp, "forward"), place, sbp, self.graph.metas[r]))
+            when = ("forward", self.maker[r][0][1])
+            results.append((self.obtain(r, place, sbp, when), place, sbp, self.graph.metas[r]))
         read = {v for item in self.items for v in item.reads} | {value for value, *_ in results}
         updates = [(name, self.update(new, value, value in read, *homes[name])) for name, new, value in news]
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
@@ -135,13 +147,13 @@ class _Lowering:
         for rank in where.ranks:
             self.metas[(out, rank)] = self.metas[(value, rank)]
             steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
-        _, pieces = self.maker[new]  # statistics move on with every micro-batch
-        self.items.append(Item("compute", "optimizer", where, pieces, (value,), (out,), steps))
+        (_, stage), pieces = self.maker[new]  # statistics move on with every micro-batch
+        self.items.append(Item("compute", "optimizer", where, pieces, (value,), (out,), steps, stage=stage))
         return out
 
     def begin(self, value: int, where: Placement, sbp: NdSbp, name: str) -> None:
         """A logical value exists on a placement in a layout."""
-        self.boxed[(value, where, sbp, "")] = value
+        self.boxed[(value, where, sbp, None)] = value
         self.sbp[value], self.names[value] = show(sbp), name
         meta = self.graph.metas[value]
         for index, rank in enumerate(where.ranks):
@@ -151,7 +163,7 @@ class _Lowering:
         assert n.placement is not None
         call, operands = call_of(n, self.graph.metas)
         reads = [
-            self.obtain(v, n.placement, need, n.phase, n.pieces and n.op == CONSTRAIN)
+            self.obtain(v, n.placement, need, (n.phase, n.stage), n.pieces and n.op == CONSTRAIN)
             for v, need in zip(operands, self.layouts.operands[k], strict=True)
         ]
         for o in n.outs:
@@ -162,17 +174,23 @@ class _Lowering:
                     self.layouts.value[o],
                     f"{n.where}:{n.op.split('.')[1]}" if n.where else n.op.split(".")[1],
                 )
-                self.maker[o] = (n.phase, n.pieces)
+                self.maker[o] = ((n.phase, n.stage), n.pieces)
         if n.op in JOINS:
-            combine = "sum" if n.op == "actorflow.accumulate" else f"cat:{n.args[1]}"
+            how = {"actorflow.accumulate": "sum", "actorflow.last": ""}
+            combine = how[n.op] if n.op in how else f"cat:{n.args[1]}"
             self.items.append(
-                Item("join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where)
-            )
+                Item(
+                    "join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where,
+                    stage=n.stage,
+                )
+            )  # fmt: skip
             return
         if n.op == CONSTRAIN:  # another name for the same parts
             self.alias.update({(n.outs[0], rank): reads[0] for rank in n.placement.ranks})
             nothing: dict[int, tuple[Step, ...]] = dict.fromkeys(n.placement.ranks, ())
-            self.items.append(Item("compute", n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing))
+            self.items.append(
+                Item("compute", n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing, stage=n.stage)
+            )
             return
         steps, work = {}, 0.0
         for index, rank in enumerate(n.placement.ranks):
@@ -210,6 +228,7 @@ class _Lowering:
                 steps,
                 flops=work / n.placement.size,
                 where=n.where,
+                stage=n.stage,
             )
         )
 
@@ -233,16 +252,16 @@ class _Lowering:
             self._local[key] = (call, outs)
         return self._local[key]
 
-    def obtain(self, value: int, where: Placement, sbp: NdSbp, phase: str, anew: bool = False) -> int:
+    def obtain(self, value: int, where: Placement, sbp: NdSbp, when: When, anew: bool = False) -> int:
         """The local value that is ``value`` on a placement in a layout; boxes it if need be.
 
-        ``anew`` lets a variable be boxed for each micro-batch.
+        ``when`` is that of the reader; ``anew`` lets a variable be boxed for each micro-batch.
         """
-        if (value, where, sbp, "") in self.boxed:
-            return self.boxed[(value, where, sbp, "")]
-        apart = ""
+        if (value, where, sbp, None) in self.boxed:
+            return self.boxed[(value, where, sbp, None)]
+        apart: tuple[When, bool] | None = None
         if self.kind.get(value) == "variable" and self.layouts.placement[value] == where:
-            apart = f"{phase}, anew" if anew else phase  # a gathered parameter is not kept for the backward pass
+            apart = (when, anew)  # a gathered parameter is not kept for the backward pass, nor for another stage
         key = (value, where, sbp, apart)
         if key in self.boxed:
             return self.boxed[key]
@@ -257,22 +276,24 @@ class _Lowering:
         else:
             source = self.layouts.placement[value]
             hops = route(meta.shape, source, self.layouts.value[value], where, sbp)
-            here = self.boxed[(value, source, self.layouts.value[value], "")]
+            here = self.boxed[(value, source, self.layouts.value[value], None)]
         made_in, pieces = self.maker[value]
-        if made_in == "state":
-            made_in, pieces = phase, anew
+        if made_in[0] == "state":
+            made_in, pieces = when if source == where else (when[0], self.first.get(source, when[1])), anew
         for k, hop in enumerate(hops):
             after = (value, hop.target, hop.target_sbp, apart)
             if after not in self.boxed:
                 done = all(later.kind == "local" for later in hops[k + 1 :])  # the reader's part begins
-                steps_in = phase if done else made_in
                 to = where if hop.target == where else source  # half-way a value is on devices of the source
-                self.boxed[after] = self.hop(hop, here, meta, source, to, made_in, steps_in, pieces)
+                there = (made_in[0], when[1])  # beside the reader it is of the reader's stage
+                begins = there if hop.source == where != source else made_in
+                ends = when if done else there if to == where != source else made_in
+                self.boxed[after] = self.hop(hop, here, meta, source, to, begins, ends, pieces)
             here = self.boxed[after]
         return here
 
     def hop(
-        self, hop: Hop, value: int, meta: Meta, source: Placement, target: Placement, made_in: str, phase: str,
+        self, hop: Hop, value: int, meta: Meta, source: Placement, target: Placement, made_in: When, when: When,
         pieces: bool,
     ) -> int:  # fmt: skip
         out = self.new(hop.target_sbp, self.names[value])
@@ -285,11 +306,12 @@ class _Lowering:
                 for group in hop.groups
                 for rank in group
             }
-            self.items.append(Item("comm", made_in, source, pieces, (value,), (out,), comms=comms))
+            phase, stage = made_in
+            self.items.append(Item("comm", phase, source, pieces, (value,), (out,), comms=comms, stage=stage))
             if not pieces and comms.keys() == set(hop.target.ranks):
                 self.collected.add(out)
         else:
-            self.copy(hop, value, out, source, target, made_in, phase, pieces)
+            self.copy(hop, value, out, source, target, made_in, when, pieces)
         return out
 
     def count(self) -> int:
@@ -297,7 +319,7 @@ class _Lowering:
         return self.comm_id - 1
 
     def copy(
-        self, hop: Hop, value: int, out: int, source: Placement, target: Placement, made_in: str, phase: str,
+        self, hop: Hop, value: int, out: int, source: Placement, target: Placement, made_in: When, when: When,
         pieces: bool,
     ) -> None:  # fmt: skip
         """Local parts, and parts sent from rank to rank, put together at each target."""
@@ -319,17 +341,23 @@ class _Lowering:
                     gathered.setdefault(to, []).append((number, part))
                 if moved:
                     sends.append((origin, to, [n for pair in moved for n in pair]))
-        pre = made_in if hop.kind == "send" else phase if made_in != "source" else "source"
+        pre = made_in if hop.kind == "send" or made_in[0] == "source" else when
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
             self.items.append(
-                Item("compute", pre, source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()})
-            )
+                Item(
+                    "compute", pre[0], source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()},
+                    stage=pre[1],
+                )
+            )  # fmt: skip
         for origin, to, pairs in sends:
             comm = Comm("send", self.count(), (origin, to))
             self.items.append(
-                Item("comm", made_in, source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm})
-            )
+                Item(
+                    "comm", made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm},
+                    stage=made_in[1],
+                )
+            )  # fmt: skip
         steps: dict[int, tuple[Step, ...]] = {}
         reads: set[int] = set()
         for to in hop.target.ranks:
@@ -345,8 +373,8 @@ class _Lowering:
                 Symbol(f"torch.{meta.dtype}"), *((True,) if hop.add else ()),
             )  # fmt: skip
             steps[to] = (Step("actorflow.arrange", args, (), (out,)),)
-        post = phase if hop.kind == "send" else pre
-        self.items.append(Item("compute", post, target, pieces, tuple(sorted(reads)), (out,), steps))
+        phase, stage = when if hop.kind == "send" else pre
+        self.items.append(Item("compute", phase, target, pieces, tuple(sorted(reads)), (out,), steps, stage=stage))
 
     def cut(self, value: int, rank: int, part: Part, cuts: dict[int, list[Step]]) -> int:
         """The local value that is a rectangle of another one."""

@@ -2,37 +2,26 @@
 
 Time is one more axis of the mesh: a value that is split on it comes in pieces, a partial sum on it
 adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
-joins the pieces, ``actorflow.accumulate`` adds them.  The layouts come from the same signatures as
-those of devices, so means, sums and masked losses are exact.  Batch norm alone works on each piece.
-What no input goes into (random numbers, masks, fillings) takes the layout that its readers want.
+joins the pieces, ``actorflow.accumulate`` adds them, ``actorflow.last`` takes the last one.  The
+layouts come from the same signatures as those of devices, so means, sums and masked losses are exact.
+Batch norm alone works on each piece (``piecewise.py``).  What is made of the batch alone and is not
+split (counts of tokens, a permuted batch) is made once, before all pieces.  What no input goes into
+(random numbers, masks, fillings) takes the layout that its readers want.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.graph import Graph, Input, Node, call_of, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, substitute
+from actorflow_compiler.packing import IN_PIECES, MARKS, count_pieces, mark_of, renamed, without_marks
+from actorflow_compiler.piecewise import OWN, PIECEWISE, S0, Layout, Own, split_of_batch
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.random_ops import UNIFORM, in_pieces
 from actorflow_compiler.random_table import is_random
 from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
-
-
-class Own:
-    """The layout of a value that every piece has one of, and nothing joins: batch-norm statistics."""
-
-
-OWN = Own()
-Layout = Sbp | Own
-S0 = Split(0)
-# ops that work on each piece by themselves: layouts of their tensor operands and outputs over time
-PIECEWISE: Mapping[str, tuple[tuple[Layout, ...], tuple[Layout, ...]]] = {
-    "aten._native_batch_norm_legit_functional.default": ((S0, B, B, B, B), (S0, OWN, OWN, OWN, OWN)),
-    "aten.native_batch_norm_backward.default": ((S0, S0, B, OWN, OWN), (S0, P, P)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +33,24 @@ class Pieces:
     notes: tuple[str, ...]
 
 
-def cut_in_time(graph: Graph, micro_batches: int) -> Pieces:
-    """Split the step into the largest number of equal pieces, at most ``micro_batches``, that divides the batch."""
-    sizes = {graph.metas[i.value].shape[0] for i in graph.inputs if i.kind == "batch" and graph.metas[i.value].shape}
-    batch = next(iter(sizes), 1)
-    count = max(n for n in range(1, micro_batches + 1) if batch % n == 0) if batch else 1
-    notes = []
-    if count != micro_batches:
-        notes.append(f"a batch of {batch} does not divide into {micro_batches} equal micro-batches; it goes in {count}")
+def cut_in_time(graph: Graph, micro_batches: int, asked: str = "micro_batches", later: bool = False) -> Pieces:
+    """Split the step into pieces: as many as ``micro_batches`` and the marks of the user say.
+
+    With 1 only what ``flow.unpack`` names is in pieces, else the batch is, too.  ``asked`` says who asked for
+    ``micro_batches``, for an error.  ``later``: the job has run with another batch; this one goes in the largest
+    number of equal pieces up to that which it divides into.  Raises CallError where marks and ``micro_batches``
+    contradict each other, and where the batch does not divide.
+    """
+    count, notes = count_pieces(graph, micro_batches, asked, later)
     if count == 1:
-        return Pieces(graph, 1, tuple(notes))
-    walk = _Walk(graph, count)
+        return Pieces(without_marks(graph), 1, notes)
+    walk = _Walk(graph, count, of_batch=micro_batches > 1)
     result = verify(prune(walk.run()))
-    return Pieces(result, count, tuple(notes + walk.notes))
+    return Pieces(result, count, (*notes, *walk.notes))
 
 
 class _Walk:
-    def __init__(self, graph: Graph, count: int) -> None:
+    def __init__(self, graph: Graph, count: int, of_batch: bool) -> None:
         self.graph, self.count = graph, count
         self.metas: dict[int, Meta] = {i.value: graph.metas[i.value] for i in graph.inputs}
         self.next = max(graph.metas, default=0) + 1
@@ -71,11 +61,19 @@ class _Walk:
         self.kind = {i.value: i.kind for i in graph.inputs}
         self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
         self.stateless = {i.value for i in graph.inputs if i.kind in ("batch", "argument", "constant", "scalar")}
-        self.computed: set[int] = set()  # original values that exist only once an iteration's pieces are done
-        self.narrowed: dict[tuple[int, Placement | None, int], int] = {}
+        batch = {i.value for i in graph.inputs if i.kind == "batch"}
+        self.early = batch if of_batch else set()  # whole before any piece is, and in pieces where that is possible
+        self.computed = set() if of_batch else batch  # whole, and so is what is made of them alone
+        self.stays: set[int] = set()  # those that stay whole beside what is in pieces: a user wants that
+        self.same: dict[int, int] = {}  # marked value that was as it should be → the value itself
+        self.idle: set[int] = set()  # numbers of the marks that say nothing new, nor do their gradients
+        self.narrowed: dict[tuple[int, int, int], int] = {}  # (value, stage, dim) → its piece
         self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
         self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
         self.formed: dict[tuple[int, Layout], int] = {}  # (such a value, layout) → its number as a piece
+        names = {i.value: i.name for i in graph.inputs}
+        self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
+        self.moving: set[str] = set()  # modules whose statistics move on with every piece
         self.index = self.new(Meta((), "int64"))
 
     def new(self, meta: Meta) -> int:
@@ -85,31 +83,51 @@ class _Walk:
 
     def run(self) -> Graph:
         for n in self.graph.nodes:
+            n = renamed(n, self.same)
+            self.maker.update({o: n for o in n.outs if o >= 0})
             if not is_random(n) and all(v in self.stateless for v in n.reads()):
                 self.stateless.update(n.outs)
-            self.node(n)
-        updates = [(old, self.update(old, new)) for old, new in self.graph.updates]
-        results = [self.joined(r, None) for r in self.graph.results]
+            (self.mark if n.op in MARKS else self.node)(n)
+        updates = [(old, self.update(self.same.get(new, new))) for old, new in self.graph.updates]
+        results = [self.joined(self.same.get(r, r), None) for r in self.graph.results]
         inputs = (*self.graph.inputs, Input(self.index, "piece", "piece"))
         return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
 
-    def update(self, old: int, new: int) -> int:
-        """Statistics move on with every piece; all other state once in an iteration."""
-        if new in self.piece and self.piece[new][1] is OWN:
-            return self.piece[new][0]
-        if self._beside_statistics(old) and new in self.piece and new not in self.whole:
-            return self.piece[new][0]
-        return self.joined(new, None)
+    def mark(self, n: Node) -> None:
+        """Let a value be in pieces, or whole, from here on."""
+        mark, (out,) = mark_of(n), n.outs
+        value = mark.value
+        split = value in self.early or (value in self.piece and self.piece[value][1] == S0)
+        once = value in self.whole and value not in self.piece and value not in self.early
+        if mark.number in self.idle or (split if n.op == IN_PIECES else once):
+            self.idle.add(mark.number)
+            self.same[out] = value
+        elif n.op == IN_PIECES:
+            free = value in self.free and value not in self.whole
+            number = self.form(value, S0, n) if free else self.narrow(self.joined(value, n.placement), S0, n)
+            self.piece[out] = (number, S0)
+            self.whole[out] = self.joined(value, n.placement)
+        else:
+            self.whole[out] = self.joined(value, n.placement)
+            self.stays.add(out)
 
-    def _beside_statistics(self, variable: int) -> bool:
-        """Whether a buffer belongs to a module whose statistics are updated by the piece (its counter of batches)."""
-        name = {i.value: i.name for i in self.graph.inputs}
-        moving = {name[o] for o, n in self.graph.updates if n in self.piece and self.piece[n][1] is OWN}
-        return name[variable].rpartition(".")[0] in {m.rpartition(".")[0] for m in moving}
+    def update(self, new: int) -> int:
+        """Statistics move on with every piece; all other state once in an iteration."""
+        return self.piece[new][0] if self._moves(new) else self.joined(new, None)
+
+    def _moves(self, value: int) -> bool:
+        """Whether a value is a statistic, or the new value of a buffer beside such (a counter of batches)."""
+        if value not in self.piece:
+            return False
+        return self.piece[value][1] is OWN or self.updated.get(value) in self.moving
 
     def node(self, n: Node) -> None:
         if n.phase != "optimizer" and not is_random(n) and all(self._is_given(v) for v in n.reads()):
             self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
+            return
+        if any(v in self.stays for v in n.reads()):
+            self.stays.update(o for o in n.outs if o >= 0)
+            self.emit_whole(n)
             return
         if n.phase == "optimizer" or (
             any(v in self.computed for v in n.reads()) and not any(self._only_in_pieces(v) for v in n.reads())
@@ -117,15 +135,21 @@ class _Walk:
             self.emit_whole(n)
             return
         layouts = [self.layout(v) for v in n.reads()]
-        if n.op in PIECEWISE:
-            ins, outs = PIECEWISE[n.op]
+        if (split := split_of_batch(n, layouts)) is not None:
             self.notes_once(
                 f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does"
             )
-            self.emit_piecewise(n, ins, outs)
+            self.emit_piecewise(n, split)
+            return
+        if n.phase == "backward" and all(x == P for x in layouts) and any(self._elsewhere(v, n) for v in n.reads()):
+            self.emit_whole(n)  # gradients of a tied parameter travel once, added up, not with every piece
             return
         if not is_random(n) and (signature := self.choose(n, layouts)) is not None:
-            self.emit_pieces(n, signature)
+            if all(s == B for s in signature.outs if s is not None) and self._of_batch_alone(n):
+                self.again(n)
+                self.early.update(o for o in n.outs if o >= 0)
+            else:
+                self.emit_pieces(n, signature)
             return
         if any(layout is None or isinstance(layout, Split) for layout in layouts):  # else it is of sums alone
             where = f" ({n.where})" if n.where else ""
@@ -137,6 +161,16 @@ class _Walk:
     def _only_in_pieces(self, value: int) -> bool:
         """Whether a value comes piece by piece, and is no sum that was added up already."""
         return value in self.piece and not (value in self.whole and self.piece[value][1] == P)
+
+    def _elsewhere(self, value: int, n: Node) -> bool:
+        """Whether a value is made in another stage than that of its reader."""
+        maker = self.maker.get(value)
+        return maker is not None and (maker.placement, maker.stage) != (n.placement, n.stage)
+
+    def _of_batch_alone(self, n: Node) -> bool:
+        """Whether an op reads batches, or what is made of them, and no state."""
+        reads = set(n.reads())
+        return reads <= self.stateless and any(v in self.early or v in self.piece for v in reads)
 
     def _is_given(self, value: int) -> bool:
         return value in self.free or self.kind.get(value) in ("scalar", "constant")
@@ -171,12 +205,13 @@ class _Walk:
         """How a value is there over time; None: whole, and a batch that can be unpacked."""
         if value in self.piece:
             return self.piece[value][1]
-        return None if self.kind.get(value) == "batch" else B
+        return None if value in self.early else B
 
     def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
         """The signature that takes operands as they are (batches unpacked, broadcasts as a piece's part of a sum)."""
         call, operands = call_of(n, self.graph.metas)
         wanted = [s for s in layouts if isinstance(s, Split)]
+        flows = bool(wanted) or None in layouts
         best: tuple[int, Signature] | None = None
         for signature in signatures(call, self.count, wanted=wanted):
             cost = 0
@@ -191,6 +226,10 @@ class _Walk:
                     cost += 2  # every piece takes its part of the whole
                 elif need == B and have != B and value in self.stateless:
                     cost += 3  # computed once more, for the whole batch
+                elif isinstance(need, Split) and have == P and value in self.stateless:
+                    cost += 5  # the same, and every piece takes its part
+                elif need != P and have == P and flows:
+                    cost += 20  # all pieces have to be there first, but then they flow on
                 elif need != have:
                     cost += 1000
                 if isinstance(need, Split) and not _even(need, meta.shape, self.count):
@@ -227,9 +266,13 @@ class _Walk:
         self.append(n, op, args, kwargs, values, outs, True)
         return made
 
-    def emit_piecewise(self, n: Node, ins: tuple[Layout, ...], layouts: tuple[Layout, ...]) -> None:
-        call, operands = call_of(n, self.graph.metas)
-        values = [self.as_piece(v, need, n) for v, need in zip(operands, ins, strict=True)]
+    def emit_piecewise(self, n: Node, split: Split) -> None:
+        call, _ = call_of(n, self.graph.metas)
+        _, ins, layouts = PIECEWISE[n.op]
+        layouts = tuple(split if layout == S0 else layout for layout in layouts)
+        needs = ((a.index, split if ins[at] == S0 else ins[at]) for at, a in enumerate(n.args) if isinstance(a, Ref))
+        values = [self.as_piece(value, need, n) for value, need in needs]
+        self.moving.update(self.updated[o] for o in n.outs if o in self.updated)
         outs = []
         for o, layout in zip(n.outs, layouts, strict=True):
             if o < 0:
@@ -275,10 +318,12 @@ class _Walk:
             return self.form(value, need, n)
         if value in self.piece:
             number, have = self.piece[value]
+            if isinstance(need, Own):
+                return number
             if need == P and have == B:
                 return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
-            if isinstance(need, Split) and have == B:
-                return self.narrow(number, need, n)
+            if isinstance(need, Split) and need != have:
+                return self.narrow(number if have == B else self.joined(value, n.placement), need, n)
             return number if need == have else self.joined(value, n.placement)
         number = self.whole[value]
         meta = self.metas[number]
@@ -303,7 +348,7 @@ class _Walk:
 
     def narrow(self, number: int, need: Split, n: Node) -> int:
         """Piece i of a value that is there as a whole."""
-        key = (number, n.placement, need.dim)
+        key = (number, n.stage, need.dim)
         if key not in self.narrowed:
             meta = self.metas[number]
             shape = local_shape(meta.shape, need, self.count, 0)
@@ -313,7 +358,7 @@ class _Walk:
 
     def helper(self, op: str, args: tuple[Arg, ...], meta: Meta, n: Node, pieces: bool = True) -> int:
         value = self.new(meta)
-        self.nodes.append(Node(op, args, (), (value,), n.phase, n.placement, n.where, pieces))
+        self.nodes.append(replace(n, op=op, args=args, kwargs=(), outs=(value,), pieces=pieces))
         return value
 
     def joined(self, value: int, placement: Placement | None) -> int:
@@ -324,15 +369,18 @@ class _Walk:
             return self.whole[value]
         number, layout = self.piece[value]
         maker = self.maker[value]
+        if self._moves(value):
+            self.whole[value] = self.helper("actorflow.last", (Ref(number),), self.metas[number], maker, False)
+            self.computed.add(value)
+            return self.whole[value]
         if layout == B or value in self.stateless:
             self.again(maker)
             return self.whole[value]
         if layout == P:
             self.whole[value] = self.helper("actorflow.accumulate", (Ref(number),), self.metas[number], maker, False)
-        elif isinstance(layout, Split):
-            self.whole[value] = self.packed(number, layout, self.graph.metas[value], maker)
         else:
-            raise AssertionError(f"{maker.op} has statistics that are read outside of batch norm")
+            assert isinstance(layout, Split)
+            self.whole[value] = self.packed(number, layout, self.graph.metas[value], maker)
         self.computed.add(value)
         return self.whole[value]
 

@@ -51,7 +51,7 @@ class TensorSpec:
     shape: tuple[int, ...]  # local
     dtype: str
     sbp: str  # how the logical tensor lies over its placement, for people
-    combine: str = ""  # how one token is made of several firings: "" | "sum" | "cat:DIM"
+    combine: str = ""  # how one token is made of several firings: "" (the last) | "sum" | "cat:DIM"
     name: str = ""  # the logical value, for people
 
     @property
@@ -171,7 +171,7 @@ class Comm:
     id: int  # the logical communication; the members of a collective share it
     group: tuple[int, ...]  # ranks, alike for all members; (from, to) for a send
     exchanges: tuple[Exchange, ...] = ()
-    plane: str = "gloo"  # "inline": in the control message; "gloo": torch.distributed
+    plane: str = "gloo"  # "inline": in the control message; "gloo": torch.distributed; "shared": in shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +289,14 @@ class Plan:
     @cached_property
     def _registers(self) -> dict[int, Register]:
         return {r.id: r for r in self.registers}
+
+    @cached_property
+    def _variables(self) -> dict[str, Variable]:
+        return {v.name: v for v in self.variables}
+
+    def variable(self, name: str) -> Variable | None:
+        """The variable of this name; None where it is a constant's."""
+        return self._variables.get(name)
 
     def actor(self, id: int) -> Actor:
         """The actor with this number."""
@@ -408,6 +416,8 @@ def verify(plan: Plan) -> Plan:
             fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
         if actor.comm is not None and actor.comm.kind not in COMMS:
             fail(where, f"unknown communication {actor.comm.kind!r}; known: {', '.join(COMMS)}")
+        if actor.comm is not None and actor.comm.plane == "shared" and actor.comm.kind != "send":
+            fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
         if not whole and actor.rank not in plan.ranks:
             continue
         reads = {r.id for r in plan.inputs_of[actor.id]}

@@ -29,6 +29,7 @@ from actorflow_compiler.plan import (
 )
 from actorflow_compiler.plan_proto import from_proto, to_proto
 from actorflow_compiler.sbp import show
+from actorflow_compiler.units import bytes_text, columns, flop_text, ranges_text
 from actorflow_protos import plan_pb2 as pb
 
 WIDTH = 120  # columns of the text form
@@ -129,21 +130,24 @@ class _Text:
         plan, found = self.plan, self.plan.summary
         kinds = Counter(a.kind for a in plan.actors)
         yield "summary"
-        yield from _rows("stages", [f"{i}  {place}" for i, place in enumerate(found.stages)])
+        yield from _rows("stages", [f"{i}  {place or 'no op'}" for i, place in enumerate(found.stages)])
         listed = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
         yield from _rows("actors", [f"{found.actors}: {listed}" if not plan.ranks else str(found.actors)])
         yield from _rows(
             "FLOPs",
-            [f"{_si(found.flops)} useful in an iteration; {found.redundant_flops:.2%} of all are done redundantly"],
+            [
+                f"{flop_text(found.flops)} useful in an iteration; "
+                f"{found.redundant_flops:.2%} of all are done redundantly"
+            ],
         )
         memory = [
             (m.rank, m.parameters, m.optimizer, m.activations, m.parameters + m.optimizer + m.activations)
             for m in found.memory
         ]
         table = [["rank", "parameters", "optimizer", "activations", "total"]] if memory else []
-        table += [[str(rank), *map(_bytes, sizes)] for rank, *sizes in memory]
-        yield from _rows("memory", _columns(table, ">>>>>"))
-        yield from _rows("moved", _columns([[kind, _bytes(n)] for kind, n in found.moved], "<>") or ["nothing"])
+        table += [[str(rank), *map(bytes_text, sizes)] for rank, *sizes in memory]
+        yield from _rows("memory", columns(table, ">>>>>"))
+        yield from _rows("moved", columns([[kind, bytes_text(n)] for kind, n in found.moved], "<>") or ["nothing"])
         yield from _rows("notes", plan.notes)
 
     def variables(self) -> Iterator[str]:
@@ -152,7 +156,7 @@ class _Text:
         table = [
             [v.name, v.kind, str(Meta(v.shape, v.dtype)), show(v.sbp), str(v.placement)] for v in self.plan.variables
         ]
-        yield from (f"  {line}" for line in _columns(table, "<<<<<"))
+        yield from (f"  {line}" for line in columns(table, "<<<<<"))
 
     # ---- a rank
 
@@ -174,7 +178,7 @@ class _Text:
         if actor.body is not None:
             facts.append(_count(len(self.plan.bodies[actor.body].steps), "op"))
         if actor.flops:
-            facts.append(f"{_si(actor.flops)} a firing")
+            facts.append(f"{flop_text(actor.flops)} a firing")
         yield f"  #{actor.id} {actor.name}: {', '.join(facts)}"
         for label, registers in (("reads", self.plan.inputs_of[actor.id]), ("writes", self.plan.outputs_of[actor.id])):
             lines = [line for register in registers for line in self.register(register, actor)]
@@ -198,13 +202,14 @@ class _Text:
         if order is None:
             return rate
         turns = [i for i, a in enumerate(order.actors) if a == actor.id]
-        return f"{rate} (turn{'s' if len(turns) > 1 else ''} {_ranges(turns)} of {len(order.actors)})"
+        return f"{rate} (turn{'s' if len(turns) > 1 else ''} {ranges_text(turns)} of {len(order.actors)})"
 
     def register(self, register: Register, actor: Actor) -> Iterator[str]:
         """A register as one of its actors sees it; a line for each tensor below it."""
         plan = self.plan
         facts = [
-            _count(register.slots, "slot") + (f" of {_bytes(register.nbytes)}" if register.tensors else ", order only")
+            _count(register.slots, "slot")
+            + (f" of {bytes_text(register.nbytes)}" if register.tensors else ", order only")
         ]
         if register.initial:
             facts.append(_count(register.initial, "initial token"))
@@ -226,7 +231,7 @@ class _Text:
         tensors = [(r.id, t) for r in self.plan.registers for t in r.tensors]
         lines: dict[int, list[str]] = {r.id: [] for r in self.plan.registers}
         table = [_tensor(t) for _, t in tensors]
-        for (id, _), line in zip(tensors, _columns(table, "<<><"), strict=True):
+        for (id, _), line in zip(tensors, columns(table, "<<><"), strict=True):
             lines[id].append(f"    {line}")
         return lines
 
@@ -254,7 +259,7 @@ class _Text:
 
 def _tensor(spec: TensorSpec) -> list[str]:
     note = f"{spec.name} ({spec.combine})" if spec.combine else spec.name
-    return [str(Meta(spec.shape, spec.dtype)), spec.sbp, _bytes(spec.nbytes), note]
+    return [str(Meta(spec.shape, spec.dtype)), spec.sbp, bytes_text(spec.nbytes), note]
 
 
 def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
@@ -290,15 +295,6 @@ def _rows(label: str, texts: Iterable[str], indent: int = 2) -> Iterator[str]:
             lead = " " * len(lead)
 
 
-def _columns(table: Sequence[Sequence[str]], align: str) -> list[str]:
-    """The lines of a table; ``align`` says for each column to which side."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
-        for row in table
-    ]
-
-
 def _runs(items: Sequence[str]) -> Iterator[str]:
     """A sequence with its repetitions folded: F F F B F B F B → F×3 (B F)×2 B; blocks fold in themselves."""
     at = 0
@@ -315,40 +311,9 @@ def _runs(items: Sequence[str]) -> Iterator[str]:
         at += period * times
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers with neighbours folded: 0, 1, 2, 5 → 0-2,5."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and parts[-1][1] == n - 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one if n == 1 else many or one + 's'}"
-
-
-def _bytes(n: int) -> str:
-    """3 B, 1.5 KiB, 2.0 MiB."""
-    if n < 1024:
-        return f"{n} B"
-    size = float(n)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size /= 1024
-        if size < 1023.95 or unit == "TiB":
-            break
-    return f"{size:.1f} {unit}"
-
-
-def _si(flops: float) -> str:
-    """950 FLOP, 1.20 GFLOP."""
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if flops >= scale:
-            return f"{flops / scale:.2f} {prefix}FLOP"
-    return f"{flops:g} FLOP"

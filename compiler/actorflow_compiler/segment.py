@@ -1,9 +1,12 @@
-"""A program goes in; every item gets the segment that it will be an actor of, and cheap views go where they are read.
+"""A program and a variant go in; every item gets the segment that it will be an actor of.
 
-A segment is what one actor does in a firing.  Items are in the same segment if they are on the same
-placement, in the same phase, fire equally often and have the same *level*: the number of
-communications, changes of rate and steps back in phase on the longest way to them.  No way out of
+A segment is what one actor does in a firing.  Items are in the same segment if they are of the same
+stage and placement, in the same phase, fire equally often and have the same *level*: the number of
+communications, changes of stage or rate and steps back in phase on the longest way to them.  No way out of
 a segment leads back into it, so the actors make no circle.
+
+Views go where they are read.  Gradients of parameters are segments of their own, one for each stage, where the
+variant says so.
 
 Communications of the same kind among the same ranks share an actor if they are at the same level
 and in the same bucket.  A backward segment is cut into parts where a bucket is full; the bucket leaves
@@ -12,23 +15,20 @@ when its last part is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from actorflow_compiler.buckets import BUCKET, fill_buckets
 from actorflow_compiler.gathers import chunks
 from actorflow_compiler.lower import Item, Program
-from actorflow_compiler.ops import Meta, Ref, substitute
+from actorflow_compiler.ops import Meta
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Step
+from actorflow_compiler.recompute import recompute
+from actorflow_compiler.repeat import repeat_views
+from actorflow_compiler.split_backward import split_backward
+from actorflow_compiler.variant import PLAIN, Variant
 
-PHASE_ORDER = {"source": 0, "forward": 1, "backward": 2, "optimizer": 3}
-VIEWS = frozenset({
-    "aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.reshape.default",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims", "aten.expand.default",
-    "aten.slice.Tensor", "aten.select.int", "aten.full.default", "aten.arange.default", "aten.arange.start",
-    "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
-})  # fmt: skip
+PHASE_ORDER = {"source": 0, "forward": 1, "backward": 2, "weight": 3, "optimizer": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Segment:
     pieces: bool
     level: int
     part: int = 0  # a backward pass is cut where a bucket of gradients is ready
+    stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,24 @@ class Segmented:
     comm_level: tuple[tuple[int, int], ...]  # of comm items: (level, bucket; for a send the part that it waits for)
 
 
-def segment(program: Program) -> Segmented:
+def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
     """Assign segments, repeat views in their readers' segments, and cut backward passes into buckets."""
+    if variant.weights:
+        program = split_backward(program)
+    if variant.recompute:
+        program = recompute(program)
     chunk = chunks(program)
     levels = _levels(program, chunk)
     program, least = fill_buckets(program, levels, _parts(program, levels))
     levels = _levels(program, chunk, least)
-    program, levels = _repeat_views(program, levels)
+    program, levels = repeat_views(program, levels)
     parts = _parts(program, levels)
     segments: list[Segment | None] = []
     comm: list[tuple[int, int]] = []
     for item, level, part in zip(program.items, levels, parts, strict=True):
         compute = item.kind == "compute"
-        segments.append(Segment(item.phase, item.placement, item.pieces, level, part) if compute else None)
+        one = Segment(item.phase, item.placement, item.pieces, level, part, item.stage)
+        segments.append(one if compute else None)
         comm.append((level, part if item.bucket is None else item.bucket))
     return Segmented(program, tuple(segments), tuple(comm))
 
@@ -71,23 +77,21 @@ def segment(program: Program) -> Segmented:
 def _parts(program: Program, levels: Sequence[int]) -> list[int]:
     """For ops the part of their backward segment that they are in, for communications the last part they wait for."""
     part_of: dict[int, int] = {}
-    joined = {v for i in program.items if i.kind == "join" for v in i.reads}
-    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads} | joined
+    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads}
+    joined = {v for i in program.items if i.kind == "join" and i.writes[0] in reduced for v in i.reads}
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
     parts = []
     for item, level in zip(program.items, levels, strict=True):
-        if item.kind != "compute" or item.phase != "backward":
+        if item.kind != "compute" or item.phase not in ("backward", "weight"):
             parts.append(0 if item.kind == "compute" else max((part_of.get(v, 0) for v in item.reads), default=0))
             part_of.update(dict.fromkeys(item.writes if item.kind == "join" else (), parts[-1]))
             continue
-        here = Segment(item.phase, item.placement, item.pieces, level)
+        here = Segment(item.phase, item.placement, item.pieces, level, stage=item.stage)
         part, size = filled.get(here, (0, 0))
         parts.append(part)
         part_of.update(dict.fromkeys(item.writes, part))
         size += sum(
-            _bytes(program.metas, v, item.placement)
-            for v in item.writes
-            if v in reduced and (item.pieces is False or v in joined)
+            _bytes(program.metas, v, item.placement) for v in item.writes if v in (joined if item.pieces else reduced)
         )
         filled[here] = (part + 1, 0) if size >= BUCKET else (part, size)
     return parts
@@ -103,138 +107,89 @@ def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int]
 
     The gathers of a ``chunk`` have that of the last op before them, so that their readers have another.
     """
+    bounds = dict(least or {})
+    early = _early(program)
+    moved = early | {k for k, i in enumerate(program.items) if i.phase == "weight"}
+    levels = _lowest(program, chunk, bounds, moved)
+    if early:
+        levels = _as_late_as_their_readers(program, levels, early)
+        bounds.update({k: levels[k] for k in early})
+    if last := _last_of_weights(program, levels):
+        bounds.update(last)
+        levels = _lowest(program, chunk, bounds, moved)
+    late = {k for k, i in enumerate(program.items) if i.kind == "compute" and i.phase == "optimizer"}
+    return _as_late_as_their_readers(program, levels, late)
+
+
+def _lowest(program: Program, chunk: Mapping[int, int], least: Mapping[int, int], moved: Collection[int]) -> list[int]:
+    """The lowest levels that are legal; no gather begins with ops that are ``moved`` to later levels."""
     made: dict[int, tuple[int, Item]] = {}  # value → level that it has for its readers, and its maker
     levels = []
-    highest: dict[Placement, int] = {}  # of the ops so far
+    highest: dict[tuple[Placement, int], int] = {}  # of a stage's ops so far
     begun: dict[int, int] = {}  # chunk → level
     for k, item in enumerate(program.items):
-        level = least.get(k, 0) if least else 0
+        level = least.get(k, 0)
+        place = (item.placement, item.stage)
         if k in chunk:
-            level = max(level, begun.setdefault(chunk[k], highest.get(item.placement, 0)))
+            level = max(level, begun.setdefault(chunk[k], highest.get(place, 0)))
         for v in item.reads:
             if v not in made:
                 continue
             before, maker = made[v]
-            level = max(level, before + (maker.kind == item.kind == "compute" and _leaves(maker, item)))
+            level = max(level, before + (maker.kind == item.kind == "compute" and _leaves(maker, item, before)))
         levels.append(level)
-        if any(item.steps.values()):
-            highest[item.placement] = max(level, highest.get(item.placement, 0))
+        if any(item.steps.values()) and k not in moved:
+            highest[place] = max(level, highest.get(place, 0))
         for v in item.writes:
             made[v] = (level + (item.kind != "compute"), item)
-    return _as_late_as_their_readers(program, levels)
+    return levels
 
 
-def _leaves(maker: Item, reader: Item) -> bool:
-    """Whether the way from one op to the next leaves the segment for good."""
+def _leaves(maker: Item, reader: Item, level: int) -> bool:
+    """Whether the way from one op, of this level, to the next leaves the segment for good."""
     if maker.phase == "source":
         return False  # sources are actors of their own, before all others
     earlier = PHASE_ORDER[maker.phase] > PHASE_ORDER[reader.phase]
-    return earlier or maker.pieces != reader.pieces or maker.placement != reader.placement
+    # what is made of sources once in an iteration is an actor of its own before all pieces, too
+    other_rate = maker.pieces != reader.pieces and (maker.pieces or level > 0)
+    return earlier or other_rate or (maker.placement, maker.stage) != (reader.placement, reader.stage)
 
 
-def _as_late_as_their_readers(program: Program, levels: list[int]) -> list[int]:
-    """Optimizer ops that wait for nothing (counting steps) join the segment of those that read them."""
+def _early(program: Program) -> set[int]:
+    """The ops of the backward pass that wait for no gradient: they could run right after the forward pass."""
+    found: set[int] = set()
+    waiting: set[int] = set()  # values that backward passes have made so far
+    for k, item in enumerate(program.items):
+        if item.phase not in ("backward", "weight"):
+            continue
+        if item.kind == "compute" and not any(v in waiting for v in item.reads):
+            found.add(k)
+        else:
+            waiting.update(item.writes)
+    return found
+
+
+def _last_of_weights(program: Program, levels: Sequence[int]) -> dict[int, int]:
+    """The highest level of each stage's gradients of parameters, for all of them: nobody waits, one actor will do."""
+    found: dict[tuple[Placement, int], list[int]] = {}
+    for k, item in enumerate(program.items):
+        if item.phase == "weight":
+            found.setdefault((item.placement, item.stage), []).append(k)
+    return {k: max(levels[other] for other in ks) for ks in found.values() for k in ks}
+
+
+def _as_late_as_their_readers(program: Program, levels: Sequence[int], late: Collection[int]) -> list[int]:
+    """Levels in which the ``late`` ops, by position, have moved up to those that read them."""
     out = list(levels)
-    first: dict[int, int] = {}  # value → the lowest level at which it is read; -1: by something that is no optimizer op
+    readers: dict[int, list[int]] = {}
     for k in range(len(out) - 1, -1, -1):
         item = program.items[k]
-        late = item.kind == "compute" and item.phase == "optimizer"
-        if late:
-            readers = [first[v] for v in item.writes if v in first]
-            out[k] = max(out[k], min(readers, default=out[k]))
+        if k in late:
+            allowed = []
+            for r in {r for v in item.writes for r in readers.get(v, ())}:
+                reader = program.items[r]
+                allowed.append(out[r] - (reader.kind == "compute" and _leaves(item, reader, out[r])))
+            out[k] = max(out[k], min(allowed, default=out[k]))
         for v in item.reads:
-            level = out[k] if late else -1
-            first[v] = min(first.get(v, level), level)
+            readers.setdefault(v, []).append(k)
     return out
-
-
-def _repeat_views(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
-    """Copy views and constants into each segment that reads them, so that only what they look at is kept for it."""
-    maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
-    metas, names, sbp = dict(program.metas), dict(program.names), dict(program.sbp)
-    fresh = max(max(names, default=0), max((v for v, _ in metas), default=0)) + 1
-    out: list[Item] = []
-    new_levels: list[int] = []
-    copies: dict[tuple[int, tuple[str, Placement, bool, int]], int] = {}
-
-    def local(v: int, reader: Item, level: int) -> int:
-        """The number of a value inside the reader's segment."""
-        nonlocal fresh
-        m = maker.get(v)
-        here = (reader.phase, reader.placement, reader.pieces, level)
-        if m is None:
-            return v
-        view = program.items[m]
-        there = (view.phase, view.placement, view.pieces, levels[m])
-        if (
-            not _is_view(view)
-            or view.placement != reader.placement
-            or view.phase == "source"
-            or here == there
-            or (view.pieces and not reader.pieces)
-        ):
-            return v
-        if (v, here) not in copies:
-            rename = {r: local(r, reader, level) for r in view.reads}
-            rename[v] = copies[(v, here)] = fresh
-            names[fresh], sbp[fresh] = names.get(v, ""), sbp.get(v, "")
-            metas.update({(fresh, rank): metas[(v, rank)] for rank in view.placement.ranks if (v, rank) in metas})
-            fresh += 1
-            out.append(replace(_renamed(view, rename), phase=reader.phase, pieces=reader.pieces))
-            new_levels.append(level)
-        return copies[(v, here)]
-
-    for item, level in zip(program.items, levels, strict=True):
-        if item.kind == "compute":
-            rename = {v: local(v, item, level) for v in item.reads}
-            item = _renamed(item, {v: n for v, n in rename.items() if v != n})
-        out.append(item)
-        new_levels.append(level)
-    return _drop_unread(replace(program, items=tuple(out), metas=metas, names=names, sbp=sbp), new_levels)
-
-
-def _is_view(item: Item) -> bool:
-    return (
-        item.kind == "compute"
-        and len(item.writes) == 1
-        and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
-    )
-
-
-def _renamed(item: Item, rename: Mapping[int, int]) -> Item:
-    def at(v: int) -> Ref:
-        return Ref(rename.get(v, v))
-
-    steps = {
-        rank: tuple(
-            Step(
-                s.op,
-                substitute(s.args, at),
-                tuple((k, substitute(v, at)) for k, v in s.kwargs),
-                tuple(rename.get(o, o) for o in s.outs),
-            )
-            for s in list_
-        )
-        for rank, list_ in item.steps.items()
-    }
-    return replace(
-        item,
-        reads=tuple(rename.get(v, v) for v in item.reads),
-        writes=tuple(rename.get(v, v) for v in item.writes),
-        steps=steps,
-    )
-
-
-def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
-    needed = {v for _, v in program.updates} | {v for v, *_ in program.results}
-    kept: list[tuple[Item, int]] = []
-    for item, level in zip(reversed(program.items), reversed(levels), strict=True):
-        if not any(w in needed for w in item.writes):
-            continue
-        kept.append((item, level))
-        needed.update(item.reads)
-        needed.update(
-            program.alias[(v, r)] for v in item.reads for r in item.placement.ranks if (v, r) in program.alias
-        )
-    kept.reverse()
-    return replace(program, items=tuple(i for i, _ in kept)), [level for _, level in kept]

@@ -1,4 +1,5 @@
-"""A captured graph, some of whose ops carry a placement, goes in; one where every op has its placement comes out.
+"""A captured graph, some of whose ops carry a placement, goes in; one where every op has its placement and its
+virtual pipeline stage comes out.
 
 Untagged forward ops go where the latest of their inputs are, gradient accumulations to the earliest,
 optimizer ops to the owner of their parameter.  Ops that depend on no state and on nothing placed
@@ -7,7 +8,8 @@ optimizer ops to the owner of their parameter.  Ops that depend on no state and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.errors import LayoutError
@@ -18,19 +20,29 @@ from actorflow_compiler.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A graph whose every op has a placement."""
+    """A graph whose every op has a placement and a stage."""
 
     graph: Graph
-    stages: tuple[Placement, ...]  # distinct placements in forward order
+    stages: tuple[Placement, ...]  # of each virtual stage; several may have the same
     owners: Mapping[str, Placement]  # of variables
 
 
 def place_ops(
-    graph: Graph, everywhere: Placement, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
+    graph: Graph,
+    everywhere: Placement,
+    fixed: Mapping[str, Placement],
+    parameter: Mapping[str, str],
+    begins: Sequence[int] = (),
 ) -> Placed:
-    """Give every node and variable a placement.
+    """Give every node and variable a placement, and every node its virtual stage.
 
-    ``everywhere`` is that of all devices.  ``fixed`` holds the variables that an earlier plan has
+    A stage is a longest run of forward ops, in program order, that carry the same placement; ops without one
+    do not end it.  So neighbouring modules on one placement are one stage, and a program that comes back to a
+    placement opens a new stage there: what lies between has to run first.  Stages are the depth of the pipeline,
+    not a number of devices: modules that alternate between two placements n times make 2n stages, as many as a
+    sample passes through.  ``begins`` are visits that open a stage in any case.
+
+    ``everywhere`` is the placement of all devices.  ``fixed`` holds the variables that an earlier plan has
     placed; ``parameter`` maps optimizer state to the parameter whose placement it shares.
 
     Raises LayoutError for a placement with ranks that the run does not have.
@@ -44,53 +56,85 @@ def place_ops(
                 f"but this run has {world} device{'s' * (world > 1)} (ranks 0 to {world - 1}); "
                 f"start more devices (--devices) or use fewer ranks"
             )
-    chosen = _Chooser(graph, everywhere, fixed, parameter)
-    nodes, metas = _repeat_free(graph, chosen.placement, everywhere)
-    first: dict[Placement, None] = {}
-    for n in nodes:
-        if n.phase == "forward" and n.placement is not None:
-            first.setdefault(n.placement)
-    for n in nodes:
-        first.setdefault(n.placement or everywhere)
-    result = replace(graph, nodes=nodes, metas=metas)
-    return Placed(verify(result), tuple(first), chosen.owner)
+    chosen = _Chooser(graph, everywhere, fixed, parameter, _Runs(graph, begins))
+    graph = _repeat_free(graph, chosen.stage, chosen.stage_on(everywhere))
+    graph, stages = _with_placements(graph, chosen.stages)
+    return Placed(verify(graph), stages, chosen.owner)
+
+
+class _Runs:
+    """The stages of tagged ops."""
+
+    def __init__(self, graph: Graph, begins: Sequence[int]) -> None:
+        opened = sorted(begins)
+        self.first: list[int] = []  # the visit that each stage begins with
+        self.placements: list[Placement] = []
+        tagged = [(n.visit, n.placement) for n in graph.nodes if n.phase == "forward" and n.placement is not None]
+        for visit, placement in sorted(tagged, key=lambda t: t[0]):
+            new = not self.first or bisect.bisect(opened, visit) != bisect.bisect(opened, self.first[-1])
+            if new or placement != self.placements[-1]:
+                self.first.append(visit)
+                self.placements.append(placement)
+
+    def stage(self, n: Node) -> int | None:
+        """The stage of a node; None where it carries no placement, or one that no forward op carries.
+
+        A backward op belongs to the stage of its visit, or to the nearest one before on its placement.
+        """
+        at = bisect.bisect(self.first, n.visit) - 1
+        if n.placement is None:
+            return None
+        before = (k for k in range(at, -1, -1) if self.placements[k] == n.placement)
+        after = (k for k in range(at + 1, len(self.first)) if self.placements[k] == n.placement)
+        return next(before, next(after, None))
 
 
 class _Chooser:
-    """One forward walk that decides where each node goes; None means that it is free."""
+    """One forward walk that decides the stage of each node; None means that it is free."""
 
     def __init__(
-        self, graph: Graph, everywhere: Placement, fixed: Mapping[str, Placement], parameter: Mapping[str, str]
+        self,
+        graph: Graph,
+        everywhere: Placement,
+        fixed: Mapping[str, Placement],
+        parameter: Mapping[str, str],
+        runs: _Runs,
     ) -> None:
         self.graph = graph
-        self.order: dict[Placement, int] = {}
-        self.placement: list[Placement | None] = []
-        self.at: dict[int, Placement | None] = {}  # value → placement
+        self.runs = runs
+        self.stages = list(runs.placements)
+        self.stage: list[int | None] = []
+        self.at: dict[int, int | None] = {}  # value → stage
         self.owner: dict[str, Placement] = dict(fixed)
+        self.first: dict[str, int] = {}  # variable → stage of its first tagged forward reader
         self.everywhere = everywhere
         self.variables = {i.value: i.name for i in graph.inputs if i.kind == "variable"}
         self.updated = {new: self.variables[old] for old, new in graph.updates}
-        for n in graph.nodes:
-            if n.placement is not None and n.phase == "forward":
-                self.order.setdefault(n.placement, len(self.order))
         self.parameter = parameter
         self.reach: dict[int, set[str]] = {
             v: {name} for v, name in self.variables.items()
         }  # value → variables that it is made of alone
         self._owners_of_parameters()
         for n in graph.nodes:
-            p = self._of(n)
-            self.placement.append(p)
-            self.at.update((o, p) for o in n.outs)
+            stage = self._of(n)
+            self.stage.append(stage)
+            self.at.update((o, stage) for o in n.outs)
             names = set().union(*(self.reach.get(v, set()) for v in n.reads()))
-            if p is None:
+            if stage is None:
                 for o in n.outs:
                     self.reach[o] = names
             elif n.phase != "optimizer":
                 for name in names:
-                    self.owner.setdefault(name, p)
+                    self.owner.setdefault(name, self.stages[stage])
+                    self.first.setdefault(name, stage)
         for name in self.variables.values():
             self._owner_of(name)
+
+    def stage_on(self, placement: Placement) -> int:
+        """The first stage on a placement; a new one, after all others, where there is none."""
+        if placement not in self.stages:
+            self.stages.append(placement)
+        return self.stages.index(placement)
 
     def _owners_of_parameters(self) -> None:
         """A variable belongs where its first tagged forward reader is, seen through views."""
@@ -99,12 +143,14 @@ class _Chooser:
             names = set().union(*(reach.get(v, set()) for v in n.reads()))
             if not names or n.phase != "forward":
                 continue
-            if n.placement is None:
+            stage = self.runs.stage(n)
+            if stage is None:
                 for o in n.outs:
                     reach.setdefault(o, set()).update(names)
             else:
                 for name in names:
-                    self.owner.setdefault(name, n.placement)
+                    self.owner.setdefault(name, self.stages[stage])
+                    self.first.setdefault(name, stage)
 
     def _owner_of(self, name: str) -> Placement:
         """Where a variable lives, now that it must be known; optimizer state lives with its parameter."""
@@ -112,51 +158,65 @@ class _Chooser:
             self.owner[name] = self._owner_of(self.parameter[name]) if name in self.parameter else self.everywhere
         return self.owner[name]
 
-    def _of(self, n: Node) -> Placement | None:
+    def _home(self, name: str) -> int:
+        """The stage that a variable belongs to, one on the placement of its owner."""
+        owner = self._owner_of(name)
+        first = self.first.get(self.parameter.get(name, name))
+        return first if first is not None and self.stages[first] == owner else self.stage_on(owner)
+
+    def _of(self, n: Node) -> int | None:
         if n.placement is not None:
-            return n.placement
+            stage = self.runs.stage(n)
+            return self.stage_on(n.placement) if stage is None else stage
         if n.phase == "optimizer":
-            owned = [self._owner_of(self.updated[o]) for o in n.outs if o in self.updated]
-            owned += [self._owner_of(self.variables[v]) for v in n.reads() if v in self.variables]
+            owned = [self._home(self.updated[o]) for o in n.outs if o in self.updated]
+            owned += [self._home(self.variables[v]) for v in n.reads() if v in self.variables]
             if owned:
                 return owned[0]
-        inputs = [p for v in n.reads() if (p := self.at.get(v)) is not None]
-        inputs = inputs or [self.owner[name] for v in n.reads() for name in self.reach.get(v, ()) if name in self.owner]
+        inputs = [s for v in n.reads() if (s := self.at.get(v)) is not None]
+        names = [name for v in n.reads() for name in self.reach.get(v, ()) if name in self.owner]
+        inputs = inputs or [self._home(name) for name in names]
         if not inputs:
             return None
-        pick = max if n.phase == "forward" else min
-        return pick(inputs, key=lambda p: self.order.setdefault(p, len(self.order)))
+        return max(inputs) if n.phase == "forward" else min(inputs)
 
 
-def _repeat_free(
-    graph: Graph, placement: list[Placement | None], everywhere: Placement
-) -> tuple[tuple[Node, ...], dict[int, Meta]]:
-    """Copy every free node to each placement that reads it."""
-    wanted: dict[int, dict[Placement, None]] = {}
+def _repeat_free(graph: Graph, stage: list[int | None], nowhere: int) -> Graph:
+    """Copy every free node to each stage that reads it, or to the stage ``nowhere`` if none does."""
+    wanted: dict[int, dict[int, None]] = {}
     for value in graph.roots():
         wanted.setdefault(value, {})
-    plans: list[tuple[Node, list[Placement]]] = []
-    for n, p in zip(reversed(graph.nodes), reversed(placement), strict=True):
-        places = (
-            [p] if p is not None else list(dict.fromkeys(q for o in n.outs for q in wanted.get(o, {}))) or [everywhere]
-        )
+    plans: list[tuple[Node, list[int]]] = []
+    for n, s in zip(reversed(graph.nodes), reversed(stage), strict=True):
+        readers = dict.fromkeys(q for o in n.outs for q in wanted.get(o, {}))
+        places = [s] if s is not None else list(readers) or [nowhere]
         plans.append((n, places))
         for v in n.reads():
             wanted.setdefault(v, {}).update(dict.fromkeys(places))
     fresh = max(graph.metas, default=0) + 1
-    copies: dict[tuple[int, Placement], int] = {}
+    copies: dict[tuple[int, int], int] = {}
     nodes: list[Node] = []
+    metas: dict[int, Meta] = dict(graph.metas)
     for n, places in reversed(plans):
-        for i, p in enumerate(places):
+        for i, s in enumerate(places):
             outs = list(n.outs)
             if i:
                 outs = [o if o < 0 else fresh + k for k, o in enumerate(n.outs)]
                 fresh += len(outs)
-                copies.update({(o, p): c for o, c in zip(n.outs, outs, strict=True)})
+                copies.update({(o, s): c for o, c in zip(n.outs, outs, strict=True)})
+                metas.update({c: graph.metas[o] for o, c in zip(n.outs, outs, strict=True) if o >= 0})
 
-            def here(v: int, p: Placement = p) -> Ref:
-                return Ref(copies.get((v, p), v))
+            def here(v: int, s: int = s) -> Ref:
+                return Ref(copies.get((v, s), v))
 
             kwargs = tuple((k, substitute(v, here)) for k, v in n.kwargs)
-            nodes.append(replace(n, args=substitute(n.args, here), kwargs=kwargs, outs=tuple(outs), placement=p))
-    return tuple(nodes), {**graph.metas, **{c: graph.metas[o] for (o, _), c in copies.items()}}
+            nodes.append(replace(n, args=substitute(n.args, here), kwargs=kwargs, outs=tuple(outs), stage=s))
+    return replace(graph, nodes=tuple(nodes), metas=metas)
+
+
+def _with_placements(graph: Graph, stages: Sequence[Placement]) -> tuple[Graph, tuple[Placement, ...]]:
+    """The graph with the placement of each node's stage, and the stages that have a node, numbered anew."""
+    used = sorted({n.stage for n in graph.nodes})
+    number = {s: k for k, s in enumerate(used)}
+    nodes = tuple(replace(n, placement=stages[n.stage], stage=number[n.stage]) for n in graph.nodes)
+    return replace(graph, nodes=nodes), tuple(stages[s] for s in used)

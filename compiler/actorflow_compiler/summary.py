@@ -38,7 +38,7 @@ def plan_digest(plan: Plan) -> str:
 
 
 def stages(plan: Plan) -> tuple[str, ...]:
-    """The text of each stage's placement, in the order of the stages: the ranks that compute for it."""
+    """The text of each stage's placement, by its number: the ranks that compute for it; "" where there is no op."""
     found: dict[int, set[int]] = {}
     for actor in plan.actors:
         if actor.kind in COMPUTING:
@@ -52,7 +52,7 @@ def stages(plan: Plan) -> tuple[str, ...]:
             type_of.get(min(ranks), "cpu"), tuple(sorted(ranks)), (len(ranks),)
         )
 
-    return tuple(str(place(ranks)) for _, ranks in sorted(found.items()))
+    return tuple(str(place(found[k])) if k in found else "" for k in range(max(found, default=-1) + 1))
 
 
 def memory(plan: Plan) -> tuple[RankBytes, ...]:

@@ -1,10 +1,11 @@
-"""Which placement and phase an op belongs to, recorded while the step is traced."""
+"""Which placement, phase and visit an op belongs to, recorded while the step is traced."""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.fx.traceback as fx_traceback
@@ -15,18 +16,33 @@ from actorflow_compiler.placement import Placement
 from actorflow_compiler.torch_internals import backward_engine, sequence_number, sequence_of
 
 _active: Tags | None = None
+NO_VISIT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where an op of the forward pass belongs."""
+
+    placement: Placement | None = None
+    where: str = ""
+    visit: int = NO_VISIT
 
 
 class Tags:
     """The marks of one trace.
 
-    Forward ops carry the innermost placement scope and module.  A backward op carries those of the
-    forward op that it came from, found by its autograd sequence number.
+    Forward ops carry the innermost placement scope and module, and their *visit*: the stretch of the
+    program between two changes of these, numbered in program order.  A backward op carries the marks of
+    the forward op that it came from, found by its autograd sequence number.  What a checkpoint computes
+    again in the backward pass belongs to the visit of the same module in the forward pass.
     """
 
     def __init__(self) -> None:
         self._stack: list[tuple[Placement | None, str]] = [(None, "")]
-        self._changes: list[tuple[int, Placement | None, str]] = [(-1, None, "")]
+        self._changes = [(-1, Mark(visit=0))]  # (autograd sequence number, what holds from there on)
+        self._visits: dict[str, list[int]] = {}  # of each module in the forward pass
+        self._count = 0  # of visits
+        self.called: set[int] = set()  # ids of modules
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def enter(self, placement: Placement | None, where: str) -> dict[str, Any] | None:
@@ -43,14 +59,34 @@ class Tags:
         Inside a backward pass (a checkpoint's recomputation) those are the backward node's.
         """
         self._stack.pop()
-        self._changes.append((sequence_number(), *self._stack[-1]))
-        self._set(before)
+        old = before or {}
+        placement, where = self._stack[-1]
+        visit = self._again(where, old) if _in_backward(old) else self._next(where)
+        self._changes.append((sequence_number(), Mark(placement, where, visit)))
+        self._set(before if _in_backward(old) else {**old, "visit": visit})
 
     def _mark(self) -> None:
         placement, where = self._stack[-1]
-        self._changes.append((sequence_number(), placement, where))
         old = fx_traceback.current_meta.get("custom") or {}
-        self._set({**old, "placement": placement, "where": where})
+        visit = self._again(where, old) if _in_backward(old) else self._next(where)
+        self._changes.append((sequence_number(), Mark(placement, where, visit)))
+        self._set({**old, "placement": placement, "where": where, "visit": visit})
+
+    def _next(self, where: str) -> int:
+        """Begin a visit of the forward pass."""
+        self._count += 1
+        self._visits.setdefault(where, []).append(self._count)
+        return self._count
+
+    def _again(self, where: str, old: Mapping[str, Any]) -> int:
+        """The visit that a checkpoint computes again, when the backward pass is at the mark ``old``.
+
+        That is the mark of the checkpoint's last op, or, if it is reentrant, of what was just before it.
+        """
+        at: int = old.get("visit", NO_VISIT)
+        visits = self._visits.get(where, ())
+        after = min((v for v in visits if v > at), default=at)
+        return max((v for v in visits if v <= at), default=after)
 
     @staticmethod
     def _set(custom: dict[str, Any] | None) -> None:
@@ -69,8 +105,8 @@ class Tags:
             seen.add(node)
             pending += [f for f, _ in node.next_functions]
             number = sequence_of(node)
-            placement, where = (None, "") if number is None else self._at(number)
-            mark = {"placement": placement, "where": where, "phase": "backward"}
+            of = Mark() if number is None else self._at(number)
+            mark = {"placement": of.placement, "where": of.where, "visit": of.visit, "phase": "backward"}
             hooks.append(node.register_prehook(lambda _, m=mark: self._set(m)))
             if number is not None:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))
@@ -83,8 +119,12 @@ class Tags:
             for hook in hooks:
                 hook.remove()
 
-    def _at(self, number: int) -> tuple[Placement | None, str]:
-        return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1:]
+    def _at(self, number: int) -> Mark:
+        return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1]
+
+
+def _in_backward(custom: Mapping[str, Any]) -> bool:
+    return custom.get("phase") == "backward"
 
 
 def tracing() -> bool:
@@ -94,19 +134,32 @@ def tracing() -> bool:
 
 @contextlib.contextmanager
 def recording(
-    places: Mapping[int, Placement], names: Mapping[int, str], outputs: Mapping[int, Callable[[Any], Any]] = {}
+    places: Mapping[int, Placement],
+    names: Mapping[int, str],
+    outputs: Mapping[int, Callable[[Any], Any]] = {},
+    around: Mapping[int, Mapping[int, Placement]] = {},
 ) -> Iterator[Tags]:
     """Record tags while the body runs; ``places`` and ``names`` are keyed by ``id(module)``.
 
-    So is ``outputs``: what is to be done to that which a module returns.
+    So is ``outputs``: what is to be done to that which a module returns.  ``around`` is for modules without a
+    place of their own: those of modules around them, by their id, which hold even if these are not called
+    (lists of layers, for example).
     """
     global _active
     tags = Tags()
     opened: list[tuple[int, dict[str, Any] | None]] = []
 
+    def place_of(module: int) -> Placement | None:
+        if module in places or module not in around:
+            return places.get(module)
+        inherited = set(around[module].values())
+        called = any(outer in around[module] for outer, _ in opened)
+        return None if called or len(inherited) > 1 else inherited.pop()
+
     def before(module: nn.Module, _: Any) -> None:
         if id(module) in names:
-            opened.append((id(module), tags.enter(places.get(id(module)), names[id(module)])))
+            tags.called.add(id(module))
+            opened.append((id(module), tags.enter(place_of(id(module)), names[id(module)])))
 
     def after(module: nn.Module, _: Any, output: Any) -> Any:
         try:
@@ -116,7 +169,7 @@ def recording(
                 tags.leave(opened.pop()[1])
 
     hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
-    fx_traceback.current_meta["custom"] = {}
+    fx_traceback.current_meta["custom"] = {"visit": 0}
     _active = tags
     try:
         with backward_engine(tags.backward):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x63torflow_protos/runtime.proto\x12\x11\x61\x63torflow.runtime\"/\n\x05\x42\x61tch\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.actorflow.runtime.Item\"\xeb\x03\n\x04Item\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.actorflow.runtime.ReadyH\x00\x12+\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x19.actorflow.runtime.CreditH\x00\x12)\n\x05issue\x18\x03 \x01(\x0b\x32\x18.actorflow.runtime.IssueH\x00\x12\'\n\x04part\x18\x04 \x01(\x0b\x32\x17.actorflow.runtime.PartH\x00\x12#\n\x02go\x18\x05 \x01(\x0b\x32\x15.actorflow.runtime.GoH\x00\x12)\n\x05hello\x18\x06 \x01(\x0b\x32\x18.actorflow.runtime.HelloH\x00\x12-\n\x07welcome\x18\x07 \x01(\x0b\x32\x1a.actorflow.runtime.WelcomeH\x00\x12-\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1a.actorflow.runtime.FailureH\x00\x12)\n\x05heard\x18\t \x01(\x0b\x32\x18.actorflow.runtime.HeardH\x00\x12/\n\x08\x66\x61rewell\x18\n \x01(\x0b\x32\x1b.actorflow.runtime.FarewellH\x00\x12%\n\x03\x62ye\x18\x0b \x01(\x0b\x32\x16.actorflow.runtime.ByeH\x00\x42\x06\n\x04kind\"j\n\x05Ready\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x10\n\x08register\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x08\x12\x0f\n\x07payload\x18\x06 \x03(\x0c\"(\n\x06\x43redit\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x10\n\x08register\x18\x02 \x01(\r\">\n\x05Issue\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\x03\"0\n\x04Part\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x12\n\x02Go\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x03\"@\n\x05Hello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.actorflow.runtime.Ticket\"\xcf\x01\n\x06Ticket\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x0e\n\x06nnodes\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06python\x18\t \x01(\t\x12\r\n\x05torch\x18\n \x01(\t\x12\x0e\n\x06script\x18\x0b \x01(\t\x12\x0e\n\x06\x64igest\x18\x0c \x01(\t\x12\x0c\n\x04\x61rgv\x18\r \x03(\t\"]\n\x07Welcome\x12*\n\x07tickets\x18\x01 \x03(\x0b\x32\x19.actorflow.runtime.Ticket\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12\x12\n\nstore_port\x18\x03 \x01(\r\"c\n\x07\x46\x61ilure\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x12\n\nnoticed_by\x18\x06 \x01(\x11\"\x07\n\x05Heard\"\n\n\x08\x46\x61rewell\"\x05\n\x03\x42ye\"\x1a\n\x0bPullRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x8a\x01\n\x04Peer\x12>\n\x04Link\x12\x18.actorflow.runtime.Batch\x1a\x18.actorflow.runtime.Batch(\x01\x30\x01\x12\x42\n\x04Pull\x12\x1e.actorflow.runtime.PullRequest\x1a\x18.actorflow.runtime.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x63torflow_protos/runtime.proto\x12\x11\x61\x63torflow.runtime\"/\n\x05\x42\x61tch\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.actorflow.runtime.Item\"\x94\x04\n\x04Item\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.actorflow.runtime.ReadyH\x00\x12+\n\x06\x63redit\x18\x02 \x01(\x0b\x32\x19.actorflow.runtime.CreditH\x00\x12)\n\x05issue\x18\x03 \x01(\x0b\x32\x18.actorflow.runtime.IssueH\x00\x12\'\n\x04part\x18\x04 \x01(\x0b\x32\x17.actorflow.runtime.PartH\x00\x12#\n\x02go\x18\x05 \x01(\x0b\x32\x15.actorflow.runtime.GoH\x00\x12)\n\x05hello\x18\x06 \x01(\x0b\x32\x18.actorflow.runtime.HelloH\x00\x12-\n\x07welcome\x18\x07 \x01(\x0b\x32\x1a.actorflow.runtime.WelcomeH\x00\x12-\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1a.actorflow.runtime.FailureH\x00\x12)\n\x05heard\x18\t \x01(\x0b\x32\x18.actorflow.runtime.HeardH\x00\x12/\n\x08\x66\x61rewell\x18\n \x01(\x0b\x32\x1b.actorflow.runtime.FarewellH\x00\x12%\n\x03\x62ye\x18\x0b \x01(\x0b\x32\x16.actorflow.runtime.ByeH\x00\x12\'\n\x04near\x18\x0c \x01(\x0b\x32\x17.actorflow.runtime.NearH\x00\x42\x06\n\x04kind\"j\n\x05Ready\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x10\n\x08register\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x0e\n\x06inline\x18\x05 \x01(\x08\x12\x0f\n\x07payload\x18\x06 \x03(\x0c\"(\n\x06\x43redit\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x10\n\x08register\x18\x02 \x01(\r\">\n\x05Issue\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\x03\"0\n\x04Part\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x12\n\x02Go\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x03\"@\n\x05Hello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.actorflow.runtime.Ticket\"\xf0\x01\n\x06Ticket\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x0e\n\x06nnodes\x18\x03 \x01(\r\x12\x0f\n\x07\x64\x65vices\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06python\x18\t \x01(\t\x12\r\n\x05torch\x18\n \x01(\t\x12\x0e\n\x06script\x18\x0b \x01(\t\x12\x0e\n\x06\x64igest\x18\x0c \x01(\t\x12\x0c\n\x04\x61rgv\x18\r \x03(\t\x12\x0f\n\x07machine\x18\x0e \x01(\t\x12\x0e\n\x06socket\x18\x0f \x01(\t\"]\n\x07Welcome\x12*\n\x07tickets\x18\x01 \x03(\x0b\x32\x19.actorflow.runtime.Ticket\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12\x12\n\nstore_port\x18\x03 \x01(\r\"c\n\x07\x46\x61ilure\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x12\n\nnoticed_by\x18\x06 \x01(\x11\"\x07\n\x05Heard\"\n\n\x08\x46\x61rewell\"\x05\n\x03\x42ye\"\x19\n\x04Near\x12\x11\n\tconnected\x18\x01 \x01(\x08\"\x1a\n\x0bPullRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\x8a\x01\n\x04Peer\x12>\n\x04Link\x12\x18.actorflow.runtime.Batch\x1a\x18.actorflow.runtime.Batch(\x01\x30\x01\x12\x42\n\x04Pull\x12\x1e.actorflow.runtime.PullRequest\x1a\x18.actorflow.runtime.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCH']._serialized_start=53
   _globals['_BATCH']._serialized_end=100
   _globals['_ITEM']._serialized_start=103
-  _globals['_ITEM']._serialized_end=594
-  _globals['_READY']._serialized_start=596
-  _globals['_READY']._serialized_end=702
-  _globals['_CREDIT']._serialized_start=704
-  _globals['_CREDIT']._serialized_end=744
-  _globals['_ISSUE']._serialized_start=746
-  _globals['_ISSUE']._serialized_end=808
-  _globals['_PART']._serialized_start=810
-  _globals['_PART']._serialized_end=858
-  _globals['_GO']._serialized_start=860
-  _globals['_GO']._serialized_end=878
-  _globals['_HELLO']._serialized_start=880
-  _globals['_HELLO']._serialized_end=944
-  _globals['_TICKET']._serialized_start=947
-  _globals['_TICKET']._serialized_end=1154
-  _globals['_WELCOME']._serialized_start=1156
-  _globals['_WELCOME']._serialized_end=1249
-  _globals['_FAILURE']._serialized_start=1251
-  _globals['_FAILURE']._serialized_end=1350
-  _globals['_HEARD']._serialized_start=1352
-  _globals['_HEARD']._serialized_end=1359
-  _globals['_FAREWELL']._serialized_start=1361
-  _globals['_FAREWELL']._serialized_end=1371
-  _globals['_BYE']._serialized_start=1373
-  _globals['_BYE']._serialized_end=1378
-  _globals['_PULLREQUEST']._serialized_start=1380
-  _globals['_PULLREQUEST']._serialized_end=1406
-  _globals['_CHUNK']._serialized_start=1408
-  _globals['_CHUNK']._serialized_end=1429
-  _globals['_PEER']._serialized_start=1432
-  _globals['_PEER']._serialized_end=1570
+  _globals['_ITEM']._serialized_end=635
+  _globals['_READY']._serialized_start=637
+  _globals['_READY']._serialized_end=743
+  _globals['_CREDIT']._serialized_start=745
+  _globals['_CREDIT']._serialized_end=785
+  _globals['_ISSUE']._serialized_start=787
+  _globals['_ISSUE']._serialized_end=849
+  _globals['_PART']._serialized_start=851
+  _globals['_PART']._serialized_end=899
+  _globals['_GO']._serialized_start=901
+  _globals['_GO']._serialized_end=919
+  _globals['_HELLO']._serialized_start=921
+  _globals['_HELLO']._serialized_end=985
+  _globals['_TICKET']._serialized_start=988
+  _globals['_TICKET']._serialized_end=1228
+  _globals['_WELCOME']._serialized_start=1230
+  _globals['_WELCOME']._serialized_end=1323
+  _globals['_FAILURE']._serialized_start=1325
+  _globals['_FAILURE']._serialized_end=1424
+  _globals['_HEARD']._serialized_start=1426
+  _globals['_HEARD']._serialized_end=1433
+  _globals['_FAREWELL']._serialized_start=1435
+  _globals['_FAREWELL']._serialized_end=1445
+  _globals['_BYE']._serialized_start=1447
+  _globals['_BYE']._serialized_end=1452
+  _globals['_NEAR']._serialized_start=1454
+  _globals['_NEAR']._serialized_end=1479
+  _globals['_PULLREQUEST']._serialized_start=1481
+  _globals['_PULLREQUEST']._serialized_end=1507
+  _globals['_CHUNK']._serialized_start=1509
+  _globals['_CHUNK']._serialized_end=1530
+  _globals['_PEER']._serialized_start=1533
+  _globals['_PEER']._serialized_end=1671
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,6 @@ from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.events import (
     Arrived,
-    Chosen,
     Credited,
     Finished,
     Fire,
@@ -20,22 +19,21 @@ from actorflow_scheduler.events import (
     Instruction,
     Issued,
     Wait,
-    explain,
-    name,
+    deadlock,
 )
 from actorflow_scheduler.machine import Machine
 
 
 class Cluster:
-    """The machines of a whole plan; with ``free`` its orders are ignored and actors are offered.
+    """The machines of a whole plan.
 
     ``parts`` are the ranks' own parts, where the machines are to know no more than in a real run.
     """
 
-    def __init__(self, plan: Plan, free: bool = False, parts: Mapping[int, Plan] | None = None) -> None:
+    def __init__(self, plan: Plan, parts: Mapping[int, Plan] | None = None) -> None:
         self.plan = plan
         self.machines = {
-            rank: Machine(parts[rank] if parts else plan, rank, free) for rank in sorted({a.rank for a in plan.actors})
+            rank: Machine(parts[rank] if parts else plan, rank) for rank in sorted({a.rank for a in plan.actors})
         }
         self.together: dict[int, tuple[int, ...]] = {}  # member of a collective → all its members
         self._machine = {a.id: self.machines[a.rank] for a in plan.actors}
@@ -58,10 +56,6 @@ class Cluster:
     def issue(self) -> list[Instruction]:
         """Call one more iteration on every rank."""
         return [i for machine in self.machines.values() for i in machine.handle(Issued())]
-
-    def choose(self, actor: int) -> list[Instruction]:
-        """Fire an actor that was offered."""
-        return self._machine[actor].handle(Chosen(actor))
 
     def meet(self, fire: Fire) -> list[Fire]:
         """The firings that can proceed now that this one was started: none, one, or a whole collective."""
@@ -108,15 +102,7 @@ class Cluster:
             stuck = wait.on[0]
         else:
             path = path[seen[stuck] :]
-        lines = [f"{name(self.plan, w.actor)} {explain(self.plan, w)}" for w in path]
-        return DeadlockError(
-            f"plan {self.plan.name!r} would wait for ever:\n  "
-            + ";\n  ".join(lines)
-            + (f";\n  and so on from {name(self.plan, stuck)}" if wait.on else "")
-            + "\nexpected: every cycle holds a token or a free slot, "
-            "and all ranks issue their collectives in one order; "
-            "give a register of the cycle an initial token or more slots, or reorder its queues"
-        )
+        return deadlock(self.plan, path, bool(path[-1].on))
 
     def _wait(self, actor: int) -> Wait:
         """The first reason why an actor is stuck; one that runs, or is ready, is in a collective."""

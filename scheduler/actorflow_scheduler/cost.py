@@ -2,39 +2,113 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from actorflow_compiler.plan import Actor, Box, FromRegister, Plan, Register
+from actorflow_compiler.ops import FLOATS, ITEM_BYTES
+from actorflow_compiler.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
 from actorflow_compiler.sbp import numel
+from actorflow_compiler.summary import variable_shape
+from actorflow_scheduler.work import work
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What joins two ranks."""
+
+    bytes_per_s: float  # each way, of one rank
+    latency_s: float  # of one message
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one rank can do; the defaults are one CPU core and a network on the same host."""
+    """What one rank can do, and how ranks are joined; the defaults are CPU cores of one host.
+
+    Ranks 0 … node_size-1 are the first node, and so on; without ``node_size`` all ranks are joined alike.
+    """
 
     flops_per_s: float = 5e10
     bytes_per_s: float = 4e9  # each way between a rank and the network
     latency_s: float = 1e-4  # of one message
     fire_overhead_s: float = 1e-5  # of every firing
+    memory_bytes_per_s: float = 1e10  # between a rank and its memory
+    memory_bytes: int | None = None  # that one rank has; None: not known
+    flops_by_dtype: tuple[tuple[str, float], ...] = ()  # FLOP/s where they are not ``flops_per_s``
+    node_size: int | None = None  # ranks
+    inside: Link | None = None  # between ranks of one node; None: the same as between nodes
+    measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
+    name: str = "CPU cores of one host"
+
+    def link(self, ranks: tuple[int, ...]) -> Link:
+        """What joins these ranks: the slowest of what lies between them."""
+        if self.inside is not None and self.node_size is not None:
+            first = ranks[0] // self.node_size
+            if all(rank // self.node_size == first for rank in ranks):
+                return self.inside
+        return Link(self.bytes_per_s, self.latency_s)
 
 
 CPU_CORE = Hardware()
 
 
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """Seconds of one firing: the arithmetic, or the bytes through the rank's network port, and the overhead.
+    """Seconds of one firing: what was measured for its work, else an estimate, and the overhead.
 
-    A collective over n ranks moves 2 (n-1)/n of its bytes in an all-reduce (ring), otherwise what
-    its exchanges say; a send moves the bytes of the register that it fills.
+    Computing takes its arithmetic or the reading and writing of its operands and targets, whichever
+    is longer.  Communication takes its bytes through the port of one rank, and a latency for a
+    send, log2 n of them for a collective over n ranks.
     """
-    total = hardware.fire_overhead_s + actor.flops / hardware.flops_per_s
+    total = hardware.fire_overhead_s
     if actor.comm is not None:
-        total += hardware.latency_s + moved_bytes(plan, actor) / hardware.bytes_per_s
+        group = actor.comm.group
+        link = hardware.link(group)
+        hops = 1 if actor.comm.kind == "send" else max(1, math.ceil(math.log2(len(group))))
+        total += hops * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
+    elif (
+        hardware.measured and actor.body is not None and (known := hardware.measured.get(work(plan, actor))) is not None
+    ):
+        return total + known
+    return total + max(
+        actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
+    )
+
+
+def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
+    """FLOP/s of the dtype that most bytes of an actor's registers have."""
+    if not hardware.flops_by_dtype or not actor.flops:
+        return hardware.flops_per_s
+    nbytes: Counter[str] = Counter()
+    for place in (*actor.operands, *actor.targets):
+        if isinstance(place, FromRegister):
+            spec = _spec(plan, place)
+            if spec.dtype in FLOATS:
+                nbytes[spec.dtype] += spec.nbytes
+    found = dict(hardware.flops_by_dtype)
+    return next((found[dtype] for dtype, _ in nbytes.most_common(1) if dtype in found), hardware.flops_per_s)
+
+
+def touched_bytes(plan: Plan, actor: Actor) -> float:
+    """Bytes that one firing of a computing actor reads and writes at least; an optimizer writes its variables, too."""
+    if actor.body is None:
+        return 0.0
+    total = 0.0
+    for place in actor.operands:
+        total += _variable_bytes(plan, actor, place) * (2 if actor.kind == "optimizer" else 1)
+        total += _firing_bytes(plan, place, writes=False)
+    for target in actor.targets:
+        total += _variable_bytes(plan, actor, target) + _firing_bytes(plan, target, writes=True)
     return total
 
 
 def moved_bytes(plan: Plan, actor: Actor) -> float:
-    """Bytes that one firing of a communication sends, or receives if that is more; 0 for other actors."""
+    """Bytes that one firing of a communication sends, or receives if that is more; 0 for other actors.
+
+    A collective over n ranks moves 2 (n-1)/n of its bytes in an all-reduce (ring), otherwise what
+    its exchanges say; a send moves the bytes of the register that it fills.
+    """
     comm = actor.comm
     if comm is None:
         return 0.0
@@ -62,23 +136,45 @@ def register_bytes(plan: Plan) -> dict[int, int]:
     return total
 
 
+def variable_bytes(plan: Plan) -> dict[int, int]:
+    """Rank → bytes of its parts of all variables, for the ranks that the plan lists actors of."""
+    ranks = sorted({a.rank for a in plan.actors})
+    total = dict.fromkeys(ranks, 0)
+    for variable in plan.variables:
+        for rank in ranks:
+            if rank in variable.placement:
+                total[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
+    return total
+
+
 def _elements(boxes: tuple[Box, ...]) -> int:
     return sum(numel(b.size) for b in boxes)
 
 
-def _firing_bytes(plan: Plan, place: object, writes: bool) -> float:
+def _variable_bytes(plan: Plan, actor: Actor, place: Operand | Target) -> float:
+    if not isinstance(place, OfVariable):
+        return 0.0
+    variable = plan.variable(place.name)
+    if variable is None:  # a constant
+        return 0.0
+    return numel(variable_shape(variable, actor.rank)) * ITEM_BYTES[variable.dtype]
+
+
+def _spec(plan: Plan, place: FromRegister) -> TensorSpec:
+    return plan.register(place.register).tensors[place.index]
+
+
+def _firing_bytes(plan: Plan, place: Operand | Target, writes: bool) -> float:
     """Bytes of an operand or target of one firing: a token made by joining firings is written in parts."""
     if not isinstance(place, FromRegister):
         return 0.0
-    register = plan.register(place.register)
-    spec = register.tensors[place.index]
-    return spec.nbytes / (register.fill if writes and spec.combine.startswith("cat") else 1)
+    spec = _spec(plan, place)
+    return spec.nbytes / (plan.register(place.register).fill if writes and spec.combine.startswith("cat") else 1)
 
 
-def _item_bytes(plan: Plan, place: object) -> float:
+def _item_bytes(plan: Plan, place: Operand | Target) -> float:
     """Bytes of one element; 0 if the place is not a register."""
     if not isinstance(place, FromRegister):
         return 0.0
-    register: Register = plan.register(place.register)
-    spec = register.tensors[place.index]
+    spec = _spec(plan, place)
     return spec.nbytes / max(1, numel(spec.shape))

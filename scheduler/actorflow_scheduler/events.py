@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.plan import Plan
 
 
@@ -29,13 +31,7 @@ class Credited(NamedTuple):
     register: int
 
 
-class Chosen(NamedTuple):
-    """Fire this actor, which was offered and whose queue is idle; only for queues without a frozen order."""
-
-    actor: int
-
-
-Event = Issued | Finished | Arrived | Credited | Chosen
+Event = Issued | Finished | Arrived | Credited
 Held = tuple[int, int, bool]  # register, number of the token since the start, does it end with this firing
 
 
@@ -64,13 +60,7 @@ class GiveCredit(NamedTuple):
     register: int
 
 
-class Offer(NamedTuple):
-    """The actor could fire, if it is ``Chosen``; only on queues without a frozen order."""
-
-    actor: int
-
-
-Instruction = Fire | Release | GiveCredit | Offer
+Instruction = Fire | Release | GiveCredit
 
 
 class Wait(NamedTuple):
@@ -108,3 +98,16 @@ def explain(plan: Plan, wait: Wait) -> str:
         assert comm is not None
         return f"waits in {comm.kind} {comm.id} for {on}"
     return "waits for the next call"
+
+
+def deadlock(plan: Plan, path: Sequence[Wait], circle: bool) -> DeadlockError:
+    """The error for actors that wait for each other; with ``circle`` the last one waits for the first."""
+    lines = [f"{name(plan, w.actor)} {explain(plan, w)}" for w in path]
+    return DeadlockError(
+        f"plan {plan.name!r} would wait for ever:\n  "
+        + ";\n  ".join(lines)
+        + (f";\n  and so on from {name(plan, path[0].actor)}" if circle else "")
+        + "\nexpected: every cycle holds a token or a free slot, "
+        "and all ranks issue their collectives in one order; "
+        "give a register of the cycle an initial token or more slots, or reorder its queues"
+    )

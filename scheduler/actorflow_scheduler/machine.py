@@ -20,7 +20,6 @@ from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Actor, Plan, Register
 from actorflow_scheduler.events import (
     Arrived,
-    Chosen,
     Credited,
     Event,
     Finished,
@@ -30,7 +29,6 @@ from actorflow_scheduler.events import (
     IllegalEvent,
     Instruction,
     Issued,
-    Offer,
     Release,
     Wait,
     explain,
@@ -39,7 +37,6 @@ from actorflow_scheduler.events import (
 
 __all__ = [
     "Arrived",
-    "Chosen",
     "Credited",
     "Event",
     "Finished",
@@ -50,7 +47,6 @@ __all__ = [
     "Instruction",
     "Issued",
     "Machine",
-    "Offer",
     "Release",
     "Wait",
 ]
@@ -59,7 +55,7 @@ STORY = 8  # events that an actor or register remembers for its error messages
 
 
 class _Queue:
-    """What runs one actor at a time; ``order`` is empty for a queue whose actors are chosen from outside."""
+    """What runs one actor at a time."""
 
     __slots__ = ("head", "name", "order", "position", "running")
 
@@ -130,15 +126,12 @@ class _Reader:
 class Machine:
     """One rank's actors, registers and queues.
 
-    ``plan`` is a whole plan or ``plan.for_rank(rank)``.  With ``free`` the frozen orders are
-    ignored: the machine offers actors and fires those that are chosen (this is how orders are
-    found).  Raises PlanError if a queue has no order and is not free.
+    ``plan`` is a whole plan or ``plan.for_rank(rank)``.  Raises PlanError if a queue has no order.
     """
 
-    def __init__(self, plan: Plan, rank: int, free: bool = False) -> None:
+    def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.rank = rank
-        self.free = free
         self._left = 0  # firings called for and not finished
         self._queues: dict[str, _Queue] = {}
         self._actors: dict[int, _Actor] = {}
@@ -152,13 +145,11 @@ class Machine:
         for a in self._actors.values():
             a.missing = 1 + sum(_is_empty(e) for e in a.inputs) + sum(_is_full(r, a) for r in a.outputs)
         self._firings = sum(a.rate for a in self._actors.values())
-        if not free:
-            self._freeze()
+        self._freeze()
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
             Finished: self._finished,
             Arrived: self._arrived,
             Credited: self._credited,
-            Chosen: self._chosen,
             Issued: self._issued,
         }
 
@@ -190,7 +181,7 @@ class Machine:
                 )
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event, return what to do now, in this order: drop and credit, then fire or offer.
+        """Take one event, return what to do now, in this order: drop and credit, then fire.
 
         Raises IllegalEvent if the event cannot have happened.
         """
@@ -206,8 +197,6 @@ class Machine:
         for actor in self._actors.values():
             if actor.fired == actor.limit:
                 actor.missing -= 1
-                if self.free and not actor.missing:
-                    out.append(Offer(actor.id))
             actor.limit += actor.rate
         for queue in self._queues.values():
             if queue.running is None and queue.head is not None and not queue.head.missing:
@@ -264,16 +253,6 @@ class Machine:
         self._wake(woken, out)
         return out
 
-    def _chosen(self, event: Chosen) -> list[Instruction]:
-        actor = self._actors.get(event.actor)
-        if actor is None or not self.free or actor.missing or actor.queue.running is not None:
-            raise self._illegal(event, actor, "the actor is not ready, or its queue is busy or has a frozen order")
-        out: list[Instruction] = []
-        self._fire(actor, out)
-        if not actor.missing:
-            out.append(Offer(actor.id))
-        return out
-
     def _complete(self, r: _Register, out: list[Instruction], woken: list[_Actor]) -> None:
         """A token got its last firing, or came in."""
         sequence = r.complete
@@ -306,11 +285,9 @@ class Machine:
         r.released += 1
 
     def _wake(self, woken: list[_Actor], out: list[Instruction]) -> None:
-        """Fire what became ready and is at the head of an idle queue; offer it if its queue is free."""
+        """Fire what became ready and is at the head of an idle queue."""
         for actor in woken:
-            if self.free:
-                out.append(Offer(actor.id))
-            elif actor.queue.head is actor and actor.queue.running is None:
+            if actor.queue.head is actor and actor.queue.running is None:
                 self._fire(actor, out)
 
     def _fire(self, actor: _Actor, out: list[Instruction]) -> None:

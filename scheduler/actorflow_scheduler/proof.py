@@ -12,22 +12,25 @@ from collections.abc import Mapping
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Actor, Plan, verify
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import register_bytes
+from actorflow_scheduler.cost import CPU_CORE, Hardware
 from actorflow_scheduler.events import Fire, Instruction
+from actorflow_scheduler.timeline import simulate
 
+WHAT_TO_DO = "use more ranks, or micro-batches of fewer samples"
 ITERATIONS = 2  # the second one meets what the first one left behind
 
 
-def prove(plan: Plan, memory: Mapping[int, int] | None = None) -> Plan:
+def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
     """Return the plan if it is consistent, live under rendezvous semantics and within memory.
 
-    ``memory`` caps, for some ranks, the bytes of all slots of all registers.  Raises DeadlockError,
-    whose message prints the cycle actor by actor, or PlanError.
+    ``memory`` caps, for some ranks, the bytes that registers hold at a time on this hardware.  Raises
+    DeadlockError, whose message prints the cycle actor by actor, or PlanError.
     """
     verify(plan)
     _prove_groups(plan)
     _prove_live(plan)
-    _prove_memory(plan, memory or {})
+    if memory:
+        _prove_memory(plan, memory, hardware)
     return plan
 
 
@@ -87,13 +90,18 @@ def _prove_live(plan: Plan) -> None:
             )
 
 
-def _prove_memory(plan: Plan, memory: Mapping[int, int]) -> None:
-    needed = register_bytes(plan)
+def _prove_memory(plan: Plan, memory: Mapping[int, int], hardware: Hardware) -> None:
+    peak = simulate(plan, ITERATIONS, hardware).peak_bytes
     for rank, cap in memory.items():
-        if needed.get(rank, 0) > cap:
-            largest = max((r for r in plan.registers if plan.home(r) == rank), key=lambda r: r.nbytes * r.slots)
-            raise PlanError(
-                f"plan {plan.name!r}: rank {rank} needs {needed[rank]} bytes for its registers, {cap} are allowed; the "
-                f"largest is register {largest.id} of {plan.actor(largest.producer).name}, {largest.slots} slots of "
-                f"{largest.nbytes} bytes; use more ranks, or micro-batches of fewer samples"
-            )
+        if peak.get(rank, 0) > cap:
+            raise PlanError(f"plan {plan.name!r}: {too_much(plan, rank, peak[rank], cap)}; {WHAT_TO_DO}")
+
+
+def too_much(plan: Plan, rank: int, needed: int, cap: int) -> str:
+    """What is wrong with a plan one of whose ranks needs more memory than it has."""
+    mine = (r for r in plan.registers if plan.home(r) == rank)
+    largest = max(mine, key=lambda r: r.nbytes * r.slots)
+    return (
+        f"rank {rank} needs {needed} bytes for its registers, {cap} are allowed; the largest is register {largest.id} "
+        f"of {plan.actor(largest.producer).name}, {largest.slots} slots of {largest.nbytes} bytes"
+    )

@@ -1,23 +1,214 @@
-"""A plan without orders enters; the same plan with slot counts and frozen orders, proven live, leaves."""
+"""Plans of one step without orders enter; the best of them with slot counts and frozen orders, proven live, leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.errors import CallError, PlanError
+from actorflow_compiler.plan import Plan, verify
 from actorflow_compiler.summary import summarise
+from actorflow_compiler.units import seconds_text
+from actorflow_compiler.variant import Variant
+from actorflow_scheduler.alike import Folded, fold, unfold
 from actorflow_scheduler.cost import CPU_CORE, Hardware
-from actorflow_scheduler.order import order
-from actorflow_scheduler.proof import prove
-from actorflow_scheduler.registers import size
+from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.pipeline import SCHEDULES
+from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio
+from actorflow_scheduler.portfolio import period as period_of
+from actorflow_scheduler.proof import WHAT_TO_DO, prove, too_much
+from actorflow_scheduler.slots import Sizes
+from actorflow_scheduler.timeline import Timeline, nanoseconds
+
+__all__ = ["SCHEDULES", "check_name", "schedule"]
+
+Memory = Mapping[int, int]  # rank → bytes that its registers may hold
 
 
-def schedule(plan: Plan, hardware: Hardware = CPU_CORE, memory: Mapping[int, int] | None = None) -> Plan:
-    """Size, order and prove a plan.
+def check_name(name: str) -> str:
+    """The name of a schedule, if it is one; raises CallError."""
+    if name not in SCHEDULES:
+        raise CallError(f"schedule={name!r} was found; one of {', '.join(map(repr, SCHEDULES))} was expected")
+    return name
 
-    ``memory`` caps the bytes that the registers of a rank may take.  Raises DeadlockError if no
-    slot counts let the plan run, PlanError if it is not legal or does not fit.
+
+def schedule(
+    make: Callable[[Variant], Plan] | Plan,
+    hardware: Hardware = CPU_CORE,
+    memory: Memory | None = None,
+    name: str = "auto",
+) -> Plan:
+    """Order, size and prove a plan, or the best of those that ``make`` makes.
+
+    ``name`` is one of SCHEDULES: "auto" looks for the shortest period, and of equals for the least
+    memory; another name gives that published schedule.  ``memory`` caps the bytes that the registers
+    of a rank hold at a time: where they do not suffice, time is given up, also by computing forward values
+    once more.  Raises DeadlockError if no slot counts let the plan run, PlanError if it is not legal,
+    does not fit, or its stages do not fit the schedule; CallError for an unknown name.
     """
-    plan = size(plan, hardware, memory)
-    plan = order(plan, hardware)
-    return summarise(prove(plan, memory))
+    check_name(name)
+    search = _Search(make, hardware, memory or {}, name)
+    found = search.best()
+    plan = search.unfolded(found)
+    if search.tried > 1:
+        told = forecast(plan, hardware)
+        plan = replace(
+            plan,
+            notes=(
+                *plan.notes,
+                f"schedule {found.name} of {search.tried} tried: period {seconds_text(told.period)}, "
+                f"bubble {told.bubble:.0%}",
+            ),
+        )
+    return summarise(prove(plan, memory, hardware))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A candidate with slot counts."""
+
+    name: str
+    variant: Variant
+    plan: Plan  # of one of each class of ranks that are alike
+    period: float  # nanoseconds
+    peak: Mapping[int, int]  # rank → most bytes that its registers hold at a time
+
+
+class _Search:
+    def __init__(self, make: Callable[[Variant], Plan] | Plan, hardware: Hardware, memory: Memory, name: str) -> None:
+        self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
+        self.made: dict[Variant, Portfolio] = {}
+        self.sizes: dict[Variant, Sizes] = {}
+        self.whole: dict[Variant, Plan] = {}
+        self.folded: dict[Variant, Folded] = {}
+
+    def unfolded(self, found: _Sized) -> Plan:
+        """The plan of all ranks."""
+        return unfold(self.whole[found.variant], replace(self.folded[found.variant], plan=found.plan))
+
+    @property
+    def tried(self) -> int:
+        """Candidates that were evaluated."""
+        return sum(p.tried for p in self.made.values())
+
+    def best(self) -> _Sized:
+        """The fastest that fits; raises PlanError if nothing does."""
+        variants = self.variants()
+        for variant in variants:
+            self.look(variant, self.name)
+        found = self.choose(variants)
+        if self.memory and (found is None or not self.is_fastest(found)):
+            again = [replace(v, recompute=True) for v in variants]
+            if callable(self.make) and self.pieces > 1:
+                for variant in again:
+                    self.look(variant, self.name)
+            found = self.choose(list(self.made))
+        if found is None:
+            raise PlanError(self.refusal())
+        return found
+
+    @property
+    def pieces(self) -> int:
+        return next(iter(self.made.values())).plan.pieces
+
+    def variants(self) -> list[Variant]:
+        """The ways to cut the backward pass that the schedule is for."""
+        if not callable(self.make):
+            return [Variant()]
+        if self.name != "auto":
+            return [Variant(weights=self.name.startswith("zb"))]
+        plain = self.portfolio(Variant())
+        searched = plain.plan.pieces > 1 and plain.pipeline.length > 1
+        return [Variant(), Variant(weights=True)] if searched else [Variant()]
+
+    def portfolio(self, variant: Variant) -> Portfolio:
+        """What is searched for a variant: of ranks that are alike one."""
+        if variant not in self.made:
+            plan = verify(self.make(variant) if callable(self.make) else self.make)
+            times = nanoseconds(plan, self.hardware)
+            self.whole[variant] = plan
+            self.folded[variant] = folded = fold(Folded(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
+            self.made[variant] = Portfolio(folded.plan, {a.id: times[a.id] for a in folded.plan.actors})
+        return self.made[variant]
+
+    def look(self, variant: Variant, name: str) -> None:
+        """Fill a variant's portfolio."""
+        portfolio = self.portfolio(variant)
+        if name == "auto":
+            portfolio.search(frugal=bool(self.memory))
+        else:
+            portfolio.follow(name)
+
+    def candidates(self, variants: list[Variant]) -> list[tuple[Variant, Candidate]]:
+        """All that were evaluated, the fastest first; without those that another one makes needless."""
+        found = [(v, c) for v in variants for c in self.made[v].found]
+        return sorted(found, key=lambda x: x[1].period)
+
+    def choose(self, variants: list[Variant]) -> _Sized | None:
+        """The fastest that fits the memory, and of equally fast ones that which takes least."""
+        found = self.candidates(variants)
+        if not self.memory:
+            fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + SAME)]
+            variant, best = min(fastest, key=lambda x: self.sizes_of(x[0]).estimate(x[1].run))
+            return self.size(variant, best, 0)
+        best_sized: _Sized | None = None
+        for variant, candidate in found:
+            if best_sized is not None and candidate.period >= best_sized.period * (1 - SAME):
+                break
+            for level in range(len(Sizes.LEVELS)):
+                sized = self.size(variant, candidate, level)
+                if self.fits(sized):
+                    if best_sized is None or sized.period < best_sized.period:
+                        best_sized = sized
+                    break
+        return best_sized
+
+    def sizes_of(self, variant: Variant) -> Sizes:
+        if variant not in self.sizes:
+            self.sizes[variant] = Sizes(self.made[variant].graph)
+        return self.sizes[variant]
+
+    def size(self, variant: Variant, candidate: Candidate, level: int) -> _Sized:
+        slots = self.sizes_of(variant).slots(candidate.run, candidate.period, level)
+        registers = tuple(replace(r, slots=slots[r.id]) for r in candidate.plan.registers)
+        plan = replace(candidate.plan, registers=registers)
+        firings = self.made[variant].evaluate(plan)
+        timeline = Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.lasts)
+        name = candidate.name + ", recomputing" * variant.recompute
+        return _Sized(name, variant, plan, period_of(firings), timeline.peak_bytes)
+
+    def fits(self, sized: _Sized) -> bool:
+        """Whether the registers of every rank stay within its cap."""
+        return all(sized.peak[rank] <= cap for rank, cap in self.caps(sized.variant).items())
+
+    def caps(self, variant: Variant) -> dict[int, int]:
+        """Listed rank → the least cap of those that are like it."""
+        alike = self.folded[variant].alike
+        caps = {listed: [self.memory[r] for r in ranks if r in self.memory] for listed, ranks in alike.items()}
+        return {listed: min(of_all) for listed, of_all in caps.items() if of_all}
+
+    def is_fastest(self, found: _Sized) -> bool:
+        """Whether memory costs no time."""
+        return found.period <= min(c.period for p in self.made.values() for c in p.found) * (1 + SAME)
+
+    def refusal(self) -> str:
+        """What to say when nothing fits."""
+        least = [self.size(v, c, len(Sizes.LEVELS) - 1) for v, c in self.candidates(list(self.made))]
+        nearest = min(least, key=lambda s: self.over(s)[0])
+        rank = self.over(nearest)[1]
+        cap = self.caps(nearest.variant)[rank]
+        text = f"plan {nearest.plan.name!r}: schedule {self.name!r}: " + too_much(
+            nearest.plan, rank, nearest.peak[rank], cap
+        )
+        for other in SCHEDULES:
+            if other != self.name and self.name != "auto":
+                try:
+                    found = _Search(self.make, self.hardware, self.memory, other).best()
+                except PlanError:
+                    continue
+                return f"{text}; schedule={other!r} needs {found.peak[rank]} there and fits"
+        return f"{text}; {WHAT_TO_DO}"
+
+    def over(self, sized: _Sized) -> tuple[float, int]:
+        """By how much the worst rank exceeds its cap, and which it is."""
+        return max((sized.peak[rank] / max(cap, 1), rank) for rank, cap in self.caps(sized.variant).items())

@@ -1,35 +1,27 @@
-"""A plan and the hardware enter; what every queue does when leaves: the actor machines on a virtual clock.
+"""A plan and the hardware enter; what every queue does when leaves: the actor machines' rules on a virtual clock.
 
 The clock counts whole nanoseconds, so equal times are equal and every run of it is the same.  A
 collective starts when all its members were fired and lasts as long as its slowest; a send's tokens
-arrive when it is done; messages and credits take no time of their own.
+arrive when it is done; messages and credits take no time of their own.  Frozen orders are evaluated
+by ``firings.py``.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
-from actorflow_compiler.plan import Actor, Plan
-from actorflow_scheduler.cluster import Cluster, Occupancy
+import numpy as np
+
+from actorflow_compiler.errors import DeadlockError
+from actorflow_compiler.plan import Plan, Register
+from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import Hardware, seconds
-from actorflow_scheduler.events import Fire, Instruction, Offer, Release
-
-LETTERS = {
-    "source": "L",
-    "forward": "F",
-    "backward": "B",
-    "weight": "W",
-    "optimizer": "O",
-    "boxing": "C",
-    "send": "S",
-    "sink": "R",
-}
-
-Policy = Callable[[Actor, int], Any]  # actor, firing → sort key: of the ready actors of a queue the least fires
+from actorflow_scheduler.events import Fire
+from actorflow_scheduler.firings import Firings, Times
+from actorflow_scheduler.notation import COMPUTING, Notation
 
 
 class Span(NamedTuple):
@@ -43,164 +35,132 @@ class Span(NamedTuple):
     end: float  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
-    """What a plan does on given hardware."""
+    """What a plan does on given hardware: when every firing of every actor is fired and done, in nanoseconds."""
 
     plan: Plan
-    spans: tuple[Span, ...]  # by start; a collective's members by queue, then as they were started
-    period: float  # seconds from one iteration's end to the next one's, in the steady state
-    busy: dict[tuple[int, str], float]  # (rank, queue) → fraction of the run in which it ran an actor
-    peak_bytes: dict[int, int]  # rank → most bytes of registers that were live at a time
-    peak_slots: dict[int, int]  # register → most slots that were taken at a time
+    iterations: int
+    fired: Mapping[int, Sequence[int]]  # actor → when each firing takes its slots
+    ends: Mapping[int, Sequence[int]]
+    lasts: Mapping[int, int]  # actor → nanoseconds of a firing, from when all members of its collective are there
 
     @property
     def seconds(self) -> float:
         """From the first call to the end of the last iteration."""
-        return max((s.end for s in self.spans), default=0.0)
+        return max(self.iteration_ends, default=0) / 1e9
+
+    @cached_property
+    def iteration_ends(self) -> tuple[int, ...]:
+        """When the last firing of each iteration is done, in nanoseconds."""
+        done = [(a.rate, self.ends[a.id]) for a in self.plan.actors]
+        return tuple(max((ends[(i + 1) * rate - 1] for rate, ends in done), default=0) for i in range(self.iterations))
+
+    @property
+    def period(self) -> float:
+        """Seconds from one iteration's end to the next one's, over the later half of the iterations."""
+        if not self.iterations:
+            return 0.0
+        ends, half = self.iteration_ends, self.iterations // 2
+        first = ends[half - 1] if half else 0
+        return (ends[-1] - first) / (self.iterations - half) / 1e9
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """All firings by start, then by rank and queue."""
+        found = []
+        for a in self.plan.actors:
+            lasts, queue = self.lasts[a.id], (a.rank, a.queue)
+            found += [
+                ((end - lasts, queue), Span(a.id, *queue, n, (end - lasts) / 1e9, end / 1e9))
+                for n, end in enumerate(self.ends[a.id])
+            ]
+        return tuple(span for _, span in sorted(found))
+
+    @cached_property
+    def busy(self) -> dict[tuple[int, str], float]:
+        """(Rank, queue) → fraction of the run in which it ran an actor."""
+        worked: dict[tuple[int, str], int] = {}
+        for a in self.plan.actors:
+            queue = (a.rank, a.queue)
+            worked[queue] = worked.get(queue, 0) + self.lasts[a.id] * len(self.ends[a.id])
+        total = max(self.iteration_ends, default=0) or 1
+        return {queue: time / total for queue, time in sorted(worked.items())}
+
+    @cached_property
+    def peak_bytes(self) -> dict[int, int]:
+        """Rank → most bytes of registers that were live at a time; what is freed at an instant goes first."""
+        plan = self.plan
+        live = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
+        changes: dict[int, tuple[list[Times], list[Times]]] = {rank: ([], []) for rank in live}
+        for r in plan.registers:
+            if r.nbytes:
+                home = plan.home(r)
+                live[home] += r.nbytes * r.initial
+                for times, change in zip(self._tokens(r), (r.nbytes, -r.nbytes), strict=True):
+                    changes[home][0].append(times)
+                    changes[home][1].append(np.full(len(times), change))
+        for rank, (whens, whats) in changes.items():
+            if whens:
+                when, what = np.concatenate(whens), np.concatenate(whats)
+                most = np.cumsum(what[np.lexsort((what, when))]).max(initial=0)
+                live[rank] += max(0, int(most))
+        return live
+
+    @cached_property
+    def peak_slots(self) -> dict[int, int]:
+        """Register → most slots that were taken at a time."""
+        found = {}
+        for r in self.plan.registers:
+            begun, freed = self._tokens(r)
+            taken = np.arange(1, len(begun) + 1) - np.searchsorted(freed, begun, side="right")
+            found[r.id] = r.initial + max(0, int(taken.max(initial=0)))
+        return found
+
+    def _tokens(self, register: Register) -> tuple[Times, Times]:
+        """When a register's tokens took their slots, but for the initial ones, and when slots were freed."""
+        producer = register.producer
+        begun = np.array(self.fired[producer][:: register.fill], np.int64)
+        if not register.readers:
+            return begun, np.array(self.ends[producer][register.fill - 1 :: register.fill], np.int64)
+        freed = [self.ends[read.actor][read.firings - 1 :: read.firings] for read in register.readers]
+        return begun, np.array(freed, np.int64).max(axis=0)
 
     def __str__(self) -> str:
         """The compute queues in the order they ran: a line ``rank 0: 0F0 0F1 0B0`` for each rank."""
-        lines: dict[int, list[str]] = {}
-        for span in self.spans:
-            if span.queue == "compute":
-                lines.setdefault(span.rank, []).append(short(self.plan.actor(span.actor), span.firing))
-        return "\n".join(f"rank {rank}: {' '.join(lines[rank])}" for rank in sorted(lines))
+        notation = Notation(self.plan)
+        lines: dict[int, list[tuple[int, str]]] = {}
+        for a in self.plan.actors:
+            if a.queue == COMPUTING:
+                ends = enumerate(self.ends[a.id])
+                lines.setdefault(a.rank, []).extend((end, notation.word(a, n)) for n, end in ends)
+        return "\n".join(f"rank {rank}: {' '.join(word for _, word in sorted(lines[rank]))}" for rank in sorted(lines))
 
 
-def short(actor: Actor, firing: int) -> str:
-    """One firing in the field's notation, stage, letter of the kind, piece: 2F0."""
-    return f"{actor.stage}{LETTERS[actor.kind]}{firing % actor.rate}"
-
-
-def simulate(plan: Plan, iterations: int, hardware: Hardware, policy: Policy | None = None) -> Timeline:
+def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
     """Run all ranks of a whole plan for some iterations that are all called at time 0.
 
-    With a policy the frozen orders are ignored: of the ready actors of a queue the least by the
-    policy fires, the one that was ready first where it does not tell them apart; the members of a
-    collective start together when all are ready and their queues idle.  Raises DeadlockError, with
-    the cycle, if the plan gets stuck.
+    Raises DeadlockError, with the cycle, if the plan gets stuck, and PlanError if a queue has no order.
     """
-    return _Run(plan, hardware, policy).run(iterations)
+    times = nanoseconds(plan, hardware)
+    firings = Firings(plan, times)
+    if not firings.run(iterations):
+        raise stuck(plan, iterations)
+    return Timeline(plan, iterations, firings.fired, firings.ends, firings.lasts)
 
 
-class _Run:
-    def __init__(self, plan: Plan, hardware: Hardware, policy: Policy | None) -> None:
-        self.plan = plan
-        self.cluster = Cluster(plan, free=policy is not None)
-        self.policy = policy
-        self.now = 0  # nanoseconds
-        self.events: list[tuple[int, int, Fire]] = []  # end of a firing
-        self.count = 0
-        self.started: list[tuple[int, int, Fire]] = []  # start, end
-        self.time = {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors}
-        self.occupancy = Occupancy(plan)
-        self.actors = {a.id: a for a in plan.actors}
-        self.queue = {a.id: (a.rank, a.queue) for a in plan.actors}
-        self.together = self.cluster.together
-        # the rest only under a policy
-        self.fired = dict.fromkeys(self.queue, 0)
-        self.idle = set(self.queue.values())
-        self.offers: dict[tuple[int, str], list[tuple[Any, int, int]]] = {q: [] for q in self.idle}
-        self.waiting: dict[int, int] = {}  # first member → members of a collective that are ready
-        self.touched: dict[tuple[int, str], None] = {}
+def nanoseconds(plan: Plan, hardware: Hardware) -> dict[int, int]:
+    """Actor → how long a firing takes, at least a nanosecond."""
+    return {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors}
 
-    def run(self, iterations: int) -> Timeline:
-        for _ in range(iterations):
-            self.carry_out(self.cluster.issue())
-        events, cluster = self.events, self.cluster
-        free = self.policy is not None
-        if free:
-            self.choose()
-        while events:
-            self.now, _, fire = heappop(events)
-            if free:
-                queue = self.queue[fire.actor]
-                self.idle.add(queue)
-                self.touched[queue] = None
-            self.carry_out(cluster.finish(fire))
-            if free and (not events or events[0][0] != self.now):
-                self.choose()
-        if not cluster.idle():
-            raise cluster.deadlock()
-        return self.result(iterations)
 
-    def carry_out(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Fire):
-                self.start(instruction)
-            elif isinstance(instruction, Release):
-                self.occupancy.release(instruction.register)
-            elif isinstance(instruction, Offer):
-                self.offer(instruction.actor)
-
-    def start(self, fire: Fire) -> None:
-        self.occupancy.fire(fire)
-        if fire.actor in self.together:
-            ready = self.cluster.meet(fire)
-            time = max((self.time[f.actor] for f in ready), default=0)
-        else:
-            ready, time = [fire], self.time[fire.actor]
-        for f in ready:
-            self.count += 1
-            self.started.append((self.now, self.now + time, f))
-            heappush(self.events, (self.now + time, self.count, f))
-
-    def offer(self, actor: int) -> None:
-        """Put a ready actor into its queue's list; a collective when all its members are ready."""
-        members = self.together.get(actor, (actor,))
-        ready = self.waiting.get(members[0], 0) + 1
-        self.waiting[members[0]] = ready % len(members)
-        if ready < len(members):
-            return
-        for m in members:
-            assert self.policy is not None
-            self.count += 1
-            queue = self.queue[m]
-            insort(self.offers[queue], (self.policy(self.actors[m], self.fired[m]), self.count, m))
-            self.touched[queue] = None
-
-    def choose(self) -> None:
-        """Start what the policy likes best on every idle queue that something happened to."""
-        while self.touched:
-            queue = next(iter(self.touched))
-            del self.touched[queue]
-            if queue not in self.idle:
-                continue
-            for _, _, actor in self.offers[queue]:
-                members = self.together.get(actor, (actor,))
-                if all(self.queue[m] in self.idle for m in members):
-                    for m in members:
-                        self.take(m)
-                    for m in members:
-                        self.carry_out(self.cluster.choose(m))
-                    break
-
-    def take(self, actor: int) -> None:
-        queue = self.queue[actor]
-        offers = self.offers[queue]
-        del offers[next(i for i, offer in enumerate(offers) if offer[2] == actor)]
-        self.idle.remove(queue)
-        self.fired[actor] += 1
-
-    def result(self, iterations: int) -> Timeline:
-        ends = [0] * iterations
-        busy = dict.fromkeys(sorted(set(self.queue.values())), 0)
-        spans = []
-        for start, end, fire in self.started:
-            queue = self.queue[fire.actor]
-            busy[queue] += end - start
-            spans.append(Span(fire.actor, *queue, fire.firing, start / 1e9, end / 1e9))
-            iteration = fire.firing // self.actors[fire.actor].rate
-            ends[iteration] = max(ends[iteration], end)
-        half = iterations // 2
-        first = ends[half - 1] if half else 0
-        total = max(ends, default=0) or 1
-        return Timeline(
-            plan=self.plan,
-            spans=tuple(spans),
-            period=(ends[-1] - first) / (iterations - half) / 1e9 if iterations else 0.0,
-            busy={queue: time / total for queue, time in busy.items()},
-            peak_bytes=self.occupancy.peak_bytes,
-            peak_slots=self.occupancy.peak_slots,
-        )
+def stuck(plan: Plan, iterations: int) -> DeadlockError:
+    """The error that shows why a plan gets stuck: its machines do, as well."""
+    cluster = Cluster(plan)
+    todo = [i for _ in range(iterations) for i in cluster.issue()]
+    while todo:
+        instruction = todo.pop()
+        if isinstance(instruction, Fire):
+            for fire in cluster.meet(instruction):
+                todo += cluster.finish(fire)
+    return cluster.deadlock()

@@ -35,12 +35,12 @@ def settings() -> Callable[..., Settings]:
 
 
 @pytest.fixture
-def joined(ranks: Ranks, settings: Callable[..., Settings]) -> Callable[[int], Ranks]:
+def joined(ranks: Ranks, settings: Callable[..., Settings]) -> Callable[..., Ranks]:
     """A run of some ranks that have joined."""
 
-    def of(world: int) -> Ranks:
+    def of(world: int, **changes: Any) -> Ranks:
         for rank in range(world):
-            ranks.make(settings(rank, world))
+            ranks.make(settings(rank, world, **changes))
         assert ranks.each(lambda cluster: cluster.join()) == [None] * world
         return ranks
 

@@ -5,18 +5,41 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+import pytest
+
 from actorflow.runtime.alone import Alone
 from actorflow.runtime.cluster import Cluster
-from actorflow.runtime.messages import Credit, Message, Ready
+from actorflow.runtime.inbox import Inbox
+from actorflow.runtime.lines import Lines
+from actorflow.runtime.messages import Credit, Line, Message, Ready
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
 from cluster.ranks import LIMIT, Ranks
 
-Joined = Callable[[int], Ranks]
+Joined = Callable[..., Ranks]
 
 
-def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined) -> None:
-    ranks = joined(3)
+def hear(cluster: Cluster, callback: Callable[[int, Message], object]) -> None:
+    """Give a callback what comes over the network, and what a thread reads from Unix sockets."""
+
+    def read(line: Line) -> None:
+        inbox = Inbox()
+        lines = Lines(inbox, callback)
+        lines.watch(line)
+        while lines:
+            inbox.look(wait=True)
+            while inbox.items:
+                work, *arguments = inbox.items.popleft()
+                work(*arguments)
+        inbox.close()
+
+    cluster.on_message(callback)
+    cluster.on_line(lambda line: threading.Thread(target=read, args=(line,), daemon=True).start())
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined, local: bool) -> None:
+    ranks = joined(3, local=local)
     count = 3000
     heard: dict[int, list[tuple[int, Message]]] = {1: [], 2: []}
     done = {1: threading.Event(), 2: threading.Event()}
@@ -36,8 +59,9 @@ def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined) -
             if len(heard[cluster.rank]) == count:
                 done[cluster.rank].set()
 
-        cluster.on_message(on_message)
+        hear(cluster, on_message)
         cluster.connect([3 - cluster.rank])
+        assert cluster.near == ({3 - cluster.rank} if local else set())
         for sequence in range(count):
             cluster.send(3 - cluster.rank, sent(sequence))
         assert done[cluster.rank].wait(LIMIT)
@@ -61,12 +85,14 @@ def test_messages_that_come_before_the_callback_are_kept(joined: Joined) -> None
     assert heard == [Credit(1, 1), Credit(1, 2)]
 
 
-def test_many_threads_may_send_at_once(joined: Joined) -> None:
-    ranks = joined(2)
+@pytest.mark.parametrize("local", [True, False])
+def test_many_threads_may_send_at_once(joined: Joined, local: bool) -> None:
+    ranks = joined(2, local=local)
     one, two = ranks.clusters
+    assert ranks.apart(lambda: one.connect([1]), lambda: two.connect([0])) == [None, None]
     heard: list[Credit] = []
     done = threading.Event()
-    two.on_message(lambda peer, message: (heard.append(message), len(heard) == 4000 and done.set()))
+    hear(two, lambda peer, message: (heard.append(message), len(heard) == 4000 and done.set()))
     senders = [lambda plan=plan: [one.send(1, Credit(plan, n)) for n in range(1000)] for plan in range(4)]
     ranks.apart(*senders)
     assert done.wait(LIMIT)

@@ -193,7 +193,7 @@ def compiled(
         "train", lambda tensors: [step(*tensors)], [Argument("x", tuple(x.shape), x.dtype, True)], state, train=True,
         world=world, device_type="cpu", micro_batches=1, hints=hints or resolve(state.modules),
         fixed={v.name: v for v in fixed},
-    )  # fmt: skip
+    ).cut()  # fmt: skip
 
 
 def lies(plan: Plan) -> dict[str, str]:

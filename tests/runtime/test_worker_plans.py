@@ -105,7 +105,7 @@ def test_summing_never_changes_what_others_hold() -> None:
     assert parts.tolist() == [1.0, 2.0, 2.0, 3.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("plane", ["memory", "inline"])
+@pytest.mark.parametrize("plane", ["memory", "inline", "shared"])
 def test_a_pipeline_with_micro_batches_trains_like_torch(plane: str) -> None:
     torch.manual_seed(1)
     w0, w1 = torch.randn(3, 3), torch.randn(3, 3)

@@ -8,7 +8,6 @@ from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import (
     Arrived,
-    Chosen,
     Credited,
     Finished,
     Fire,
@@ -16,7 +15,6 @@ from actorflow_scheduler.machine import (
     IllegalEvent,
     Issued,
     Machine,
-    Offer,
     Release,
 )
 from plans import Sketch
@@ -213,19 +211,6 @@ def test_initial_tokens_of_a_sent_register_lie_with_the_reader_and_cost_the_send
     assert sender.handle(Finished(f))[-1] == Fire(2, 0, ((first.id, 0, True),), ((second.id, 1, True),))
     sender.handle(Finished(f))
     assert sender.handle(Finished(2)) == [Release(first.id, 0)]  # two slots, two tokens
-
-
-def test_a_free_queue_offers_what_could_fire_and_fires_what_is_chosen() -> None:
-    s = Sketch(2)
-    a, b = s.actor("a", rate=2), s.actor("b", rate=2)
-    s.join(a, b)
-    machine = Machine(s.plan(), 0, free=True)
-    assert machine.handle(Issued()) == [Offer(a)]
-    assert machine.handle(Issued()) == []  # it was offered already
-    assert machine.handle(Chosen(a)) == [Fire(a, 0, (), ((0, 0, True),))]
-    assert machine.handle(Finished(a)) == [Offer(b)]
-    with pytest.raises(IllegalEvent, match="not ready"):
-        machine.handle(Chosen(a))
 
 
 def test_a_plan_without_orders_is_refused() -> None:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from actorflow_compiler.plan import Actor, Box, Comm, Exchange, FromRegister, OfVariable, Plan
-from actorflow_scheduler.cost import Hardware, moved_bytes, register_bytes, seconds
+from actorflow_compiler.ops import Ref
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import (
+    Actor,
+    Body,
+    Box,
+    Comm,
+    Exchange,
+    FromRegister,
+    OfVariable,
+    Plan,
+    Register,
+    Step,
+    TensorSpec,
+    Variable,
+)
+from actorflow_compiler.sbp import B, Split
+from actorflow_scheduler.cost import Hardware, Link, moved_bytes, register_bytes, seconds, touched_bytes, variable_bytes
+from actorflow_scheduler.work import work
 from plans import Sketch
 
 HARDWARE = Hardware(flops_per_s=100.0, bytes_per_s=10.0, latency_s=2.0, fire_overhead_s=0.5)
@@ -31,7 +50,7 @@ def test_computing_takes_its_operations_and_the_overhead() -> None:
 def test_an_all_reduce_moves_twice_the_share_of_the_others() -> None:
     plan, actor = communication(Comm("all_reduce", 0, (0, 1, 2, 3)))
     assert moved_bytes(plan, actor) == pytest.approx(600)
-    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2.0 + 60)
+    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 60)  # two rounds for four ranks
 
 
 def test_a_send_moves_its_token() -> None:
@@ -63,3 +82,61 @@ def test_the_bytes_of_a_rank_are_those_of_the_slots_that_lie_there() -> None:
     f, g = s.actor("F0"), s.actor("F1", rank=1)
     s.send(f, g, to=1, slots=3, nbytes=100)
     assert register_bytes(s.plan()) == {0: 300, 1: 300}
+
+
+def computing(dtype: str = "float32", elements: int = 1000, **changes: object) -> tuple[Plan, Actor]:
+    """An actor that reads a register and a variable, which is split over two ranks, and writes a register."""
+    product = Body(2, (Step("aten.mul.Tensor", (Ref(0), Ref(1)), (), (2,)),), (2,))
+    weight = Variable("w", (100, 10), "float32", Placement("cpu", (0, 1), (2,)), (Split(0),), "parameter")
+    registers = tuple(Register(i, i, (), (TensorSpec((elements,), dtype, "B"),)) for i in range(2))
+    before = Actor(0, "before", 0, "compute", "forward")
+    actor = Actor(
+        1, "F", 0, "compute", "forward", body=0, operands=(FromRegister(0, 0), OfVariable("w")),
+        targets=(FromRegister(1, 0),), **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return Plan("sketch", 2, 1, (product,), (before, actor), registers, (weight,)), actor
+
+
+def test_computing_takes_the_time_of_memory_where_that_is_longer_than_the_arithmetic() -> None:
+    hardware = replace(HARDWARE, memory_bytes_per_s=1000.0)
+    plan, actor = computing(flops=100.0)
+    assert touched_bytes(plan, actor) == 4000 + 2000 + 4000
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 10.0)
+    assert seconds(plan, replace(actor, flops=2000.0), hardware) == pytest.approx(0.5 + 20.0)
+
+
+def test_an_optimizer_reads_and_writes_its_variables() -> None:
+    plan, actor = computing()
+    assert touched_bytes(plan, replace(actor, kind="optimizer")) == 4000 + 2 * 2000 + 4000
+
+
+def test_arithmetic_is_as_fast_as_the_dtype_of_the_actor_s_registers() -> None:
+    hardware = replace(HARDWARE, flops_by_dtype=(("bfloat16", 1000.0),))
+    plan, actor = computing("bfloat16", flops=5000.0)
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 5.0)
+    plan, actor = computing("float32", flops=5000.0)
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 50.0)
+
+
+def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> None:
+    plan, actor = computing(flops=5000.0)
+    hardware = replace(HARDWARE, measured={work(plan, actor): 0.25})
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.25)
+    other, larger = computing(elements=2000, flops=5000.0)
+    assert seconds(other, larger, hardware) == pytest.approx(0.5 + 50.0)
+
+
+def test_ranks_of_one_node_use_its_link_and_a_group_over_several_nodes_the_network() -> None:
+    hardware = replace(HARDWARE, node_size=2, inside=Link(100.0, 1.0))
+    plan, actor = communication(Comm("send", 0, (0, 1)))
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 1.0 + 4.0)
+    plan, actor = communication(Comm("send", 0, (1, 2)))
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 2.0 + 40.0)
+    assert hardware.link((2, 3)) == Link(100.0, 1.0)
+    assert hardware.link((0, 1, 2)) == Link(10.0, 2.0)
+
+
+def test_the_variables_of_a_rank_are_its_parts_of_them() -> None:
+    plan, _ = computing()
+    whole = replace(plan.variables[0], name="v", sbp=(B,))
+    assert variable_bytes(replace(plan, variables=(*plan.variables, whole))) == {0: 2000 + 4000}

@@ -8,8 +8,10 @@ import pytest
 
 from actorflow_compiler.errors import DeadlockError, PlanError
 from actorflow_compiler.plan import Comm, Order
+from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
+from actorflow_scheduler.timeline import simulate
 from plans import Sketch, pipeline
 
 
@@ -144,7 +146,7 @@ def test_collectives_of_one_group_on_two_queues_are_refused() -> None:
 
 def test_a_plan_beyond_its_memory_is_refused_and_the_largest_register_is_named() -> None:
     plan = schedule(pipeline(2, 4, nbytes=1000))
-    needed = sum(r.nbytes * r.slots for r in plan.registers if plan.home(r) == 0)
+    needed = simulate(plan, 2, CPU_CORE).peak_bytes[0]
     assert prove(plan, {0: needed})
     with pytest.raises(PlanError, match=rf"rank 0 needs {needed} bytes .*, {needed - 1} are allowed; the largest is"):
         prove(plan, {0: needed - 1})

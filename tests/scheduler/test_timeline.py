@@ -6,8 +6,8 @@ import pytest
 
 from actorflow_compiler.errors import DeadlockError
 from actorflow_scheduler.cost import Hardware
-from actorflow_scheduler.order import backward_first, order
 from actorflow_scheduler.timeline import simulate
+from orders import least, ordered, with_slots
 from plans import Sketch, pipeline
 
 UNIT = Hardware(flops_per_s=1.0, bytes_per_s=1e12, latency_s=0.0, fire_overhead_s=0.0)  # one operation a second
@@ -62,7 +62,7 @@ def test_an_optimizer_register_of_one_slot_makes_iterations_follow_each_other() 
     s.join(f, b, slots=3)
     s.join(b, o, fill=3)
     s.join(o, (f, 3), initial=1, nbytes=0)
-    timeline = simulate(order(s.plan(), UNIT), 2, UNIT)
+    timeline = simulate(ordered(s.plan(), UNIT), 2, UNIT)
     updated = next(span.end for span in timeline.spans if span.actor == o)
     again = next(span.start for span in timeline.spans if span.actor == f and span.firing == 3)
     assert again == pytest.approx(updated) == pytest.approx(7.0)
@@ -84,9 +84,9 @@ def test_the_text_form_gives_stage_letter_and_piece_of_every_firing() -> None:
     assert str(simulate(s.plan({(0, "compute"): (f, f, b, b)}), 1, UNIT)) == "rank 0: 3F0 3F1 3B0 3B1"
 
 
-def test_under_a_policy_the_members_of_a_collective_start_together() -> None:
+def test_the_members_of_a_collective_start_together() -> None:
     plan = pipeline(2, 3, replicas=2, statistics=(0, 1))
-    timeline = simulate(plan, 1, UNIT, backward_first)
+    timeline = simulate(ordered(with_slots(plan, least(plan)), UNIT), 1, UNIT)
     starts: dict[tuple[int, int], set[float]] = {}
     for span in timeline.spans:
         comm = plan.actor(span.actor).comm

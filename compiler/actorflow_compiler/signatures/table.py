@@ -329,7 +329,7 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.pick_backward", layers.pick_backward),
     ("actorflow.amax_blocks", layers.amax_blocks),
     # ops of our own
-    ("actorflow.accumulate actorflow.identity actorflow.constrain", ".+->."),
+    ("actorflow.accumulate actorflow.last actorflow.identity actorflow.constrain", ".+->."),
     ("actorflow.first", ".+,_->."),
     ("actorflow.unpack", views.unpack),
     ("actorflow.pack", views.pack),

@@ -56,6 +56,11 @@ def write(call: OpCall, implementation: str, rules: Sequence[Rule]) -> None:
     except (OSError, ValueError):  # none, or not ours: begin anew
         kept = {}
     content = {**_head(call.op, implementation), "rules": {**kept, structure(call): to_json(rules)}}
+    keep(path, content)
+
+
+def keep(path: Path, content: Any) -> None:
+    """Write JSON, whole or not at all; where nothing can be written, nothing happens."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:

@@ -1,0 +1,45 @@
+"""A plan that was made to be looked at, and for what hardware, goes in; what ``actorflow plan`` prints comes out."""
+
+from __future__ import annotations
+
+from actorflow.runtime.costs import Target, threads_of
+from actorflow.runtime.settings import Settings
+from actorflow_compiler import plan_text
+from actorflow_compiler.plan import Plan
+from actorflow_scheduler import forecast_text
+from actorflow_scheduler.cost import Hardware
+from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.notation import to_csv
+from actorflow_scheduler.replicas import replicated
+
+__all__ = ["file", "show"]
+
+
+def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
+    """The plan with a short forecast, or the full forecast alone.
+
+    Raises LayoutError for a plan whose replicas cannot be multiplied.
+    """
+    hardware = _hardware(settings, _device(plan))
+    found = forecast(plan if replicas == 1 else replicated(plan, replicas), hardware)
+    if full:
+        return forecast_text.to_text(found, full=True)
+    return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(found)}"
+
+
+def file(plan: Plan, settings: Settings, suffix: str) -> str:
+    """What a file with this suffix holds: .json, .txt or .csv."""
+    if suffix == ".json":
+        return plan_text.to_json(plan)
+    return to_csv(plan) if suffix == ".csv" else show(plan, settings, full=False, replicas=1)
+
+
+def _hardware(settings: Settings, device: str) -> Hardware:
+    """What the plan was made for: the file's hardware, or what is kept of this machine."""
+    return Target(settings.hardware, threads=threads_of(settings.devices)).hardware(device)
+
+
+def _device(plan: Plan) -> str:
+    """The kind of devices of a plan."""
+    places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
+    return places[0].type if places else "cpu"

@@ -1,0 +1,48 @@
+"""A body whose outputs add up over firings enters; the same body leaves, with products that go straight into the sums.
+
+A product that is added to a sum while it is made needs no memory of its own and no second pass over the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.ops import Ref, substitute
+from actorflow_compiler.plan import Body
+
+_INTO = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
+
+
+def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
+    """Which of ``outputs`` (positions) are products that the body makes for nobody else."""
+    read = {value for step in body.steps for value in step.reads()}
+    made = {step.outs[0] for step in body.steps if step.op in _INTO}
+    once = {value for value in made - read if body.outputs.count(value) == 1}
+    return tuple(at for at in sorted(outputs) if body.outputs[at] in once)
+
+
+def adding(body: Body, outputs: Sequence[int]) -> Body:
+    """A body that takes one more operand for each of ``outputs``, in order, and adds the product to it in place.
+
+    >>> adding(Body(2, (Step("aten.mm.default", (Ref(0), Ref(1)), (), (2,)),), (2,)), [0])
+    Body(inputs=3, steps=(Step(op='aten.addmm_.default', args=(Ref(index=2), Ref(index=0), Ref(index=1)), ...
+    """
+    sums = {body.outputs[at]: Ref(body.inputs + i) for i, at in enumerate(outputs)}
+
+    def moved(value: int) -> int:
+        return value if value < body.inputs else value + len(sums)
+
+    steps = []
+    for step in body.steps:
+        args = substitute(step.args, lambda v: Ref(moved(v)))
+        kwargs = tuple((name, substitute(arg, lambda v: Ref(moved(v)))) for name, arg in step.kwargs)
+        into = sums.get(step.outs[0]) if step.op in _INTO else None
+        op, args = (step.op, args) if into is None else (_INTO[step.op], (into, *args))
+        steps.append(
+            replace(step, op=op, args=args, kwargs=kwargs, outs=tuple(o if o < 0 else moved(o) for o in step.outs))
+        )
+    return Body(body.inputs + len(sums), tuple(steps), tuple(moved(v) for v in body.outputs))
+
+
+__all__ = ["adding", "products"]

@@ -1,0 +1,166 @@
+"""Groups of processes enter; they take turns, one at a time, and the time, CPU time and loss of each turn leave.
+
+The ranks of all groups are up during the whole run and wait in a socket for their turn, which costs no CPU time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 300.0  # seconds for a group to start, to prepare a contender, or to end a turn
+
+
+class Lost(Exception):
+    """A group of processes cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One contender's turn."""
+
+    seconds: float  # from the word to go until the last rank was done
+    cpu: float  # CPU seconds, all ranks together
+    loss: float  # of the last step
+
+
+# --- on the ranks ---
+
+Steps = Callable[[int], "float | None"]
+"""Takes some training steps and waits for their end; the last step's loss, on a rank that has it."""
+
+
+Notes = Callable[[], Mapping[str, Any]]
+"""What a rank tells the referee of a contender that has taken its first steps."""
+
+
+def take_turns(address: str, rank: int, make: Callable[[str], tuple[Steps, Notes]]) -> None:
+    """Serve the referee at ``address`` until it says goodbye; ``make`` takes the name of a contender."""
+    contenders: dict[str, Steps] = {}
+    with Client(address) as referee:
+        referee.send(rank)
+        rested = time.process_time(), time.perf_counter()
+        while True:
+            what, name, steps = referee.recv()
+            idle = time.process_time() - rested[0], time.perf_counter() - rested[1]
+            if what == "end":
+                return
+            if what == "make":
+                try:
+                    contenders[name], notes = make(name)
+                    contenders[name](steps)  # allocates and warms up
+                    referee.send(("made", dict(notes()), idle))
+                except Exception as error:
+                    referee.send(("failed", f"{type(error).__name__}: {error}", idle))
+            else:
+                used = time.process_time()
+                loss = contenders[name](steps)
+                referee.send(("done", (time.process_time() - used, loss), idle))
+            rested = time.process_time(), time.perf_counter()
+
+
+# --- on the referee ---
+
+
+@dataclass(slots=True)
+class Group:
+    """Processes that take their turns together."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    ranks: list[Connection]  # by rank
+    log: Path
+    rest: list[tuple[float, float]] = field(default_factory=list)  # CPU seconds and seconds between turns, by rank
+    notes: dict[str, dict[str, Any]] = field(default_factory=dict)  # contender → what its ranks say of it
+
+    def make(self, name: str, steps: int) -> str:
+        """Prepare a contender and take its first steps; why it does not run, or nothing."""
+        answers = self._all("make", name, steps)
+        failed = [text for what, text, _ in answers if what == "failed"]
+        if not failed:
+            self.notes[name] = {k: v for _, notes, _ in answers for k, v in notes.items()}
+        return failed[0] if failed else ""
+
+    def turn(self, name: str, steps: int) -> Turn:
+        """Let a contender take some steps."""
+        start = time.perf_counter()
+        answers = self._all("turn", name, steps)
+        seconds = time.perf_counter() - start
+        done = [result for _, result, _ in answers]
+        (loss,) = {loss for _, loss in done if loss is not None}
+        return Turn(seconds, sum(cpu for cpu, _ in done), loss)
+
+    def close(self) -> None:
+        """End the processes."""
+        for rank in self.ranks:
+            try:
+                rank.send(("end", "", 0))
+            except OSError:
+                continue
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _all(self, *message: Any) -> list[Any]:
+        for rank in self.ranks:
+            rank.send(message)
+        end = time.monotonic() + PATIENCE
+        answers = []
+        for number, rank in enumerate(self.ranks):
+            try:
+                if not rank.poll(max(0.0, end - time.monotonic())):
+                    raise Lost(
+                        f"{self.name}, rank {number}: no answer to {message} in {PATIENCE:.0f} s; see {self.log}"
+                    )
+                answers.append(rank.recv())
+            except (EOFError, ConnectionError) as error:
+                raise Lost(f"{self.name}, rank {number}: ended during {message}; see {self.log}") from error
+        self.rest += [idle for *_, idle in answers]
+        return answers
+
+    @property
+    def restless(self) -> float:
+        """The share of a core that its ranks took while others had their turns."""
+        return len(self.ranks) * sum(cpu for cpu, _ in self.rest) / sum(clock for _, clock in self.rest)
+
+
+def start(name: str, ranks: int, command: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> Group:
+    """Start ``command(address)``, whose ranks come to ``address``; raises Lost where they do not."""
+    folder = Path(tempfile.mkdtemp(prefix="pipeline-benchmark-"))
+    address, log = str(folder / "referee"), folder / "log"
+    with Listener(address) as listener, log.open("wb") as output:
+        listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
+        process = subprocess.Popen(
+            command(address),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        found: dict[int, Connection] = {}
+        end = time.monotonic() + PATIENCE
+        while len(found) < ranks:
+            if process.poll() is not None or time.monotonic() > end:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise Lost(f"{name}: {len(found)} of {ranks} ranks came; see {log}\n{log.read_text()[-2000:]}")
+            try:
+                connection = listener.accept()
+            except TimeoutError:
+                continue
+            found[connection.recv()] = connection
+    return Group(name, process, [found[r] for r in range(ranks)], log)
+
+
+__all__ = ["Group", "Lost", "Notes", "Steps", "Turn", "start", "take_turns"]

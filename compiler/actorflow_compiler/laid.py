@@ -1,0 +1,31 @@
+"""A step that is lowered goes in; a plan for each variant that somebody asks for comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actorflow_compiler.cut import cut
+from actorflow_compiler.lower import Program
+from actorflow_compiler.plan import Constant, Plan, Variable
+from actorflow_compiler.recompute import tell_recomputed
+from actorflow_compiler.segment import segment
+from actorflow_compiler.variant import PLAIN, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A step of which all is decided but what its actors are."""
+
+    name: str
+    world: int  # ranks
+    pieces: int  # micro-batches in an iteration
+    program: Program
+    variables: tuple[Variable, ...]
+    constants: tuple[Constant, ...]
+    notes: tuple[str, ...]
+
+    def cut(self, variant: Variant = PLAIN) -> Plan:
+        """The plan of all ranks, without slot counts and orders."""
+        segmented = segment(self.program, variant)
+        notes = (*self.notes, *tell_recomputed(segmented.program, self.pieces))
+        return cut(self.name, self.world, self.pieces, segmented, self.variables, self.constants, notes)

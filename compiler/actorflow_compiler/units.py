@@ -1,0 +1,54 @@
+"""Numbers go in; text for people comes out: bytes, seconds, floating-point operations, ranges of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def bytes_text(n: float) -> str:
+    """3 B, 1.5 KiB, 2.0 MiB."""
+    if n < 1024:
+        return f"{n:.0f} B"
+    size = float(n)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1023.95 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}"
+
+
+def flop_text(flops: float) -> str:
+    """950 FLOP, 1.20 GFLOP."""
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if flops >= scale:
+            return f"{flops / scale:.2f} {prefix}FLOP"
+    return f"{flops:g} FLOP"
+
+
+def seconds_text(seconds: float) -> str:
+    """12.3 µs, 4.56 ms, 1.20 s, 12 min 5 s."""
+    if seconds >= 99.95:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    scale, unit = next((x for x in ((1.0, "s"), (1e-3, "ms")) if seconds >= 0.9995 * x[0]), (1e-6, "µs"))
+    return f"{seconds / scale:.3g} {unit}"
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Ascending numbers with neighbours folded: 0, 1, 2, 5 → 0-2,5."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def columns(table: Sequence[Sequence[str]], align: str) -> list[str]:
+    """The lines of a table; ``align`` says for each column to which side."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in table
+    ]

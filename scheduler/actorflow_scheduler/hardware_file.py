@@ -1,0 +1,140 @@
+"""The path of a hardware file (TOML) enters; the ``Hardware`` that it describes leaves."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from actorflow_compiler.errors import HardwareError
+from actorflow_compiler.ops import FLOATS
+from actorflow_scheduler.cost import Hardware, Link
+
+# table → key → what it means; "name" stands beside the tables
+KEYS = {
+    "device": {
+        "flops": "FLOP/s of matrix products: a number, or a table with one for each dtype",
+        "memory": "bytes",
+        "memory_bandwidth": "bytes/s",
+        "efficiency": "the fraction of flops and memory_bandwidth that real ops reach, above 0 and up to 1",
+        "fire_overhead": "seconds that every firing of an actor takes beside its work",
+    },
+    "node": {
+        "devices": "how many devices a node has",
+        "bandwidth": "bytes/s each way between a device and the others of its node",
+        "latency": "seconds of one message within a node",
+    },
+    "network": {
+        "bandwidth": "bytes/s each way between a device and those of other nodes",
+        "latency": "seconds of one message between nodes",
+    },
+}
+REQUIRED = {"device": ("flops",), "node": ("devices", "bandwidth", "latency"), "network": ("bandwidth", "latency")}
+MAY_BE_ZERO = frozenset({"latency", "fire_overhead"})
+DEFAULT = "default"  # the entry of a table of flops for all other dtypes
+
+
+def read_hardware(path: str | Path) -> Hardware:
+    """Read a hardware file; ``docs/hardware.md`` describes it.
+
+    Raises HardwareError, which names the file, the key, what was found and what was expected.
+    """
+    path = Path(path)
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as e:
+        raise HardwareError(f"hardware file {path}: TOML was expected; it cannot be read: {e}") from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise HardwareError(f"hardware file {path} cannot be read: {e}") from e
+    return _File(path, found).hardware()
+
+
+class _File:
+    def __init__(self, path: Path, found: Mapping[str, Any]) -> None:
+        self.path = path
+        self.found = found
+
+    def hardware(self) -> Hardware:
+        found = self.found
+        self.known(found, ("name", *KEYS), "")
+        name = found.get("name", self.path.stem)
+        if not isinstance(name, str):
+            raise self.wrong("name", name, "a text")
+        if "device" not in found:
+            raise self.wrong("device", None, "a table [device]")
+        for table in KEYS:
+            if table in found:
+                self.table(table)
+        if "node" not in found and "network" not in found:
+            raise self.wrong("network", None, "a table [network], or [node] where all devices are on one node")
+        device, node = found["device"], found.get("node")
+        outside = found.get("network", node)
+        efficiency = float(device.get("efficiency", 1.0))
+        if efficiency > 1:
+            raise self.wrong("device.efficiency", efficiency, KEYS["device"]["efficiency"])
+        flops = self.flops(device["flops"], efficiency)
+        defaults = Hardware()
+        return Hardware(
+            flops_per_s=flops.pop(DEFAULT),
+            bytes_per_s=float(outside["bandwidth"]),
+            latency_s=float(outside["latency"]),
+            fire_overhead_s=float(device.get("fire_overhead", defaults.fire_overhead_s)),
+            memory_bytes_per_s=float(device.get("memory_bandwidth", math.inf)) * efficiency,
+            memory_bytes=int(device["memory"]) if "memory" in device else None,
+            flops_by_dtype=tuple(sorted(flops.items())),
+            node_size=None if node is None else self.whole("node.devices", node["devices"]),
+            inside=None if node is None else Link(float(node["bandwidth"]), float(node["latency"])),
+            name=name,
+        )
+
+    def table(self, table: str) -> None:
+        """Check the keys of one table, and that its values are numbers that mean something."""
+        values = self.found[table]
+        if not isinstance(values, dict):
+            raise self.wrong(table, values, f"a table [{table}]")
+        self.known(values, KEYS[table], f"{table}.")
+        for key in REQUIRED[table]:
+            if key not in values:
+                raise self.wrong(f"{table}.{key}", None, KEYS[table][key])
+        for key, value in values.items():
+            if (table, key) != ("device", "flops"):
+                self.number(f"{table}.{key}", value, KEYS[table][key])
+
+    def flops(self, found: Any, efficiency: float) -> dict[str, float]:
+        """FLOP/s by dtype, and for the others."""
+        if not isinstance(found, dict):
+            return {DEFAULT: self.number("device.flops", found, KEYS["device"]["flops"]) * efficiency}
+        self.known(found, (DEFAULT, *sorted(FLOATS)), "device.flops.")
+        rates = {k: self.number(f"device.flops.{k}", v, "FLOP/s") * efficiency for k, v in found.items()}
+        if not rates:
+            raise self.wrong("device.flops", found, KEYS["device"]["flops"])
+        rates.setdefault(DEFAULT, rates.get("float32", min(rates.values())))
+        return rates
+
+    def number(self, key: str, value: Any, meaning: str) -> float:
+        zero = key.rpartition(".")[2] in MAY_BE_ZERO
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not fits or value < 0 or (value == 0 and not zero):
+            raise self.wrong(key, value, f"a number {'not below' if zero else 'above'} 0 ({meaning})")
+        return float(value)
+
+    def whole(self, key: str, value: Any) -> int:
+        if not isinstance(value, int):
+            raise self.wrong(key, value, "a whole number")
+        return value
+
+    def known(self, found: Mapping[str, Any], keys: Collection[str], where: str) -> None:
+        for key in found:
+            if key not in keys:
+                near = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise HardwareError(
+                    f"hardware file {self.path}: key {where + key!r} was found; expected one of {', '.join(keys)}{hint}"
+                )
+
+    def wrong(self, key: str, value: Any, expected: str) -> HardwareError:
+        found = "was not found" if value is None else f"= {value!r} was found"
+        return HardwareError(f"hardware file {self.path}: {key} {found}; expected {expected}")

@@ -1,0 +1,106 @@
+"""The firings of a rank's actors enter; the field's notation leaves: ``0F0 0F1 1B0``, as text or as CSV.
+
+A word is stage, letter, micro-batch.  The letters are those of ``torch.distributed.pipelining``: F, B for
+a whole backward, I and W where it is cut into input and weight gradients; O is the optimizer.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from actorflow_compiler.plan import Actor, Plan
+
+LETTERS = {
+    "source": "L",
+    "forward": "F",
+    "backward": "B",
+    "weight": "W",
+    "optimizer": "O",
+    "boxing": "C",
+    "send": "S",
+    "sink": "R",
+}
+COMPUTING = "compute"  # the queue whose order is shown
+
+
+class Notation:
+    """Writes the firings of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.halved = {(a.rank, a.stage) for a in plan.actors if a.kind == "weight"}  # where backward is I and W
+
+    def letter(self, actor: Actor) -> str:
+        """F, B, I, W, O and so on."""
+        return "I" if actor.kind == "backward" and (actor.rank, actor.stage) in self.halved else LETTERS[actor.kind]
+
+    def word(self, actor: Actor, firing: int) -> str:
+        """One firing: 2F0."""
+        return f"{actor.stage}{self.letter(actor)}{firing % actor.rate}"
+
+    def words(self, actors: Iterable[int]) -> Iterator[str]:
+        """The words of actors that fire one after the other, from their first firing on."""
+        fired: dict[int, int] = {}
+        for id in actors:
+            actor = self.plan.actor(id)
+            n = fired[id] = fired.get(id, -1) + 1
+            yield self.word(actor, n)
+
+    def line(self, rank: int, actors: Iterable[int]) -> str:
+        """The words of a rank: ``rank 0: 0F0 0F1 0B0``."""
+        return f"rank {rank}: {' '.join(self.words(actors))}"
+
+
+def frozen(plan: Plan, queue: str = COMPUTING) -> dict[int, tuple[int, ...]]:
+    """Rank → the actors of one queue, in the order in which they fire in an iteration."""
+    return {o.rank: o.actors for o in plan.orders if o.queue == queue}
+
+
+def text(plan: Plan, queue: str = COMPUTING) -> str:
+    """The frozen orders of one queue of every rank, a line for each."""
+    notation = Notation(plan)
+    return "\n".join(notation.line(rank, actors) for rank, actors in frozen(plan, queue).items())
+
+
+def observed(plan: Plan, rank: int, actors: Sequence[int]) -> list[str]:
+    """The lines of actors that fired, one after the other, on one rank's queue: one for each iteration."""
+    size = sum(plan.actor(id).rate for id in set(actors))
+    notation = Notation(plan)
+    return [notation.line(rank, actors[at : at + size]) for at in range(0, len(actors), size or 1)]
+
+
+def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str:
+    """The CSV that torch's pipeline schedules load: a row for each rank, a cell for each F, B, I or W of a micro-batch.
+
+    Data-parallel replicas, which run the same stages, have one row, as in torch, where each replica is
+    a pipeline of its own; the first one's order is taken.  Where a stage is several actors, its cell
+    stands where the last of them fires.  ``orders`` are observed ones; the frozen ones by default.
+    """
+    notation = Notation(plan)
+    rows: dict[tuple[int, ...], list[str]] = {}
+    for _, actors in sorted((frozen(plan) if orders is None else orders).items()):
+        cells = _cells(notation, actors)
+        rows.setdefault(tuple(sorted({int(cell[: _digits(cell)]) for cell in cells})), cells)
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(cells for stages, cells in rows.items() if stages)
+    return out.getvalue()
+
+
+def _cells(notation: Notation, actors: Sequence[int]) -> list[str]:
+    """One iteration's words for micro-batches, each once, where its last actor fires, and no W before its I."""
+    plan = notation.plan
+    computing = {a.id for a in plan.actors if a.kind in ("forward", "backward", "weight") and a.rate == plan.pieces}
+    last: dict[str, int] = {}
+    for at, (id, word) in enumerate(zip(actors, notation.words(actors), strict=True)):
+        if id in computing:
+            last[word] = at
+    for word, at in last.items():
+        if "W" in word:
+            last[word] = max(at, last[word.replace("W", "I")])
+    return sorted(last, key=lambda word: (last[word], "W" in word))
+
+
+def _digits(cell: str) -> int:
+    return next(i for i, c in enumerate(cell) if not c.isdigit())

@@ -1,0 +1,148 @@
+"""The sizes of a pipeline enter; its plan leaves, with one rank for each stage, however many replicas there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import (
+    Actor,
+    Comm,
+    FromRegister,
+    Order,
+    Plan,
+    Read,
+    Register,
+    TensorSpec,
+    Variable,
+    verify,
+)
+from actorflow_compiler.sbp import B
+from actorflow_scheduler.alike import Folded
+
+
+def outline(
+    stages: int,
+    micro_batches: int,
+    replicas: int = 1,
+    *,
+    flops: float | Sequence[float],
+    sent: int,
+    saved: int,
+    parameters: int,
+    dtype: str = "bfloat16",
+    optimizer: int = 6,
+    ahead: int = 0,
+) -> Folded:
+    """The plan of a pipeline that is known by its sizes alone: 1F1B over ``stages`` × ``replicas`` ranks.
+
+    ``flops`` is what a stage's forward does for one micro-batch (a number for each stage, or one for
+    all; backward does twice that); ``sent`` how many elements pass from stage to stage, ``saved`` how
+    many forward keeps for backward, ``parameters`` how many a stage has; ``optimizer`` how many
+    elements its state has for each parameter.  A stage has ``ahead`` micro-batches more under way than
+    1F1B needs where nothing takes time to send.  Stage k lies on ranks k·replicas … (k+1)·replicas-1,
+    which add up their gradients; only the first of them is listed.
+    """
+    each = list(flops) if isinstance(flops, Sequence) else [flops] * stages
+    made = _Outline(dtype)
+    for k in range(stages):
+        ranks = tuple(range(k * replicas, (k + 1) * replicas))
+        made.stage(
+            k, ranks, micro_batches, each[k], saved, parameters, optimizer, min(micro_batches, stages - k + ahead)
+        )
+    for k in range(stages - 1):
+        made.send(k, k + 1, sent)
+        made.send(k + 1, k, sent)
+    alike = {k * replicas: range(k * replicas, (k + 1) * replicas) for k in range(stages)}
+    plan = Plan(
+        name=f"{stages} stages × {replicas} replicas",
+        world=stages * replicas,
+        pieces=micro_batches,
+        bodies=(),
+        actors=tuple(made.actors),
+        registers=tuple(made.registers),
+        variables=tuple(made.variables),
+        orders=tuple(made.orders),
+        ranks=tuple(alike),
+    )
+    return Folded(verify(plan), alike)
+
+
+class _Outline:
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.actors: list[Actor] = []
+        self.registers: list[Register] = []
+        self.variables: list[Variable] = []
+        self.orders: list[Order] = []
+        self.forward: list[Actor] = []  # of each stage
+        self.backward: list[Actor] = []
+        self.under_way: list[int] = []
+
+    def actor(self, name: str, kind: str, like: tuple[int, int, int], queue: str, **more: object) -> Actor:
+        rank, stage, rate = like
+        made = Actor(len(self.actors), name, rank, queue, kind, rate=rate, stage=stage, **more)  # type: ignore[arg-type]
+        self.actors.append(made)
+        return made
+
+    def join(
+        self, producer: Actor, reader: Actor, elements: int, slots: int = 1, initial: int = 0, fill: int = 1
+    ) -> Register:
+        tokens = producer.rate // fill
+        tensors = (TensorSpec((elements,), self.dtype, "B", combine="sum" if fill > 1 else ""),) if elements else ()
+        read = Read(reader.id, reader.rate // tokens)
+        made = Register(len(self.registers), producer.id, (read,), tensors, slots, initial, fill)
+        self.registers.append(made)
+        return made
+
+    def stage(
+        self,
+        k: int,
+        ranks: tuple[int, ...],
+        pieces: int,
+        flops: float,
+        saved: int,
+        parameters: int,
+        optimizer: int,
+        under_way: int,
+    ) -> None:
+        """The actors of one rank of a stage, and the order of its compute queue."""
+        each, once = (ranks[0], k, pieces), (ranks[0], k, 1)
+        forward = self.actor(f"F{k}", "forward", each, "compute", flops=flops)
+        backward = self.actor(f"B{k}", "backward", each, "compute", flops=2 * flops)
+        update = self.actor(f"O{k}", "optimizer", once, "compute")
+        self.join(forward, backward, saved, slots=under_way)
+        last = backward
+        if len(ranks) > 1:
+            register = len(self.registers)
+            last = self.actor(
+                f"gradients{k}", "boxing", once, "comm", comm=Comm("all_reduce", k, ranks),
+                operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
+            )  # fmt: skip
+            self.join(backward, last, parameters, fill=pieces)
+            self.orders.append(Order(ranks[0], "comm", (last.id,)))
+        self.join(last, update, parameters, fill=last.rate)
+        self.join(update, forward, 0, initial=1)
+        place = Placement("cuda", ranks, (len(ranks),))
+        for kind, count in (("parameter", parameters), ("optimizer", optimizer * parameters)):
+            self.variables.append(Variable(f"{kind}s{k}", (count,), self.dtype, place, (B,), kind))
+        steady = [backward.id, forward.id] * (pieces - under_way)
+        order = [forward.id] * under_way + steady + [backward.id] * under_way
+        self.orders.append(Order(ranks[0], "compute", (*order, update.id)))
+        self.forward.append(forward)
+        self.backward.append(backward)
+        self.under_way.append(under_way)
+
+    def send(self, source: int, to: int, elements: int) -> None:
+        """What a stage sends to its neighbour for each micro-batch: activations up, gradients down."""
+        ends = self.forward if to > source else self.backward
+        made, reader = ends[source], ends[to]
+        register = len(self.registers)
+        send = self.actor(
+            f"send {made.name}", "send", (made.rank, source, made.rate), f"send:{reader.rank}",
+            comm=Comm("send", len(self.actors), (made.rank, reader.rank)),
+            operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
+        )  # fmt: skip
+        self.join(made, send, elements, slots=2)
+        self.join(send, reader, elements, slots=2)
+        self.orders.append(Order(made.rank, send.queue, (send.id,) * made.rate))

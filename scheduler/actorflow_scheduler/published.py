@@ -1,0 +1,128 @@
+"""Numbers of ranks, stages and micro-batches enter; the published order of each rank's work leaves.
+
+- gpipe: Huang et al., GPipe (arXiv:1811.06965).
+- 1f1b: Narayanan et al., PipeDream-Flush (arXiv:2006.09503).
+- interleaved: Narayanan et al., Megatron-LM (arXiv:2104.04473); groups of micro-batches as in Megatron Core.
+- zb-h1, zb-h2: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241), the handcrafted schedules.
+- zb-v: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv:2405.15362).
+
+They are seeds of the search in ``portfolio.py``, and what a schedule's name stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """What one stage does with one piece; ``str`` gives the field's notation, stage, letter, piece: 2F0."""
+
+    stage: int
+    kind: str  # "F" forward | "B" backward | "W" gradients of parameters
+    piece: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.piece}"
+
+
+Guide = tuple[tuple[Task, ...], ...]  # for each rank of the pipeline, its tasks in order
+
+
+def gpipe(ranks: int, pieces: int) -> Guide:
+    """All forward, then all backward."""
+    return tuple(
+        (*(Task(k, "F", i) for i in range(pieces)), *(Task(k, "B", i) for i in range(pieces))) for k in range(ranks)
+    )
+
+
+def one_f_one_b(ranks: int, pieces: int) -> Guide:
+    """As few pieces in flight as keep all ranks busy: rank k holds at most ranks-k."""
+    return tuple(tuple(_in_turns(k, pieces, ranks - k - 1)) for k in range(ranks))
+
+
+def zb_h1(ranks: int, pieces: int) -> Guide:
+    """1F1B in which weight gradients wait until every rank holds as many pieces as rank 0 of 1F1B does."""
+    return tuple(tuple(_in_turns(k, pieces, ranks - k - 1, lag=k)) for k in range(ranks))
+
+
+def zb_h2(ranks: int, pieces: int) -> Guide:
+    """Rank k begins with 2(ranks-k)-1 forward pieces; every rank holds up to 2·ranks-1 pieces, and none idles."""
+    return tuple(tuple(_in_turns(k, pieces, 2 * (ranks - k - 1), lag=2 * k)) for k in range(ranks))
+
+
+def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> Iterator[Task]:
+    """Forward ``ahead`` pieces, then forward and backward in turns; W of a piece ``lag`` backward pieces later."""
+    backward = 0
+    for forward in range(pieces + ahead):
+        if forward < pieces:
+            yield Task(stage, "F", forward)
+        if forward >= ahead:
+            yield Task(stage, "B", backward)
+            if lag is not None and backward >= lag:
+                yield Task(stage, "W", backward - lag)
+            backward += 1
+    if lag is not None:
+        for piece in range(max(0, pieces - lag), pieces):
+            yield Task(stage, "W", piece)
+
+
+def interleaved(ranks: int, pieces: int, rounds: int) -> Guide:
+    """1F1B over ``rounds`` stages for each rank: stage s on rank s mod ranks; pieces take turns in groups.
+
+    A group has as many pieces as there are ranks if that divides them, else more: the least number
+    that leaves no group shorter than the ranks, or all pieces.
+    """
+    group = next((n for n in range(ranks, pieces) if not 0 < pieces % n < ranks), pieces)
+    starts = range(0, pieces, group)
+    turns = [(r, i) for s in starts for r in range(rounds) for i in range(s, min(s + group, pieces))]
+    guide = []
+    for k in range(ranks):
+        forward = [Task(r * ranks + k, "F", i) for r, i in turns]
+        backward = [Task((rounds - 1 - r) * ranks + k, "B", i) for r, i in turns]
+        ahead = min(2 * (ranks - k - 1) + (rounds - 1) * group, len(turns))
+        pairs = zip(forward[ahead:], backward, strict=False)
+        guide.append((*forward[:ahead], *(t for pair in pairs for t in pair), *backward[len(turns) - ahead :]))
+    return tuple(guide)
+
+
+def zb_v(ranks: int, pieces: int) -> Guide:
+    """Two stages for each rank, k on the way down and 2·ranks-1-k on the way up; no more memory than 1F1B.
+
+    Fewer than 2·ranks-1 pieces leave the places of the absent ones out.
+    """
+    return tuple(
+        tuple(t for t in _v_tasks(k, ranks, max(pieces, 2 * ranks - 1)) if t.piece < pieces) for k in range(ranks)
+    )
+
+
+def _v_tasks(k: int, ranks: int, pieces: int) -> Iterator[Task]:
+    down, up = k, 2 * ranks - 1 - k
+    done: dict[tuple[int, str], int] = {}
+
+    def do(stage: int, kinds: str) -> Iterator[Task]:
+        for kind in kinds:
+            piece = done.get((stage, kind), 0)
+            done[stage, kind] = piece + 1
+            yield Task(stage, kind, piece)
+
+    for _ in range(2 * (ranks - k) - 1):  # until the first piece comes back up
+        yield from do(down, "F")
+    for _ in range(k):
+        yield from do(up, "F")
+        yield from do(down, "F")
+    for _ in range(ranks - k):  # until the first gradient comes back
+        yield from do(up, "FBW")
+    for _ in range(pieces - ranks):
+        if done[down, "F"] < pieces:
+            yield from do(down, "F")
+        yield from do(down, "BW")
+        yield from do(up, "FBW")
+    for _ in range(k):
+        yield from do(down, "B")
+        yield from do(up, "B")
+    for _ in range(ranks - k):
+        yield from do(down, "BW")
+    for stage in (up, down):
+        while done[stage, "W"] < pieces:
+            yield from do(stage, "W")

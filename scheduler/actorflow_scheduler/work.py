@@ -1,0 +1,41 @@
+"""An actor enters; the name of what it computes leaves: alike for all actors that take as long on one machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+from actorflow_compiler.plan import Actor, Body, FromRegister, OfVariable, Operand, Plan, Target
+from actorflow_compiler.summary import variable_shape
+
+_KEPT = 8  # plans whose bodies are digested once: a search makes many plans of the same bodies
+_digests: OrderedDict[int, tuple[tuple[Body, ...], dict[int, str]]] = OrderedDict()
+
+
+def work(plan: Plan, actor: Actor) -> str:
+    """The SHA-256, in hexadecimal, of an actor's body and the shapes and dtypes that it works on.
+
+    The actor has a body.
+    """
+    assert actor.body is not None
+    places = ",".join(_tensor(plan, actor, place) for place in (*actor.operands, *actor.targets))
+    return hashlib.sha256(f"{_body_digest(plan, actor.body)} {places}".encode()).hexdigest()
+
+
+def _body_digest(plan: Plan, body: int) -> str:
+    bodies, found = _digests.setdefault(id(plan.bodies), (plan.bodies, {}))  # held, so that the id stays theirs
+    if len(_digests) > _KEPT:
+        _digests.popitem(last=False)
+    if body not in found:
+        found[body] = hashlib.sha256(repr(bodies[body]).encode()).hexdigest()
+    return found[body]
+
+
+def _tensor(plan: Plan, actor: Actor, place: Operand | Target) -> str:
+    if isinstance(place, FromRegister):
+        spec = plan.register(place.register).tensors[place.index]
+        return f"{spec.dtype}{list(spec.shape)}"
+    variable = plan.variable(place.name) if isinstance(place, OfVariable) else None
+    if variable is not None:
+        return f"{variable.dtype}{list(variable_shape(variable, actor.rank))}"
+    return type(place).__name__

@@ -1,0 +1,142 @@
+"""Measured costs: what is measured, what is kept of it, and who uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from actorflow.runtime import costs
+from actorflow.runtime.costs import Place, Target, measure
+from actorflow_compiler.ops import Ref
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import (
+    Actor,
+    Body,
+    Constant,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    Read,
+    Register,
+    Step,
+    TensorSpec,
+    Variable,
+)
+from actorflow_compiler.sbp import Split
+from actorflow_scheduler.cost import CPU_CORE, seconds
+from actorflow_scheduler.work import work
+
+WIDTH = 96
+
+
+def plan_of(*bodies: tuple[Body, tuple[Operand, ...], float]) -> Plan:
+    """An actor for each body; register 0 has a matrix and a row of indices, ``w`` is split over two ranks."""
+    place = Placement("cpu", (0, 1), (2,))
+    variables = (Variable("w", (2 * WIDTH, WIDTH), "float32", place, (Split(0),), "parameter"),)
+    constants = (Constant("c", (2,), "float32", bytes(8)),)
+    specs = (TensorSpec((WIDTH, WIDTH), "float32", "B"), TensorSpec((WIDTH,), "int64", "B"))
+    source = Actor(0, "source", 0, "source", "source", operands=(OfInput("x"), OfInput("y")))
+    actors = [
+        Actor(i, f"F{i}", 0, "compute", "forward", body=i - 1, operands=operands, flops=flops)
+        for i, (_, operands, flops) in enumerate(bodies, 1)
+    ]
+    register = Register(0, 0, tuple(Read(a.id) for a in actors), specs)
+    return Plan(
+        "measured", 2, 1, tuple(b for b, _, _ in bodies), (source, *actors), (register,), variables, (), (), constants
+    )
+
+
+def body(op: str, *args: object, inputs: int) -> Body:
+    return Body(inputs, (Step(op, args, (), (inputs,)),), ())
+
+
+def product(flops: float = 2.0 * WIDTH**3) -> tuple[Body, tuple[Operand, ...], float]:
+    return body("aten.mm.default", Ref(0), Ref(1), inputs=2), (FromRegister(0, 0), OfVariable("w")), flops
+
+
+LOOKUP = (body("aten.embedding.default", Ref(0), Ref(1), inputs=2), (OfVariable("w"), FromRegister(0, 1)), 0.0)
+SCALED = (
+    Body(
+        4,
+        (Step("aten.mul.Tensor", (Ref(0), Ref(1)), (), (4,)), Step("aten.add.Tensor", (Ref(3), Ref(2)), (), (5,))),
+        (),
+    ),
+    (FromRegister(0, 0), OfScalar("rate"), OfPiece(), OfVariable("c")),
+    0.0,
+)
+IMPOSSIBLE = (body("aten.mm.default", Ref(0), Ref(1), inputs=2), (FromRegister(0, 0), FromRegister(0, 1)), 5e6)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_every_distinct_body_is_measured_on_tensors_of_the_plan_s_shapes() -> None:
+    plan = plan_of(product(), LOOKUP, SCALED)
+    hardware = measure([plan], "cpu", 1)
+    assert hardware.measured.keys() == {work(plan, a) for a in plan.actors if a.body is not None}
+    for actor in plan.actors[1:]:
+        taken = hardware.measured[work(plan, actor)]
+        assert 0 < taken < 1
+        assert seconds(plan, actor, hardware) == hardware.fire_overhead_s + taken
+    assert hardware.flops_per_s == pytest.approx(2 * WIDTH**3 / hardware.measured[work(plan, plan.actors[1])])
+
+
+def test_what_cannot_run_on_invented_values_is_estimated_by_what_could() -> None:
+    plan = plan_of(product(), IMPOSSIBLE)
+    hardware = measure([plan], "cpu", 1)
+    assert len(hardware.measured) == 1
+    expected = hardware.fire_overhead_s + 5e6 / hardware.flops_per_s
+    assert seconds(plan, plan.actors[2], hardware) == pytest.approx(expected)
+
+
+def test_the_most_work_is_measured_first_where_time_does_not_suffice_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(LOOKUP, product(), SCALED)
+    now = iter(range(100))
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(costs, "_time", lambda kernels, plan, actor, device: 1.0)
+    hardware = measure([plan], "cpu", 1, budget=1.5)
+    assert hardware.measured == {work(plan, plan.actors[2]): 1.0}
+
+
+def test_what_was_measured_is_kept_for_later_plans_and_runs_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(product())
+    assert Target(threads=1).hardware("cpu") == CPU_CORE
+    found = measure([plan], "cpu", 1)
+    monkeypatch.setattr(costs, "_time", lambda *_: pytest.fail("it was measured before"))
+    assert measure([plan], "cpu", 1) == found
+    assert Target(threads=1).hardware("cpu") == found
+    assert Target(threads=3).hardware("cpu") == CPU_CORE
+    assert Target(measure=True, threads=1).hardware("cpu", lambda: [plan]) == found
+
+
+def test_a_file_that_is_not_ours_is_as_good_as_none() -> None:
+    plan = plan_of(product())
+    measure([plan], "cpu", 1)
+    path = Place("cpu", 1).path()
+    assert path is not None
+    for text in ("", "[]", json.dumps({"format": costs.FORMAT}), json.dumps({"format": 0, "work": {}})):
+        path.write_text(text)
+        assert Target(threads=1).hardware("cpu") == CPU_CORE
+    assert measure([plan], "cpu", 1).measured
+
+
+def test_nothing_is_kept_where_no_cache_is_wanted(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("ACTORFLOW_CACHE", "")
+    assert measure([plan_of(product())], "cpu", 1).measured
+    assert not list(cache.iterdir())
+
+
+def test_the_number_of_threads_is_restored() -> None:
+    before = torch.get_num_threads()
+    measure([plan_of(product())], "cpu", before + 1)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,89 @@
+"""Hardware files: what is read, and what a mistake in one is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actorflow_compiler.errors import HardwareError
+from actorflow_scheduler.cost import Hardware, Link
+from actorflow_scheduler.hardware_file import read_hardware
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "h100x8.toml"
+SMALL = """
+[device]
+flops = 1e12
+[network]
+bandwidth = 1e9
+latency = 1e-5
+"""
+
+
+def hardware(folder: Path, text: str) -> Hardware:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return read_hardware(path)
+
+
+def test_the_example_is_nodes_of_eight_devices() -> None:
+    found = read_hardware(EXAMPLE)
+    assert found.node_size == 8
+    assert found.memory_bytes == 80_000_000_000
+    assert dict(found.flops_by_dtype)["bfloat16"] == pytest.approx(0.5 * 989e12)
+    assert found.flops_per_s == dict(found.flops_by_dtype)["float32"]
+    assert found.link((0, 7)) == Link(450e9, 3e-6)
+    assert found.link((7, 8)) == Link(50e9, 8e-6)
+
+
+def test_without_nodes_all_devices_are_joined_alike_and_what_is_not_said_is_not_judged(tmp_path: Path) -> None:
+    found = hardware(tmp_path, SMALL)
+    assert found.name == "cluster"
+    assert found.flops_per_s == 1e12
+    assert found.link((0, 1)) == found.link((0, 1000)) == Link(1e9, 1e-5)
+    assert found.memory_bytes is None
+    assert 1.0 / found.memory_bytes_per_s == 0.0
+
+
+def test_other_dtypes_have_the_default_rate(tmp_path: Path) -> None:
+    text = SMALL.replace("flops = 1e12", "[device.flops]\ndefault = 5e11\nbfloat16 = 4e12")
+    assert hardware(tmp_path, text).flops_per_s == 5e11
+    assert hardware(tmp_path, text).flops_by_dtype == (("bfloat16", 4e12),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("flops", "flop", r"key 'device\.flop' was found; expected one of .*did you mean 'flops'\?"),
+        ("[network]", "[netwrok]", r"key 'netwrok' was found; .*did you mean 'network'\?"),
+        ("latency = 1e-5", "", r"network\.latency was not found; expected seconds"),
+        ("1e9", "-1e9", r"network\.bandwidth = -1000000000\.0 was found; expected a number above 0 \(bytes/s"),
+        ("1e9", '"fast"', r"network\.bandwidth = 'fast' was found; expected a number"),
+        ("1e9", "true", r"network\.bandwidth = True was found; expected a number"),
+        ("1e9", "nan", r"network\.bandwidth = nan was found; expected a number"),
+        ("1e12", "1e12\nefficiency = 1.5", r"device\.efficiency = 1\.5 was found; expected the fraction"),
+        ("1e12", "{ bfloat8 = 1 }", r"key 'device\.flops\.bfloat8' was found; .*did you mean 'bfloat16'\?"),
+        ("1e12", "{}", r"device\.flops = \{\} was found"),
+        ("[network]", "[node]\ndevices = 2.5", r"node\.devices = 2\.5 was found; expected a whole number"),
+        ("[network]", "name = 3\n[network]", r"key 'device\.name' was found"),
+        ("[device]", "device = 3\n[other]", r"key 'other' was found"),
+        ("[device]\nflops = 1e12", "device = 3", r"device = 3 was found; expected a table \[device\]"),
+        ("[device]\nflops = 1e12", "", r"device was not found; expected a table \[device\]"),
+        ("[network]", "[device", r"TOML was expected; it cannot be read: .*line"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(HardwareError, match=rf"hardware file .*cluster\.toml: {message}"):
+        hardware(tmp_path, SMALL.replace(old, new))
+
+
+def test_a_device_needs_some_link(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match=r"network was not found; expected a table \[network\], or \[node\]"):
+        hardware(tmp_path, "[device]\nflops = 1e12\n")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match=r"none\.toml cannot be read: .*No such file"):
+        read_hardware(tmp_path / "none.toml")

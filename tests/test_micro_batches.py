@@ -1,0 +1,296 @@
+"""Steps in micro-batches do what the whole batch does; what users say of them, and what bad input is answered with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import actorflow as flow
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.variant import Variant
+from hf import PROMISED
+from micro_steps import (
+    NORMED,
+    SIZE,
+    STEPS,
+    Net,
+    Normed,
+    Step,
+    digits,
+    minimised,
+    normed_step,
+    plan_of,
+    run_eagerly,
+    run_planned,
+    unpacked,
+    unpacked_inside,
+)
+from models import DROPOUT
+from trained import Layout, laid_of, train_planned
+
+LAYOUTS = {"one device": (1, 8, False), "pipeline 2": (2, 4, True), "data 2": (2, 2, False)}
+PACKED = "cannot be split into micro-batches"
+
+eagerly = functools.cache(lambda name: run_eagerly(STEPS[name]))
+
+
+def check(found: Any, expected: Any, bound: float = 1e-9) -> None:
+    """Compare results of all calls and the state that is left."""
+    for results, wanted in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(results, wanted, rtol=bound, atol=bound)
+    used = {name: value for name, value in expected[1].items() if name in found[1]}
+    assert used
+    torch.testing.assert_close(found[1], used, rtol=bound, atol=bound)
+
+
+def packed(plan: Plan) -> list[str]:
+    return [note for note in plan.notes if PACKED in note]
+
+
+def actors(plan: Plan, kind: str) -> list[tuple[str, int]]:
+    return [(a.name.split("@")[0], a.rate) for a in plan.actors if a.kind == kind and a.rank == 0]
+
+
+# ---- the same mathematics
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_in_micro_batches_does_what_the_whole_batch_does(name: str, layout: str) -> None:
+    world, micro_batches, pipeline = LAYOUTS[layout]
+    planned = plan_of(STEPS[name], world, micro_batches, pipeline)
+    assert planned.plan.pieces == micro_batches
+    assert not packed(planned.plan)
+    check(run_planned(STEPS[name], planned), eagerly(name))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NORMED)
+def test_batch_norm_does_what_an_eager_loop_over_micro_batches_does(name: str, layout: str) -> None:
+    world, micro_batches, pipeline = LAYOUTS[layout]
+    step, loop = normed_step(NORMED[name], micro_batches)
+    planned = plan_of(step, world, micro_batches, pipeline)
+    assert not packed(planned.plan)
+    assert any("each micro-batch by itself" in note for note in planned.plan.notes)
+    check(run_planned(step, planned), run_eagerly(loop))
+
+
+def test_statistics_that_are_read_in_the_step_are_those_after_the_last_micro_batch() -> None:
+    class Watched(Normed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(24))
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def step_of(pieces: int) -> Step:
+        def run(m: Any, optimizer: Any) -> Any:
+            def step(x: Tensor, y: Tensor) -> Tensor:
+                for a, b in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+                    (F.cross_entropy(m(a), b) / pieces).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    m.mean.mul_(0.5).add_(m.norm.running_mean)
+                    m.count.copy_(m.norm.num_batches_tracked)
+                return m.norm.running_var * 1
+
+            return step
+
+        return Step(run, Watched)
+
+    found = run_planned(step_of(1), plan_of(step_of(1), 1, 4))
+    assert found[1]["count"] == 8
+    check(found, run_eagerly(step_of(4)))
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(1, 2), Layout(1, 8), Layout(2, 4, pipeline=True)], ids=["two", "eight", "four, pipeline 2"]
+)
+def test_dropout_in_micro_batches_is_that_of_the_one_device_job(layout: Layout) -> None:
+    expected, found = (train_planned(DROPOUT, how, [SIZE] * 2) for how in (Layout(1), layout))
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(expected[0]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("t5", "bert"))])
+def test_models_of_transformers_flow_in_pieces_altogether(name: str) -> None:
+    laid, *_ = laid_of(PROMISED[name](0.1), Layout(1, 4), 8)
+    plan = laid.cut(Variant())
+    assert not packed(plan)
+    work = {1: 0.0, 4: 0.0}  # firings in an iteration → FLOPs of a firing
+    for a in plan.actors:
+        work[a.rate] += a.flops if a.kind in ("forward", "backward") else 0.0
+    assert work[1] <= 0.01 * 4 * work[4]
+
+
+def test_what_compares_samples_with_each_other_is_packed_and_the_plan_says_so() -> None:
+    step = Step(minimised(lambda m, x, y: F.cross_entropy(m(x) @ m(x).t(), torch.arange(SIZE))))
+    planned = plan_of(step, 1, 4)
+    assert any("aten.mm" in note for note in packed(planned.plan))
+    check(run_planned(step, planned), run_eagerly(step))
+
+
+def test_what_is_made_of_the_batch_alone_does_not_cut_the_forward_pass_in_two() -> None:
+    plan = plan_of(STEPS["ignored targets"], 1, 4).plan  # the number of targets has to be known before the loss
+    assert [rate for _, rate in actors(plan, "forward")] == [4, 1]
+    assert [rate for _, rate in actors(plan, "backward")] == [1, 4]
+
+
+# ---- flow.unpack and flow.pack
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("losses", [unpacked, unpacked_inside])
+@pytest.mark.parametrize(("world", "pipeline"), [(1, False), (2, True), (2, False)])
+def test_unpack_and_pack_change_nothing_but_how_often_ops_run(
+    losses: Any, micro_batches: int, world: int, pipeline: bool
+) -> None:
+    step = Step(minimised(losses))
+    planned = plan_of(step, world, micro_batches, pipeline)
+    assert planned.plan.pieces == 4
+    check(run_planned(step, planned), eagerly("mean"))
+
+
+def test_ops_between_unpack_and_pack_run_once_for_each_piece_and_the_others_once() -> None:
+    plan = plan_of(Step(minimised(unpacked_inside))).plan
+    rates: dict[str, list[int]] = {"forward": [], "backward": []}  # kind of actor → firings, for each product
+    for a in plan.actors:
+        for op in plan.bodies[a.body].steps if a.body is not None else ():
+            if op.op in ("aten.addmm.default", "aten.mm.default"):
+                rates[a.kind].append(a.rate)
+    assert rates["forward"] == [1, 4, 1]
+    assert sorted(rates["backward"]) == [1, 1, 1, 4, 4]
+
+
+def test_after_pack_batch_norm_sees_the_whole_batch() -> None:
+    def losses(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = flow.pack(m.first(flow.unpack(x, 4)), 4)
+        return F.cross_entropy(m.head(F.relu(m.norm(x))), y)
+
+    step = Step(minimised(losses), Normed)
+    found = run_planned(step, plan_of(step))
+    assert found[1]["norm.num_batches_tracked"] == 2
+    check(found, run_eagerly(step))
+
+
+def test_the_gradient_of_one_is_the_other() -> None:
+    def losses(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        x = flow.unpack(m.first(x), 2)
+        (grad,) = torch.autograd.grad(flow.pack(x.square(), 2).sum(), x)
+        return F.cross_entropy(m.head(m.second(x)), y) + (grad - 2 * x).square().sum()
+
+    step = Step(minimised(losses))
+    check(run_planned(step, plan_of(step)), run_eagerly(step))
+
+
+def test_outside_of_a_job_unpack_and_pack_give_back_the_tensor_itself() -> None:
+    x = torch.zeros(6, 2)
+    assert flow.unpack(x, 3) is x
+    assert flow.pack(x, 2) is x
+    with pytest.raises(flow.CallError, match=r"batches\.py:\d+: flow\.unpack\(x, 4\).* 6 samples.*take 3 or 6"):
+        flow.unpack(x, 4)
+    for n in (0, True, 2.0):
+        with pytest.raises(flow.CallError, match=r"flow\.pack.*1 or more"):
+            flow.pack(x, n)  # type: ignore[arg-type]
+    with pytest.raises(flow.CallError, match="dim 0"):
+        flow.unpack(x.sum(), 1)
+
+
+def test_different_numbers_of_pieces_name_both_lines() -> None:
+    def losses(m: Any, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(m(flow.unpack(x, 4)), flow.unpack(y, 2))
+
+    line = losses.__code__.co_firstlineno + 1
+    with pytest.raises(flow.CallError, match=rf":{line}: flow\.unpack\(x, 4\) and .*:{line}: flow\.unpack\(x, 2\)"):
+        plan_of(Step(minimised(losses)))
+    with pytest.raises(
+        flow.CallError, match=r"micro_batches=8 of job 'train' \(train\.py:1\) and .*py:\d+: flow\.unpack\(x, 4\)"
+    ):
+        plan_of(Step(minimised(unpacked)), micro_batches=8)
+
+
+def test_pack_without_anything_in_pieces_is_refused() -> None:
+    with pytest.raises(flow.CallError, match=r"flow\.pack\(x, 4\): nothing flows in pieces"):
+        plan_of(Step(minimised(lambda m, x, y: F.cross_entropy(flow.pack(m(x), 4), y))))
+
+
+# ---- batches that do not divide
+
+
+def of_size(step: Step, size: int) -> Step:
+    return replace(step, batches=lambda: [tuple(t[:size] for t in batch) for batch in digits()])
+
+
+@pytest.mark.parametrize(
+    ("size", "near"), [(15, "take 3 or 5 pieces"), (2, "take 2 pieces"), (7, "take 1 or 7 pieces")]
+)
+def test_a_first_batch_that_does_not_divide_is_refused_with_the_nearest_numbers_that_do(size: int, near: str) -> None:
+    with pytest.raises(
+        flow.CallError, match=rf"micro_batches=4 of job 'train' \(train\.py:1\).* {size} samples.*{near}"
+    ):
+        plan_of(of_size(STEPS["mean"], size), micro_batches=4)
+    with pytest.raises(flow.CallError, match=rf"flow\.unpack\(x, 4\).* {size} samples.*{near}"):
+        plan_of(of_size(Step(minimised(unpacked)), size))
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(15, 3), (2, 2), (7, 1)])
+@pytest.mark.parametrize("losses", [None, unpacked])
+def test_a_later_batch_goes_in_as_many_pieces_as_it_divides_into(size: int, pieces: int, losses: Any) -> None:
+    step = of_size(STEPS["mean"] if losses is None else Step(minimised(losses)), size)
+    planned = plan_of(step, micro_batches=4 if losses is None else 1, later=True)
+    assert planned.plan.pieces == pieces
+    assert any(f"a batch of {size} does not divide into 4 equal micro-batches" in n for n in planned.plan.notes)
+    check(run_planned(step, planned), run_eagerly(of_size(STEPS["mean"], size)))
+
+
+def test_a_job_refuses_its_first_batch_and_takes_a_shorter_last_one() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    eager = Net()
+    eager.load_state_dict(model.state_dict())
+    optimizer, eager_optimizer = SGD(model.parameters(), 0.1), SGD(eager.parameters(), 0.1)
+
+    def step_of(model: nn.Module, optimizer: SGD) -> Any:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    job = flow.global_function(micro_batches=4)(step_of(model, optimizer))
+    eager_step = step_of(eager, eager_optimizer)
+    x, y = digits()[0]
+    x = x.float()
+    with pytest.raises(
+        flow.CallError, match=r"micro_batches=4 of job 'step' \(.*test_micro_batches\.py:\d+\).*10 samples"
+    ):
+        job(x[:10], y[:10])
+    for size in (16, 10, 16, 10):
+        torch.testing.assert_close(job(x[:size], y[:size]).detach(), eager_step(x[:size], y[:size]).detach())
+    assert [compiled.plan.pieces for compiled in job.plans.values()] == [4, 2]
+
+
+def test_micro_batches_without_a_batch_are_refused() -> None:
+    with pytest.raises(flow.CallError, match="no batch to divide"):
+        plan_of(Step(minimised(lambda m: m(torch.ones(8, 64).double()).sum()), batches=lambda: [()]), micro_batches=4)
+
+
+def test_a_predict_job_goes_in_micro_batches_as_well() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    x = digits()[0][0].float()
+    expected = model(x).detach()
+    predict = flow.global_function(type="predict", micro_batches=4)(lambda x: model(x))
+    torch.testing.assert_close(predict(x).detach(), expected)
+    assert predict.plan is not None
+    assert predict.plan.pieces == 4

@@ -1,0 +1,82 @@
+"""Pipelines that nobody wrote: under every schedule, training equals the eager script's on one device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actorflow_compiler.hints import place
+from actorflow_compiler.infer import goal_of
+from actorflow_compiler.plan import Plan
+from hf import PROMISED, exact
+from models import CASES, Case
+from trained import Layout, differences, train_eagerly, train_planned
+
+STEPS = 3
+BATCH = 16
+MODELS = ("gpt", "cnn", "llama", "t5")
+ROUND = ("interleaved", "zb-v")  # two stages on each device
+SCHEDULES = ("auto", "gpipe", "1f1b", *ROUND, "zb-h1", "zb-h2")
+EXACT = 1e-5
+
+
+def case_of(name: str) -> tuple[Case, float]:
+    """A model and how far its parameters may be off."""
+    if name in PROMISED:
+        return exact(name, PROMISED[name](0.0))
+    return CASES[name], EXACT if name == "cnn" else 1e-4  # SGD; AdamW
+
+
+def pipelined(world: int, stages: int, micro_batches: int, schedule: str) -> Layout:
+    return Layout(world, micro_batches, prepare=lambda model: place(model, stages=stages), schedule=schedule)
+
+
+def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
+    case, bound = case_of(name)
+    sizes = [BATCH] * steps
+    expected, parameters = train_eagerly(case, sizes, layout.micro_batches)
+    losses, found, plan = train_planned(case, layout, sizes)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=0)
+    worst = max(differences(found, parameters).items(), key=lambda item: item[1])
+    assert worst[1] <= bound, worst
+    assert plan.pieces == layout.micro_batches
+    return plan
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", MODELS)
+def test_two_stages_train_as_one_device_under_every_schedule(name: str, schedule: str) -> None:
+    plan = check(name, pipelined(2, 4 if schedule in ROUND else 2, 4, schedule), 2)
+    kinds = {a.kind for a in plan.actors}
+    assert ("weight" in kinds) == schedule.startswith("zb") or schedule == "auto"
+    assert len(plan.summary.stages) == (4 if schedule in ROUND else 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt"])
+def test_four_devices_train_as_one_under_every_schedule(name: str, schedule: str) -> None:
+    check(name, pipelined(4, 8 if schedule in ROUND else 4, 8, schedule), 2)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["gpt", "cnn"])
+def test_data_parallel_stages_train_as_one_device(name: str, schedule: str) -> None:
+    plan = check(name, pipelined(4, 2, 4, schedule), 2)
+    assert plan.summary.stages == ("cpu:[0,1]", "cpu:[2,3]")
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
+def test_tensor_parallel_stages_train_as_one_device(schedule: str) -> None:
+    plan = check("gpt", replace(pipelined(4, 2, 4, schedule), goal=goal_of("tensor", None)), 2)
+    assert plan.summary.stages == ("cpu:[0,1]", "cpu:[2,3]")
+    assert plan.summary.redundant_flops <= 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("micro_batches", [4, 8])
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains_under_every_schedule(name: str, schedule: str, world: int, micro_batches: int) -> None:
+    check(name, pipelined(world, world * (2 if schedule in ROUND else 1), micro_batches, schedule), 5)

@@ -1,0 +1,110 @@
+"""Pipelines whose stages come back to a rank, or are found automatically, train as the eager script on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow_compiler.placement import Placement, placement
+from architectures import ARCHITECTURES
+from hf import PROMISED
+from models import CASES, Case
+from trained import Layout, differences, in_float64, train_eagerly, train_planned
+
+FIRST, SECOND = placement("cpu", [0]), placement("cpu", [1])
+SIZES = [8] * 2
+
+
+def check(case: Case, layout: Layout) -> tuple[str, ...]:
+    """Compare with eager training in float64; returns the placements of the stages."""
+    case = in_float64(case)
+    expected, parameters = train_eagerly(case, SIZES, layout.micro_batches)
+    losses, found, plan = train_planned(case, layout, SIZES)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=0)
+    worst = max(differences(found, parameters).items(), key=lambda item: item[1])
+    assert worst[1] <= 1e-6, worst
+    return plan.summary.stages
+
+
+def automatic(world: int, stages: int, schedule: str = "auto") -> Layout:
+    return Layout(world, 4, prepare=lambda model: flow.place(model, stages=stages), schedule=schedule)
+
+
+def by_patterns(*places: tuple[str, Placement]) -> Layout:
+    return Layout(2, 4, prepare=lambda model: flow.place(model, dict(places)))
+
+
+def texts(*ranks: list[int]) -> tuple[str, ...]:
+    return tuple(str(placement("cpu", r)) for r in ranks)
+
+
+INTERLEAVED, V = texts([0], [1], [0], [1]), texts([0], [1], [1], [0])
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "stages"),
+    [
+        (lambda: CASES["cnn"], automatic(2, 4), INTERLEAVED),  # batch norm
+        (lambda: PROMISED["gpt2"](0.0), automatic(2, 4, "zb-v"), V),  # tied weights
+        (lambda: PROMISED["gpt2"](0.0), automatic(4, 2), texts([0, 1], [2, 3])),
+        (lambda: PROMISED["t5"](0.0), automatic(2, 4), INTERLEAVED),  # encoder and decoder
+        (lambda: ARCHITECTURES["u-net"], automatic(3, 3), texts([0], [1], [2])),  # skip connections
+    ],
+    ids=["cnn 4 on 2", "gpt2 in a V", "gpt2 data 2", "t5 4 on 2", "u-net 3"],
+)
+def test_stages_that_are_found_train_as_one_device(
+    make: Callable[[], Case], layout: Layout, stages: tuple[str, ...]
+) -> None:
+    assert check(make(), layout) == stages
+
+
+def test_stages_by_patterns_may_come_back_to_a_rank() -> None:
+    blocks = [r"embed|positions|blocks\.0", r"blocks\.1", r"blocks\.2", r"blocks\.3|norm|head"]
+    layout = by_patterns(*zip(blocks, (FIRST, SECOND, FIRST, SECOND), strict=True))
+    assert check(CASES["gpt"], layout) == INTERLEAVED
+
+
+@pytest.mark.slow
+def test_a_decoder_may_be_on_the_rank_of_the_embedding_that_it_shares_with_the_encoder() -> None:
+    layout = by_patterns(("shared|decoder|lm_head", FIRST), ("encoder", SECOND))
+    assert check(PROMISED["t5"](0.0), layout)[-2:] == texts([1], [0])
+
+
+def test_parameters_in_parts_are_gathered_for_each_stage_of_a_rank() -> None:
+    pairs = [placement("cpu", r) for r in ([0, 1], [2, 3], [2, 3], [0, 1])]
+
+    def prepare(model: nn.Module) -> None:
+        flow.place(model, pairs)
+        flow.zero(model, 3)
+
+    assert check(CASES["mlp"], Layout(4, 4, prepare=prepare)) == tuple(map(str, pairs))
+
+
+def loss_on_the_first_stage(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    logits = model(x)
+    with flow.scope.placement("cpu", [0]):
+        return F.cross_entropy(logits, y)
+
+
+def test_a_loss_on_the_first_stage_trains_as_well() -> None:
+    layout = by_patterns(("first", FIRST), ("second|head", SECOND))
+    assert check(replace(CASES["mlp"], loss=loss_on_the_first_stage), layout) == texts([0], [1], [0])
+
+
+def scoped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with flow.scope.placement("cpu", [0, 1]):
+        x = F.relu(model.first(x))
+    with flow.scope.placement("cpu", [2]):
+        x = F.relu(model.second(x))
+    with flow.scope.placement("cpu", [0, 1]):
+        return F.cross_entropy(model.head(x), y)
+
+
+def test_scopes_may_come_back_to_a_placement_of_another_size() -> None:
+    assert check(replace(CASES["mlp"], loss=scoped), Layout(3, 4)) == texts([0, 1], [2], [0, 1])
