@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import torch
@@ -91,16 +92,20 @@ def main(
     """Measure steps of pipelines against torch.distributed.pipelining."""
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {_cores()} cores")
     rows = [row for row in ROWS if not schedule or row.ours in schedule]
-    for p in processes:
-        for m in micro_batches:
-            setting = Setting(p, m, layers or LAYERS.get(p, 2 * p), steps, fused=fused)
-            print(f"\n{p} processes, M = {m}, {setting.layers} layers, {rounds} rounds of {steps} steps", flush=True)
-            try:
-                for row in rows if measure else ():
-                    measure_plan(setting, row.ours)
-                compare(setting, rows, rounds)
-            except Lost as error:
-                raise click.ClickException(str(error)) from error
+    with TemporaryDirectory() as folder:
+        os.environ["ACTORFLOW_CACHE"] = folder  # what was measured on another day does not count
+        for p in processes:
+            for m in micro_batches:
+                setting = Setting(p, m, layers or LAYERS.get(p, 2 * p), steps, fused=fused)
+                print(
+                    f"\n{p} processes, M = {m}, {setting.layers} layers, {rounds} rounds of {steps} steps", flush=True
+                )
+                try:
+                    for row in rows if measure else ():
+                        measure_plan(setting, row.ours)
+                    compare(setting, rows, rounds)
+                except Lost as error:
+                    raise click.ClickException(str(error)) from error
 
 
 def measure_plan(setting: Setting, name: str) -> None:

@@ -70,7 +70,7 @@ class _Cutter:
         self.drafts: list[Draft] = []
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
-        self.updated_by: dict[int, set[str]] = {}  # actor → variables that its body updates in place
+        self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
 
     def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
         self.draft_actors()
@@ -139,7 +139,7 @@ class _Cutter:
                     one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
                     one.items.append(item)
                     self.maker.update({(v, rank): by_key[("source", rank)] for v in item.writes})
-            else:
+            elif any(item.steps.values()):
                 assert segment is not None
                 of_kind = names.setdefault((segment.phase, stage), [])
                 if segment not in of_kind:
@@ -306,7 +306,7 @@ class _Cutter:
             v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"
         }
         built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
-        self.updated_by[number] = set(built.updated)
+        self.updated_by[number] = built.updated
         index = bodies.setdefault(built.body, len(bodies))
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,

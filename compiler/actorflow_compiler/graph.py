@@ -129,9 +129,12 @@ def prune(graph: Graph) -> Graph:
 
 
 def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: False) -> Graph:
-    """Common subexpressions: of nodes that compute the same thing in the same place, keep the first."""
+    """Common subexpressions: of nodes that compute the same thing in the same place and phase, keep the first.
+
+    What a checkpoint computes again in the backward pass stays there: that is how it saves memory.
+    """
     same: dict[int, int] = {}
-    seen: dict[object, tuple[int, ...]] = {}
+    seen: dict[object, int] = {}  # what is computed → its node
     nodes: list[Node] = []
 
     def new(index: int) -> Ref:
@@ -140,11 +143,14 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
     for n in graph.nodes:
         args = substitute(n.args, new)
         kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == "optimizer", n.pieces)
+        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase, n.pieces)
         if key in seen and not is_random(n):
-            same.update((a, b) for a, b in zip(n.outs, seen[key], strict=True))
+            first = nodes[seen[key]]
+            same.update({v: kept for v, kept in zip(n.outs, first.outs, strict=True) if kept >= 0})
+            outs = tuple(v if kept < 0 else kept for v, kept in zip(n.outs, first.outs, strict=True))
+            nodes[seen[key]] = replace(first, outs=outs)
             continue
-        seen[key] = n.outs
+        seen[key] = len(nodes)
         nodes.append(replace(n, args=args, kwargs=kwargs))
     final = [same.get(r, r) for r in graph.results]
     updates = tuple((old, same.get(v, v)) for old, v in graph.updates)

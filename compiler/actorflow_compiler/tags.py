@@ -68,6 +68,8 @@ class Tags:
     def _mark(self) -> None:
         placement, where = self._stack[-1]
         old = fx_traceback.current_meta.get("custom") or {}
+        if _in_backward(old):  # a checkpoint may leave out the module that was placed
+            placement = placement or old.get("placement")
         visit = self._again(where, old) if _in_backward(old) else self._next(where)
         self._changes.append((sequence_number(), Mark(placement, where, visit)))
         self._set({**old, "placement": placement, "where": where, "visit": visit})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan import Order, Plan
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.iteration import Edge, Iteration, Run
@@ -68,6 +68,7 @@ class Portfolio:
         self.bound = max(worked, default=0)  # nanoseconds: no period is shorter
         self.priorities = self._priorities()
         self.found: list[Candidate] = []
+        self.known: set[tuple[Order, ...]] = set()  # of those that were found
         first = graph.run(self.priorities)
         assert first is not None  # without edges
         turn = {n: i for i, n in enumerate(first.nodes)}
@@ -154,7 +155,7 @@ class Portfolio:
     def consider(
         self, name: str, keys: Sequence[int], edges: Iterable[Edge] = (), patience: float = 0.0
     ) -> Candidate | None:
-        """Evaluate a candidate; None if it cannot be, or nothing more may be simulated."""
+        """Evaluate a candidate; None if it cannot be, is one of those found, or nothing more may be simulated."""
         if self.budget <= 0 and self.found:
             return None
         self.budget -= len(self.graph.members) * LISTED
@@ -162,6 +163,9 @@ class Portfolio:
         if run is None:
             return None
         self.tried += 1
+        if run.orders in self.known:
+            return None
+        self.known.add(run.orders)
         plan = replace(self.plan, orders=run.orders)
         found = Candidate(name, plan, run, period(self.evaluate(plan)))
         self.found.append(found)

@@ -149,19 +149,26 @@ class _Search:
         found = self.candidates(variants)
         if not self.memory:
             fastest = [x for x in found if x[1].period <= found[0][1].period * (1 + SAME)]
-            variant, best = min(fastest, key=lambda x: self.sizes_of(x[0]).estimate(x[1].run))
-            return self.size(variant, best, 0)
-        best_sized: _Sized | None = None
+            return self.size(*min(fastest, key=lambda x: self.sizes_of(x[0]).estimate(x[1].run)), 0)
+        best: _Sized | None = None
         for variant, candidate in found:
-            if best_sized is not None and candidate.period >= best_sized.period * (1 - SAME):
+            if best is not None and candidate.period >= best.period * (1 - SAME):
                 break
-            for level in range(len(Sizes.LEVELS)):
-                sized = self.size(variant, candidate, level)
-                if self.fits(sized):
-                    if best_sized is None or sized.period < best_sized.period:
-                        best_sized = sized
-                    break
-        return best_sized
+            if self.over(self.sizes_of(variant).at_least(candidate.run), variant)[0] > 1:
+                continue
+            sized = self.fewest(variant, candidate)
+            if sized is not None and (best is None or sized.period < best.period):
+                best = sized
+        return best
+
+    def fewest(self, variant: Variant, candidate: Candidate) -> _Sized | None:
+        """The most slots that fit the memory; None if the fewest do not."""
+        last = len(Sizes.LEVELS) - 1
+        least = self.size(variant, candidate, last)
+        if not self.fits(least):
+            return None
+        each = (self.size(variant, candidate, level) for level in range(last))
+        return next((sized for sized in each if self.fits(sized)), least)
 
     def sizes_of(self, variant: Variant) -> Sizes:
         if variant not in self.sizes:
@@ -179,7 +186,7 @@ class _Search:
 
     def fits(self, sized: _Sized) -> bool:
         """Whether the registers of every rank stay within its cap."""
-        return all(sized.peak[rank] <= cap for rank, cap in self.caps(sized.variant).items())
+        return self.over(sized.peak, sized.variant)[0] <= 1
 
     def caps(self, variant: Variant) -> dict[int, int]:
         """Listed rank → the least cap of those that are like it."""
@@ -193,22 +200,26 @@ class _Search:
 
     def refusal(self) -> str:
         """What to say when nothing fits."""
-        least = [self.size(v, c, len(Sizes.LEVELS) - 1) for v, c in self.candidates(list(self.made))]
-        nearest = min(least, key=lambda s: self.over(s)[0])
-        rank = self.over(nearest)[1]
-        cap = self.caps(nearest.variant)[rank]
-        text = f"plan {nearest.plan.name!r}: schedule {self.name!r}: " + too_much(
-            nearest.plan, rank, nearest.peak[rank], cap
+        nearest = min(
+            self.candidates(list(self.made)), key=lambda x: self.over(self.sizes_of(x[0]).at_least(x[1].run), x[0])[0]
         )
-        for other in SCHEDULES:
-            if other != self.name and self.name != "auto":
+        sized = self.size(*nearest, len(Sizes.LEVELS) - 1)
+        rank = self.over(sized.peak, sized.variant)[1]
+        cap = self.caps(sized.variant)[rank]
+        text = f"plan {sized.plan.name!r}: schedule {self.name!r}: " + too_much(sized.plan, rank, sized.peak[rank], cap)
+        fitting: list[tuple[float, str, int]] = []
+        for other in (*SCHEDULES[1:], SCHEDULES[0]) if self.name != "auto" else ():
+            if other != self.name and not (other == "auto" and fitting):
                 try:
                     found = _Search(self.make, self.hardware, self.memory, other).best()
                 except PlanError:
                     continue
-                return f"{text}; schedule={other!r} needs {found.peak[rank]} there and fits"
+                fitting.append((found.period, other, found.peak[rank]))
+        if fitting:
+            _, other, most = min(fitting)
+            return f"{text}; schedule={other!r} needs {most} there and fits"
         return f"{text}; {WHAT_TO_DO}"
 
-    def over(self, sized: _Sized) -> tuple[float, int]:
-        """By how much the worst rank exceeds its cap, and which it is."""
-        return max((sized.peak[rank] / max(cap, 1), rank) for rank, cap in self.caps(sized.variant).items())
+    def over(self, held: Mapping[int, int], variant: Variant) -> tuple[float, int]:
+        """The largest share of its cap that a rank takes, and the rank."""
+        return max((held.get(rank, 0) / max(cap, 1e-9), rank) for rank, cap in self.caps(variant).items())

@@ -47,6 +47,12 @@ class Sizes:
             r.id for r in self.counted if any(queue[x.actor] != queue[r.producer] for x in r.readers)
         }
 
+        self.within = [
+            (r, np.array([begin for begin, _ in self.tokens[r.id]]), np.array([ends for _, ends in self.tokens[r.id]]))
+            for r in self.counted
+            if r.nbytes and r.id not in self.crossing
+        ]
+
     def slots(self, run: Run, period: float, level: int = 0) -> Slots:
         """Slots of all registers; those with initial tokens keep theirs.
 
@@ -77,6 +83,21 @@ class Sizes:
             if r.nbytes:
                 taken[self.plan.home(r)] += r.nbytes * self.held(r, starts, every)
         return max(taken.values(), default=0)
+
+    def at_least(self, run: Run) -> dict[int, int]:
+        """Rank → bytes that registers within one of its queues hold at a time: their orders alone say so."""
+        turn = np.empty(len(run.nodes), np.int64)
+        turn[np.array(run.nodes)] = np.arange(len(run.nodes))
+        changes: dict[int, NDArray[np.int64]] = {}
+        for r, begins, ends in self.within:
+            change = changes.setdefault(self.graph.queues[begins[0]][0], np.zeros(len(turn) + 1, np.int64))
+            np.add.at(change, turn[begins], r.nbytes)
+            np.add.at(change, turn[ends].max(axis=1) + 1, -r.nbytes)
+        most: dict[int, int] = {}
+        for queue, change in changes.items():
+            rank = self.graph.names[queue][0]
+            most[rank] = max(most.get(rank, 0), int(np.cumsum(change).max()))
+        return most
 
     def length(self, run: Run) -> int:
         """Nanoseconds of the iteration alone."""

@@ -41,6 +41,16 @@ def test_a_fused_backward_op_is_run_once_for_its_input_and_once_for_its_paramete
     assert {mask[:2] for mask in masks["weight"]} == {(False, True)}
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+def test_the_split_adds_no_work(name: str) -> None:
+    def done(of: Plan) -> float:
+        return sum(a.flops * a.rate for a in of.actors)
+
+    whole, split = plan(name), plan(name, variant=WEIGHTS)
+    assert done(split) == pytest.approx(done(whole), rel=1e-12)
+    assert 0.25 < sum(a.flops * a.rate for a in split.actors if a.kind == "weight") / done(split) < 0.5
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_split_changes_no_bit_of_the_training(name: str) -> None:
     whole, split = run(name), run(name, variant=WEIGHTS)
