@@ -222,6 +222,8 @@ class Portfolio:
         for ahead in (0.0, 1.0, 2.0, 0.5, 4.0):
             for patience in (0.0, 1.0):
                 yield partial(self.consider, "priorities", self.priorities, [*self.at_most(ahead)], patience)
+        if not self.found:  # something waits for more pieces than any limit lets begin
+            yield partial(self.consider, "priorities", self.priorities)
 
     def fill(self, name: str) -> None:
         """A published order of F and B, in whose gaps W go."""

@@ -138,6 +138,12 @@ class _Search:
             portfolio.search(frugal=bool(self.memory))
         else:
             portfolio.follow(name)
+            if not portfolio.found:
+                raise PlanError(
+                    f"plan {portfolio.plan.name!r}: schedule {name!r} cannot run it: something in the step (a loss over "
+                    f"several stages' values, a norm) waits for more micro-batches than that order begins; expected: "
+                    f"schedule='auto', which finds an order, or 'gpipe', which begins all of them"
+                )
 
     def candidates(self, variants: list[Variant]) -> list[tuple[Variant, Candidate]]:
         """All that were evaluated, the fastest first; without those that another one makes needless."""
