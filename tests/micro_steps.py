@@ -239,6 +239,11 @@ def sloped(m: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m.head(m.second(x)), y) + (slope - x).square().mean()
 
 
+def siamese(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Two versions of the batch, one behind the other."""
+    return F.cross_entropy(torch.cat([m(x), m(0.5 * x)]), torch.cat([y, y]))
+
+
 def looped(m: Any, x: Tensor, y: Tensor) -> Tensor:
     """The user's own pieces of the batch."""
     parts = [F.cross_entropy(m(a), b) / 2 for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
@@ -340,6 +345,7 @@ STEPS = {
     "statistics of the batch": Step(minimised(standardised)),
     "mixup": Step(minimised(mixed), batches=lambda: digits(lambda *_: torch.arange(SIZE).roll(3))),
     "a batch in another order": Step(minimised(flipped)),
+    "two versions of a batch joined": Step(minimised(siamese)),
     "margins": Step(minimised(margins)),
     "results for each sample": Step(minimised(measured)),
     "a loop of the user's": Step(minimised(looped)),

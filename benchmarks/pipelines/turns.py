@@ -6,6 +6,7 @@ The ranks of all groups are up during the whole run and wait in a socket for the
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 300.0  # seconds for a group to start, to prepare a contender, or to end a turn
+GRACE = 30.0  # seconds for its processes to end
 
 
 class Lost(Exception):
@@ -105,11 +107,14 @@ class Group:
                 rank.send(("end", "", 0))
             except OSError:
                 continue
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                self.process.wait(GRACE)
+                break
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, number)  # a launcher that is told to end first ends its ranks
+        if not self.process.wait():
+            shutil.rmtree(self.log.parent)
 
     def _all(self, *message: Any) -> list[Any]:
         for rank in self.ranks:

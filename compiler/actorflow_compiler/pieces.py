@@ -67,7 +67,7 @@ class _Walk:
         self.stays: set[int] = set()  # those that stay whole beside what is in pieces: a user wants that
         self.same: dict[int, int] = {}  # marked value that was as it should be → the value itself
         self.idle: set[int] = set()  # numbers of the marks that say nothing new, nor do their gradients
-        self.narrowed: dict[tuple[int, int, int], int] = {}  # (value, stage, dim) → its piece
+        self.narrowed: dict[tuple[int, int, Split], int] = {}  # (value, stage, layout) → its piece
         self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
         self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
         self.formed: dict[tuple[int, Layout], int] = {}  # (such a value, layout) → its number as a piece
@@ -218,11 +218,12 @@ class _Walk:
             for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
                 if value in self.free and need != P and self.forming(value, need):
                     continue
-                if have is None:  # a batch
-                    cost += 0 if need == S0 else 3 if need == B else 1000
+                if have is None:  # a batch, that may be several joined to one
+                    by_sample = isinstance(need, Split) and need.dim == 0
+                    cost += 0 if need == S0 else 1 if by_sample else 3 if need == B else 1000
                 elif need == P and have == B:
                     cost += 2
-                elif isinstance(need, Split) and need.blocks == 1 and have == B:
+                elif isinstance(need, Split) and have == B:
                     cost += 2  # every piece takes its part of the whole
                 elif need == B and have != B and value in self.stateless:
                     cost += 3  # computed once more, for the whole batch
@@ -347,13 +348,26 @@ class _Walk:
         return self.formed[value, need]
 
     def narrow(self, number: int, need: Split, n: Node) -> int:
-        """Piece i of a value that is there as a whole."""
-        key = (number, n.stage, need.dim)
+        """Piece i of a value that is there as a whole; with blocks, of each of them."""
+        key = (number, n.stage, need)
         if key not in self.narrowed:
             meta = self.metas[number]
-            shape = local_shape(meta.shape, need, self.count, 0)
-            args = (Ref(number), need.dim, self.count, Ref(self.index))
-            self.narrowed[key] = self.helper("actorflow.unpack", args, Meta(shape, meta.dtype), n)
+
+            def add(op: str, args: tuple[Arg, ...], shape: tuple[int, ...]) -> int:
+                return self.helper(op, args, Meta(shape, meta.dtype), n)
+
+            def unpack(value: int, dim: int) -> int:
+                shape = local_shape(self.metas[value].shape, Split(dim), self.count, 0)
+                return add("actorflow.unpack", (Ref(value), dim, self.count, Ref(self.index)), shape)
+
+            if need.blocks == 1:
+                self.narrowed[key] = unpack(number, need.dim)
+            else:
+                before, size, after = meta.shape[: need.dim], meta.shape[need.dim], meta.shape[need.dim + 1 :]
+                by_block = (*before, need.blocks, size // need.blocks, *after)
+                value = unpack(add("aten.view.default", (Ref(number), by_block), by_block), need.dim + 1)
+                shape = (*before, size // self.count, *after)
+                self.narrowed[key] = add("aten.view.default", (Ref(value), shape), shape)
         return self.narrowed[key]
 
     def helper(self, op: str, args: tuple[Arg, ...], meta: Meta, n: Node, pieces: bool = True) -> int:

@@ -88,12 +88,16 @@ class Portfolio:
         return [number[key] for key in wanted]
 
     def by_guide(self, guide: Guide) -> list[int]:
-        """As the guide says, weights that it does not speak of last; all else goes first."""
-        actors = self.plan.actor
-        keys = [
-            int(actors(members[0]).rate == 1) if comm else len(self.nodes) if n in self.task else -1
-            for n, (members, comm) in enumerate(zip(self.graph.members, self.graph.is_comm, strict=True))
-        ]
+        """As the guide says, then weights that it does not speak of, then optimizers; all else goes first."""
+        keys = []
+        for node, members in enumerate(self.graph.members):
+            actor = self.plan.actor(members[0])
+            if actor.comm is not None:
+                keys.append(int(actor.rate == 1))
+            elif actor.kind == "optimizer":
+                keys.append(len(self.nodes) + 1)
+            else:
+                keys.append(len(self.nodes) if node in self.task else -1)
         for rank, position in self.pipeline.position.items():
             for turn, task in enumerate(guide[position]):
                 for node in self.nodes.get((rank, task), ()):
@@ -196,11 +200,13 @@ class Portfolio:
         """All candidates, as far as the budget goes; if ``frugal`` also such as take little memory."""
         for step in self.steps():
             if self.budget <= 0:
-                return
+                break
             step()
+        if not self.found:  # something waits for more pieces than any limit lets begin
+            self.consider("priorities", self.priorities)
         if frugal:
             limit = 1
-            while limit < self.plan.pieces:
+            while limit < self.plan.pieces and self.budget > 0:
                 self.consider(f"{limit} in flight", self.priorities, self.few(limit))
                 limit = max(limit + 1, limit * 5 // 4)
         if self.plan.pieces > 1 and self.pipeline.length > 1:
@@ -239,6 +245,7 @@ class Portfolio:
     def climb(self) -> None:
         """Move firings along the critical path of the best candidate, as long as that makes it faster."""
         best = min(self.found, key=lambda c: c.period)
+        origin = best.name
         better: Candidate | None = best
         while better is not None and self.budget > 0 and not self.optimal():
             best, better = better, None
@@ -248,7 +255,7 @@ class Portfolio:
                 order = [n for n in chains[queue] if n != then]
                 order.insert(order.index(first), then)
                 edges = [e for q, chain in chains.items() for e in pairwise(order if q == queue else chain)]
-                found = self.consider("climb", self.priorities, edges)
+                found = self.consider(f"{origin}, improved", self.priorities, edges)
                 if found is not None and found.period < best.period * (1 - SAME / 10):
                     better = found
                     break

@@ -50,16 +50,11 @@ def schedule(
     search = _Search(make, hardware, memory or {}, name)
     found = search.best()
     plan = search.unfolded(found)
-    if search.tried > 1:
+    if search.is_pipeline:
         told = forecast(plan, hardware)
-        plan = replace(
-            plan,
-            notes=(
-                *plan.notes,
-                f"schedule {found.name} of {search.tried} tried: period {seconds_text(told.period)}, "
-                f"bubble {told.bubble:.0%}",
-            ),
-        )
+        tried = f" of {search.tried} tried" if search.tried > 1 else ""
+        note = f"schedule {found.name}{tried}: period {seconds_text(told.period)}, bubble {told.bubble:.0%}"
+        plan = replace(plan, notes=(*plan.notes, note))
     return summarise(prove(plan, memory, hardware))
 
 
@@ -99,17 +94,19 @@ class _Search:
         found = self.choose(variants)
         if self.memory and (found is None or not self.is_fastest(found)):
             again = [replace(v, recompute=True) for v in variants]
-            if callable(self.make) and self.pieces > 1:
+            if callable(self.make) and any(p.plan.pieces > 1 for p in self.made.values()):
                 for variant in again:
                     self.look(variant, self.name)
-            found = self.choose(list(self.made))
+                found = self.choose(list(self.made))
         if found is None:
             raise PlanError(self.refusal())
         return found
 
     @property
-    def pieces(self) -> int:
-        return next(iter(self.made.values())).plan.pieces
+    def is_pipeline(self) -> bool:
+        """Whether there is anything to search: pieces, and several ranks that they go through."""
+        portfolio = next(iter(self.made.values()))
+        return portfolio.plan.pieces > 1 and portfolio.pipeline.length > 1
 
     def variants(self) -> list[Variant]:
         """The ways to cut the backward pass that the schedule is for."""
@@ -118,8 +115,8 @@ class _Search:
         if self.name != "auto":
             return [Variant(weights=self.name.startswith("zb"))]
         plain = self.portfolio(Variant())
-        searched = plain.plan.pieces > 1 and plain.pipeline.length > 1
-        return [Variant(), Variant(weights=True)] if searched else [Variant()]
+        backward = any(task.kind == "B" for _, task in plain.nodes)
+        return [Variant(), Variant(weights=True)] if backward and self.is_pipeline else [Variant()]
 
     def portfolio(self, variant: Variant) -> Portfolio:
         """What is searched for a variant: of ranks that are alike one."""
@@ -140,9 +137,9 @@ class _Search:
             portfolio.follow(name)
             if not portfolio.found:
                 raise PlanError(
-                    f"plan {portfolio.plan.name!r}: schedule {name!r} cannot run it: something in the step (a loss over "
-                    f"several stages' values, a norm) waits for more micro-batches than that order begins; expected: "
-                    f"schedule='auto', which finds an order, or 'gpipe', which begins all of them"
+                    f"plan {portfolio.plan.name!r}: schedule {name!r} cannot run it: something in the step (a norm, a "
+                    "loss over several stages' values) waits for more micro-batches than that order begins; "
+                    "expected: schedule='auto', which finds an order, or 'gpipe', which begins all of them"
                 )
 
     def candidates(self, variants: list[Variant]) -> list[tuple[Variant, Candidate]]:

@@ -41,6 +41,14 @@ def test_every_rank_runs_the_script_and_the_master_has_the_terminal(start: Start
     assert run.ranks_left() == []
 
 
+def test_a_rank_keeps_the_memory_that_it_frees_but_for_what_the_user_says(start: Start) -> None:
+    show = "import os; print({k: int(v) for k, v in sorted(os.environ.items()) if k.startswith('MALLOC')})"
+    run = start(show, "--devices", "1", env={"MALLOC_ARENA_MAX": "7"})
+    assert run.wait() == 0
+    kept = {"MALLOC_ARENA_MAX": 7, "MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 4 << 30}
+    assert str(kept) in run.output
+
+
 def test_two_nodes_with_one_token_are_one_run(start: Start, tmp_path: Path) -> None:
     node = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     runs = [start(SHOW, *node, "--node-rank", str(n), env={"ACTORFLOW_TOKEN": "secret"}) for n in (0, 1)]

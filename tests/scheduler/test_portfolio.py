@@ -9,15 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Plan
+import actorflow as flow
+from actorflow.runtime.compiling import left_for_registers
+from actorflow_compiler.errors import CallError, PlanError
+from actorflow_compiler.placement import placement
+from actorflow_compiler.plan import Plan, Variable
+from actorflow_compiler.sbp import B, Split
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.notation import text
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline
 from actorflow_scheduler.portfolio import SAME, Portfolio
 from actorflow_scheduler.timeline import nanoseconds, simulate
-from plans import pipeline
+from plans import Sketch, pipeline
 
 FAST_NETWORK = Hardware(flops_per_s=1e3, bytes_per_s=1e12, latency_s=1e-6, fire_overhead_s=0.0)  # F takes 1 ms
 SLOW_NETWORK = Hardware(flops_per_s=1e3, bytes_per_s=1e12, latency_s=5e-4, fire_overhead_s=0.0)  # a send 0.5 ms
@@ -81,6 +85,8 @@ def test_the_notes_say_what_won_and_what_it_takes() -> None:
     (note,) = schedule(cut, FAST_NETWORK, name="auto").notes
     assert note.startswith("schedule zb-h2 of ")
     assert note.endswith(" tried: period 25 ms, bubble 0%")
+    (note,) = schedule(cut, FAST_NETWORK, name="1f1b").notes
+    assert note == "schedule 1f1b: period 34 ms, bubble 27%"
 
 
 def test_a_plan_without_a_pipeline_is_not_searched() -> None:
@@ -112,7 +118,7 @@ def test_the_climb_finds_what_no_rule_does() -> None:
     plan = replace(plan, actors=actors)
     portfolio = Portfolio(plan, nanoseconds(plan, SLOW_NETWORK))
     portfolio.search()
-    rules = min(c.period for c in portfolio.found if c.name != "climb")
+    rules = min(c.period for c in portfolio.found if "improved" not in c.name)
     assert min(c.period for c in portfolio.found) < rules
 
 
@@ -169,3 +175,40 @@ def test_forward_is_computed_again_where_memory_is_short() -> None:
 
 def test_two_searches_find_the_same() -> None:
     assert schedule(cut, SLOW_NETWORK) == schedule(cut, SLOW_NETWORK)
+
+
+def test_what_waits_for_all_pieces_runs_under_gpipe_and_auto_and_no_schedule_that_begins_fewer() -> None:
+    s = Sketch(6)
+    f, g = s.actor("F0", rate=6), s.actor("F1", rank=1, rate=6, stage=1)
+    whole = s.actor("norm", rank=1, stage=1)
+    b = s.actor("B1", "backward", rank=1, rate=6, stage=1)
+    a = s.actor("B0", "backward", rate=6)
+    s.send(f, g, to=1)
+    s.join(g, b)
+    s.join(g, whole, fill=6)
+    s.join(whole, (b, 6))
+    s.send(b, a, to=0)
+    s.join(f, a)
+    for name in ("auto", "gpipe"):
+        assert text(schedule(s.plan(), FAST_NETWORK, name=name)).startswith("rank 0: 0F0 0F1 0F2 0F3 0F4 0F5 0B0")
+    with pytest.raises(PlanError, match=r"schedule '1f1b' cannot run it: something in the step .* schedule='auto'"):
+        schedule(s.plan(), FAST_NETWORK, name="1f1b")
+
+
+def test_a_job_names_its_schedule_when_it_is_decorated() -> None:
+    def step() -> None: ...
+
+    assert flow.global_function(step).schedule == "auto"
+    assert flow.global_function(schedule="zb-h1")(step).schedule == "zb-h1"
+    with pytest.raises(CallError, match=r"schedule='zb-h3' was found; one of 'auto', .* 'zb-v' was expected"):
+        flow.global_function(schedule="zb-h3")(step)
+
+
+def test_what_variables_leave_of_a_memory_budget_is_the_registers_cap() -> None:
+    place = placement("cpu", [0, 1])
+    whole = Variable("w", (100,), "float32", place, (B,), "parameter")
+    parts = Variable("m", (100,), "float32", place, (Split(0),), "optimizer")
+    plan = replace(pipeline(2, 4), variables=(whole, parts))
+    assert left_for_registers(plan, 1000.0) == {0: 400, 1: 400}
+    assert left_for_registers(plan, None) is None
+    assert left_for_registers(replace(plan, pieces=1), 1000.0) is None
