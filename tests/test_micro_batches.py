@@ -61,8 +61,22 @@ def actors(plan: Plan, kind: str) -> list[tuple[str, int]]:
 # ---- the same mathematics
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", STEPS)
+ALSO_DATA = (
+    "weighted mean",
+    "several terms",
+    "clipped norm",
+    "results for each sample",
+)  # those that the default run has on two devices
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=pytest.mark.slow if layout == "data 2" and name not in ALSO_DATA else ())
+        for name in STEPS
+        for layout in LAYOUTS
+    ],
+)
 def test_a_step_in_micro_batches_does_what_the_whole_batch_does(name: str, layout: str) -> None:
     world, micro_batches, pipeline = LAYOUTS[layout]
     planned = plan_of(STEPS[name], world, micro_batches, pipeline)

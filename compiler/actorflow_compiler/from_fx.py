@@ -199,7 +199,7 @@ class _Converter:
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
         node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
-        node = replace(node, visit=custom.get("visit", -1))
+        node = replace(node, visit=custom.get("visit", -1), again=custom.get("again", False))
         phase = "forward"
         if custom.get("phase") == "backward":
             phase = "backward"

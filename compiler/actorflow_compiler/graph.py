@@ -27,6 +27,7 @@ class Node:
     pieces: bool = False  # fires once for each micro-batch, not once in an iteration
     visit: int = -1  # of a module or scope, in program order (see ``tags.py``); a backward op has its forward op's
     stage: int = 0  # the virtual pipeline stage, once ops are placed
+    again: bool = False  # of the forward pass, computed once more in the backward pass by a user's checkpoint
 
     def reads(self) -> Iterator[int]:
         """The values that the node reads, each as often as it is named."""
@@ -129,7 +130,7 @@ def prune(graph: Graph) -> Graph:
 
 
 def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: False) -> Graph:
-    """Common subexpressions: of nodes that compute the same thing in the same place and phase, keep the first.
+    """Common subexpressions: of nodes that compute the same thing in the same place, keep the first.
 
     What a checkpoint computes again in the backward pass stays there: that is how it saves memory.
     """
@@ -143,7 +144,7 @@ def merge_equal(graph: Graph, is_random: Callable[[Node], bool] = lambda _: Fals
     for n in graph.nodes:
         args = substitute(n.args, new)
         kwargs = tuple((k, substitute(v, new)) for k, v in n.kwargs)
-        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase, n.pieces)
+        key = (n.op, _typed(args), _typed(kwargs), n.placement, n.stage, n.phase == "optimizer", n.pieces, n.again)
         if key in seen and not is_random(n):
             first = nodes[seen[key]]
             same.update({v: kept for v, kept in zip(n.outs, first.outs, strict=True) if kept >= 0})
