@@ -12,10 +12,9 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.torch_internals import backward_engine, sequence_number, sequence_of
+from actorflow_compiler.torch_internals import backward_engine, before_each_op, sequence_number, sequence_of
 
 _active: Tags | None = None
 NO_VISIT = -1
@@ -92,9 +91,11 @@ class Tags:
         after = min((v for v in visits if v > at), default=at)
         return max((v for v in visits if v <= at), default=after)
 
-    def set_again(self, again: bool) -> None:
-        """Say whether the next ops of a backward pass are a checkpoint's."""
-        self._set({**(fx_traceback.current_meta.get("custom") or {}), "again": again})
+    def _mark_again(self) -> None:
+        """Mark the ops of a backward pass that a checkpoint computes again: they alone run with gradients enabled."""
+        custom = fx_traceback.current_meta.get("custom") or {}
+        if bool(custom.get("again")) != torch.is_grad_enabled():
+            self._set({**custom, "again": torch.is_grad_enabled()})
 
     @staticmethod
     def _set(custom: dict[str, Any] | None) -> None:
@@ -120,7 +121,7 @@ class Tags:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))
         self._set({"phase": "backward"})
         try:
-            with self.during_backward(), _Recomputing(self):
+            with self.during_backward(), before_each_op(self._mark_again):
                 return engine(roots, *args, **kwargs)
         finally:
             self._set(before)
@@ -129,23 +130,6 @@ class Tags:
 
     def _at(self, number: int) -> Mark:
         return self._changes[bisect.bisect_right(self._changes, number, key=lambda c: c[0]) - 1][1]
-
-
-class _Recomputing(TorchDispatchMode):
-    """Marks the ops of a backward pass that a checkpoint computes again: they alone run with gradients enabled."""
-
-    def __init__(self, tags: Tags) -> None:
-        super().__init__()
-        self._tags = tags
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the op, marked."""
-        custom = fx_traceback.current_meta.get("custom") or {}
-        if bool(custom.get("again")) != torch.is_grad_enabled():
-            self._tags.set_again(torch.is_grad_enabled())
-        return func(*args, **(kwargs or {}))
 
 
 def _in_backward(custom: Mapping[str, Any]) -> bool:

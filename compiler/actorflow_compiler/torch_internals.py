@@ -14,13 +14,14 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "MERSENNE",
     "backward_engine",
+    "before_each_op",
     "constant_of",
     "fake_mode",
     "fast_callable",
@@ -204,3 +205,21 @@ def python_source(op: torch._ops.OpOverload) -> str | None:
     with contextlib.suppress(OSError, TypeError, ValueError):
         source += Path(inspect.getsourcefile(function) or "").read_text()
     return f"{source}\n{values}"
+
+
+class _Before(TorchDispatchMode):
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._call = call
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call, then run the op."""
+        self._call()
+        return func(*args, **(kwargs or {}))
+
+
+def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManager[Any]:
+    """Call a function before each op that runs, or is traced, inside."""
+    return _Before(call)
