@@ -159,8 +159,8 @@ class _Walk:
         self.emit_whole(n)
 
     def _only_in_pieces(self, value: int) -> bool:
-        """Whether a value comes piece by piece, and is no sum that was added up already."""
-        return value in self.piece and not (value in self.whole and self.piece[value][1] == P)
+        """Whether a value comes piece by piece, and is no sum, which can be added up first."""
+        return value in self.piece and self.piece[value][1] != P
 
     def _elsewhere(self, value: int, n: Node) -> bool:
         """Whether a value is made in another stage than that of its reader."""
