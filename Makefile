@@ -10,7 +10,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_ou
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all check lint types drift protos bench clean
+.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift protos bench clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,10 +28,20 @@ demo: $(READY) ## train a digit classifier on 2 devices (DEVICES=N)
 	$(BIN)/actorflow run examples/digits.py --devices $(DEVICES)
 
 test: $(READY) ## run the tests, but for the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not hosts"
 
-test-all: $(READY) ## run all tests
-	$(BIN)/python -m pytest
+test-all: $(READY) ## run all tests, but for those that need several hosts
+	$(BIN)/python -m pytest -m "not hosts"
+
+test-hosts: $(READY) ## tests across hosts: four containers (installs Docker on Debian; see docker/test-hosts)
+	PYTHON=$(BIN)/python docker/test-hosts $(ARGS)
+
+test-two-hosts: $(READY) ## the quick ones, on two containers; without an engine, in network namespaces
+	PYTHON=$(BIN)/python docker/test-hosts --on either --nodes 2 -m "hosts and not slow" $(ARGS)
+
+test-engines: $(READY) ## the tests on Slurm (where Debian's slurmctld, slurmd and munge are), Ray, and two network cards
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -m hosts tests/engines $(ARGS)
 
 check: lint types drift ## lint, types, and whether the generated protobuf code is fresh
 
@@ -51,8 +61,13 @@ drift: $(READY)
 protos: $(READY) ## generate the Python code of the .proto files
 	$(call PROTOC,protos)
 
-bench: $(READY) ## measure the overhead over eager PyTorch, compile time and the cost of a fire
-	$(BIN)/python benchmarks/overhead.py
+bench: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step
+	@for file in benchmarks/*.py; do \
+		sed -n "1{s,^\"\"\"[^;]*; ,  make bench-$$(basename $$file .py)\t,;s,\"*$$,,;p}" $$file; \
+	done | expand -t 26
+
+bench-%: $(READY)
+	$(BIN)/python benchmarks/$*.py $(ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -114,6 +114,8 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 def _own_copy(leaf: Any) -> Tensor:
     if isinstance(leaf, np.ndarray):
         return torch.tensor(leaf)
+    if getattr(leaf, "is_global", False):  # jobs take whole tensors
+        return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
     return real(leaf).detach().clone(memory_format=torch.contiguous_format)
 
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from pathlib import Path
 
 import click
 
-from actorflow.runtime.settings import LOCAL, TOKEN, Settings
-
-
-class _Command(click.Command):
-    """A command with a script's arguments after ``--``, which says so when one is taken for its own option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as e:
-            if "--" in args:
-                raise
-            hint = f"An argument of the script goes after --: actorflow {ctx.info_name} SCRIPT -- {e.option_name} …"
-            raise click.UsageError(f"{e.format_message()} {hint}", ctx) from e
-
-
-_SCRIPT = click.argument("script", type=click.Path(exists=True, dir_okay=False, readable=True))
-_ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
+from actorflow.commands.run import run
+from actorflow.commands.script import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
+from actorflow.commands.status import status
+from actorflow.commands.trace import trace
+from actorflow.doctor.places import NODE
+from actorflow.runtime.settings import Settings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -38,124 +24,28 @@ def main() -> None:
       actorflow run train.py                        one device for each GPU, or one CPU device
       actorflow run train.py --devices 4            four devices on this machine
       actorflow plan train.py --devices 4           what would run where, without running it
+      actorflow trace FOLDER                        what a run with --trace FOLDER waited for
+      actorflow status                              what running jobs are at, and who waits for whom
+      actorflow doctor                              what would keep several machines from a run
     """  # noqa: D301 -- click's own mark
 
 
-@main.command(cls=_Command, short_help="Run a script on the devices of this machine, or of several.")
-@_SCRIPT
-@_ARGUMENTS
-@click.option("--devices", type=click.IntRange(1), help="Devices on each node.  [default: all GPUs, else 1]")
-@click.option("--nnodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes in the run.")
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them this one is.")
-@click.option("--master-addr", help="Name or IP address of node 0, as the other nodes reach it.")
-@click.option("--master-port", type=click.IntRange(1, 65535), help="A free port on node 0, the same on every node.")
-@click.option(
-    "--ctrl-port", type=click.IntRange(1, 65535), help="Port of the control server.  [default: the master port]"
-)
-@click.option(
-    "--join-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Seconds to wait for all nodes; then the missing ones are named.",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, readable=True),
-    help=f"File with the secret that all nodes share.  [default: {TOKEN}]",
-)
-@click.option("--insecure", is_flag=True, help="Several nodes without a token: anyone who reaches the port can join.")
-@click.option("--log-dir", type=click.Path(file_okay=False), help="For other ranks' output.  [default: a new one]")
-@click.option(
-    "--trace",
-    type=click.Path(file_okay=False),
-    help="Folder for a file of each rank that says in which order its actors fired: 0F0 0F1 0B0 …",
-)
-@click.option(
-    "--local/--no-local",
-    default=True,
-    envvar=LOCAL,
-    help="Between ranks of one machine, use Unix sockets and shared memory, or the network as between machines.  "
-    "[default: local]",
-)
-def run(
-    script: str,
-    arguments: tuple[str, ...],
-    devices: int | None,
-    nnodes: int,
-    node_rank: int,
-    master_addr: str | None,
-    master_port: int | None,
-    ctrl_port: int | None,
-    join_timeout: float,
-    token_file: str | None,
-    insecure: bool,
-    log_dir: str | None,
-    trace: str | None,
-    local: bool,
-) -> None:
-    """Run SCRIPT with one process for each device.  What follows -- goes to the script.
-
-    Every process runs the whole script; rank 0, the master, writes to this terminal, the others to
-    files in the log directory.  When a rank fails, all end, and the cause is printed.
-
-    \b
-    One machine:
-      actorflow run train.py --devices 4 -- --epochs 3
-    \b
-    Two machines, the same command on both but for --node-rank:
-      export ACTORFLOW_TOKEN=$(cat shared-secret)
-      actorflow run train.py --devices 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29400
-      actorflow run train.py --devices 8 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29400
-    """  # noqa: D301 -- click's own mark
-    port = ctrl_port or master_port or 0
-    token = _token(token_file)
-    if node_rank >= nnodes:
-        raise click.BadParameter(f"{node_rank} is not below --nnodes {nnodes}.", param_hint="--node-rank")
-    if nnodes > 1:
-        if master_addr is None or not port:
-            raise click.UsageError(
-                f"{nnodes} nodes need --master-addr (of node 0, as the others reach it) and --master-port (free there)."
-            )
-        if not token and not insecure:
-            raise click.UsageError(
-                f"several nodes need a shared secret, so that nobody else can join: set {TOKEN} to the same value on "
-                "every node, or give --token-file. On a network that you trust wholly, --insecure does without."
-            )
-    if insecure and token:
-        raise click.UsageError(f"--insecure contradicts the token that --token-file or {TOKEN} gives; drop one.")
-
-    from actorflow.runtime.launch import Launch, launch
-
-    sys.exit(
-        launch(
-            Launch(
-                script=script,
-                argv=arguments,
-                devices=devices or _devices(),
-                nnodes=nnodes,
-                node_rank=node_rank,
-                master_addr=(master_addr if nnodes > 1 else None) or "127.0.0.1",
-                port=port,
-                join_timeout=join_timeout,
-                token=token,
-                log_dir=log_dir or "",
-                trace=os.path.abspath(trace) if trace else "",
-                local=local,
-            )
-        )
-    )
+main.add_command(run)
+main.add_command(trace)
+main.add_command(status)
 
 
-@main.command(cls=_Command, short_help="Compile a script's step and show the plan, without running it.")
-@_SCRIPT
-@_ARGUMENTS
+@main.command(cls=ScriptCommand, short_help="Compile a script's step and show the plan, without running it.")
+@SCRIPT
+@ARGUMENTS
 @click.option("--devices", type=click.IntRange(1), required=True, help="Devices of the cluster that is pretended.")
+@DEVICE_KIND
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True),
-    help="Write to this file: .json, .txt, or the orders alone as .csv, as torch's pipeline schedules load them.",
+    help="Write to this file: .html (a page to look at), .svg, .dot, .json, .txt, or the orders alone as .csv, as "
+    "torch's pipeline schedules load them.",
 )
 @click.option(
     "--hardware",
@@ -181,6 +71,7 @@ def plan(
     script: str,
     arguments: tuple[str, ...],
     devices: int,
+    device_type: str | None,
     job: str,
     out: str | None,
     hardware: str | None,
@@ -197,13 +88,13 @@ def plan(
 
     \b
       actorflow plan train.py --devices 4 -- --epochs 3
-      actorflow plan train.py --devices 64 --out plan.json
+      actorflow plan train.py --devices 4 --out plan.html
       actorflow plan train.py --devices 4 --measure --forecast
       actorflow plan train.py --devices 128 --replicas 128 --hardware h100x8.toml --forecast
       actorflow plan train.py --devices 4 --explain '.*qkv.*'
     """  # noqa: D301 -- click's own mark
-    if out is not None and Path(out).suffix not in (".json", ".txt", ".csv"):
-        raise click.BadParameter(f"{out!r} ends in none of .json, .txt and .csv.", param_hint="--out")
+    if out is not None:
+        _check_out(out)
     if explain is not None:
         _check_pattern(explain)
     if hardware is not None and measure:
@@ -221,7 +112,7 @@ def plan(
 
     settings = Settings(
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
-        measure=measure,
+        measure=measure, device_type=device_type or "",
     )  # fmt: skip
     cluster.use(cluster.Alone(settings))
     try:
@@ -250,15 +141,79 @@ def plan(
         if out is None or forecast:
             click.echo(planned.show(made, settings, forecast, replicas), nl=False)
         if out is not None:
-            Path(out).write_text(planned.file(made, settings, Path(out).suffix), encoding="utf-8")
+            planned.write(made, settings, out)
             click.echo(f"plan written to {out}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
 
 
+@main.command(short_help="Look for what would keep the nodes of a run from coming together.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, readable=True), required=False)
+@click.option("--nodes", metavar="A,B,…", help="Names or addresses of all nodes, node 0 first, the same on every node.")
+@click.option("--master-port", type=click.IntRange(1, 65535), help="The port that the run will use.")
+@click.option(
+    "--node-rank",
+    type=click.IntRange(0),
+    envvar=NODE,
+    help="Which of the nodes this one is.  [default: the one whose address it has]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the other nodes.",
+)
+def doctor(
+    script: str | None, nodes: str | None, master_port: int | None, node_rank: int | None, timeout: float
+) -> None:
+    """Look for what would keep the nodes of a run from coming together, and say what to do about it.
+
+    Without --nodes it looks at this machine alone.  With them, run the same command on every node at
+    the same time: each opens the port, reaches out to all others, on that port and on another one, and compares
+    versions with them (and SCRIPT, where it is given).  The exit status is 1 where something would stop a run.
+
+    \b
+      actorflow doctor --master-port 29400
+      actorflow doctor train.py --nodes 10.0.0.1,10.0.0.2 --master-port 29400
+    """  # noqa: D301 -- click's own mark
+    from rich.console import Console
+
+    from actorflow.doctor import report
+    from actorflow.doctor.here import Here
+    from actorflow.doctor.places import own_place
+    from actorflow.runtime.ticket import own_ticket
+    from actorflow_compiler.errors import ClusterError
+
+    listed = tuple(filter(None, (node.strip() for node in (nodes or "127.0.0.1").split(","))))
+    if len(listed) > 1 and master_port is None:
+        raise click.UsageError("several nodes need --master-port, the port that the run will use.")
+    try:
+        here = Here(listed, own_place(listed, None if node_rank is None else str(node_rank)), master_port or 0)
+    except ClusterError as e:
+        raise click.ClickException(str(e)) from None
+    rank, world = here.node or 0, len(listed)
+    own = own_ticket(Settings(rank=rank, node=rank, world=world, nnodes=world, script=script or ""))
+    console = Console(highlight=False, markup=False)
+    rows = report.local_rows(here)
+    if world > 1:
+        rows += report.meet(here, own, timeout, console)
+    sys.exit(0 if report.show(rows, console) else 1)
+
+
 def _no_plan(script: str, job: str) -> str:
     wanted = f"job {job!r}" if job else 'job of type "train"'
     return f"{script} ended without a call of a {wanted}, so there is no plan; see the script's arguments, or --job."
+
+
+def _check_out(path: str) -> None:
+    from actorflow.show.formats import check_place
+    from actorflow_compiler.errors import ShowError
+
+    try:
+        check_place(path)
+    except ShowError as e:
+        raise click.BadParameter(str(e), param_hint="--out") from None
 
 
 def _check_pattern(pattern: str) -> None:
@@ -276,19 +231,3 @@ def _check_hardware(path: str) -> None:
         read_hardware(path)
     except HardwareError as e:
         raise click.ClickException(str(e)) from None
-
-
-def _token(file: str | None) -> str:
-    if file is None:
-        return os.environ.get(TOKEN, "").strip()
-    token = Path(file).read_text().strip()
-    if not token:
-        raise click.BadParameter(f"{file!r} is empty; put a long random text into it.", param_hint="--token-file")
-    return token
-
-
-def _devices() -> int:
-    """The GPUs of this machine, else one CPU device."""
-    import torch
-
-    return torch.cuda.device_count() or 1

@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from actorflow.lazy import Result
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
+from actorflow_compiler.torch_internals import scaler_state
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Names", "find"]
@@ -75,18 +76,26 @@ class Names:
         self._instead[id(old)] = (weakref.ref(old), new)
 
 
-def find(function: Callable[..., Any], model: Any = None, optimizer: Any = None, names: Names | None = None) -> State:
+def find(
+    function: Callable[..., Any],
+    model: Any = None,
+    optimizer: Any = None,
+    names: Names | None = None,
+    more: Mapping[str, Any] = {},
+) -> State:
     """Everything of the script's state that ``function`` can reach.
 
     ``model`` and ``optimizer`` (one, a list or a dictionary of them) are taken as well and named
     ``model``, ``model.0`` and so on.  Parameters and buffers are named by their root module's variable
     and their qualified name, other tensors by their variable.  ``names`` carries the names that
-    earlier searches gave.
+    earlier searches gave, and ``more`` what the job holds besides, by the names that are wanted for it.
     """
     search = _Search(names if names is not None else Names())
     for name, given in (("model", model), ("optimizer", optimizer)):
         if given is not None:
             search.value(name, given, Item({name: given}, name))
+    for name, held in more.items():
+        search.value(name, held, Item({}, ""))
     search.function(function, "self")
     search.settle()
     return search.state()
@@ -99,9 +108,11 @@ class _Search:
         self.modules: list[tuple[str, nn.Module]] = []
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         self.schedulers: list[tuple[str, LRScheduler]] = []
+        self.scalers: list[tuple[str, torch.amp.GradScaler]] = []
         self.tensors: list[tuple[str, Tensor, Place]] = []
         self.attributes: dict[str, None] = {}  # names that code reads from objects, in order
         self.classes: list[type] = []
+        self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
 
@@ -126,6 +137,8 @@ class _Search:
         elif isinstance(function, types.FunctionType):
             if self.once(function):
                 own = is_user_file(function.__code__.co_filename)
+                if str(function.__module__).startswith("actorflow."):  # under whatever name the script has it
+                    self.globals.update((f"{function.__module__}.{function.__name__}", function.__name__))
                 self.pending.append(lambda: self.code(function) if own else self.wrapped_by(function))
         elif isinstance(function, staticmethod | classmethod):
             self.function(function.__func__)
@@ -145,11 +158,13 @@ class _Search:
 
     def code(self, function: types.FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self.globals.add(name)
             try:
                 self.value(name, cell.cell_contents, Cell(cell))
             except ValueError:  # a name that the enclosing function has not set yet
                 continue
         for name in _globals_of(function.__code__, self.attributes):
+            self.globals.add(name)
             if name in function.__globals__:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
         defaults = function.__defaults__ or ()
@@ -180,6 +195,9 @@ class _Search:
             self.optimizers.append((path, value))
         elif isinstance(value, LRScheduler):
             self.schedulers.append((path, value))
+        elif isinstance(value, torch.amp.GradScaler):
+            if value.is_enabled():
+                self.scalers.append((path, value))
         elif isinstance(value, Mapping):
             self.mapping(path, value)
         elif isinstance(value, list | deque):
@@ -190,6 +208,8 @@ class _Search:
                 if isinstance(item, nn.Module):  # tensors cannot be exchanged inside a set
                     self.value(f"{path}.{index}", item, Item({}, ""))
         elif isinstance(value, types.ModuleType):
+            if value.__name__.startswith("actorflow."):
+                self.globals.add(value.__name__)
             if is_user_file(getattr(value, "__file__", None)):
                 self.namespaces.append((path, value))
         elif isinstance(value, type):
@@ -268,7 +288,7 @@ class _Search:
 
     def state(self) -> State:
         """What was found, named: modules first, then loose tensors, then what only optimizers hold."""
-        state = State()
+        state = State(named=frozenset(self.globals.union(self.attributes)))
         held: dict[int, Held] = {}
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
@@ -296,6 +316,14 @@ class _Search:
         for path, tensor, place in self.tensors:
             trained = tensor.requires_grad and tensor.is_leaf
             hold(tensor, path, "parameter" if trained else "tensor", place)
+        for path, scaler in self.scalers:
+            title = self.names.give(scaler, path)
+            state.scalers[title] = scaler
+            tensors = scaler_state(scaler)
+            for name, tensor in tensors:
+                hold(tensor, f"{title}.{name}", "tensor", Item(vars(scaler), name))
+            scale, tracker = (held[id(vars(scaler)[name])].name for name, _ in tensors)
+            state.beside[tracker] = scale
         for path, optimizer in self.optimizers:
             name = self.names.give(optimizer, path)
             state.optimizers[name] = optimizer
@@ -306,9 +334,16 @@ class _Search:
 
 
 def _globals_of(code: types.CodeType, attributes: MutableMapping[str, None]) -> Iterator[str]:
-    """The global names that code reads, in order; the attribute names go to ``attributes``."""
+    """The global names that code reads, in order; the attribute names go to ``attributes``.
+
+    What it reads of anything named ``layers`` is a name, too: ``layers.dense``.
+    """
     seen: dict[str, None] = {}
+    before: object = None
     for instruction in dis.get_instructions(code):
+        if before == "layers" and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            seen[f"layers.{instruction.argval}"] = None
+        before = instruction.argval
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             seen[instruction.argval] = None
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):

@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+from actorflow.classic.body import Body
+from actorflow.classic.config import FunctionConfig
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
@@ -37,6 +39,7 @@ class Job:
         model: Any = None,
         optimizer: Any = None,
         name: str | None = None,
+        function_config: FunctionConfig | None = None,
     ) -> None:
         if type not in ("train", "predict"):
             raise CallError(f'a job of type {type!r} was found; "train" or "predict" was expected')
@@ -52,13 +55,36 @@ class Job:
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
+        self.function_config = function_config
+        self.body = Body(function, self.name, type == "train", function_config)
+        if self.body.mirrored:
+            self._check_mirrored()
         self.plans: dict[Any, Compiled] = {}  # by key
         self.keys: Keys | None = None  # of what the last search found
         self.last: Compiled | None = None
         self._bound: dict[int, tuple[Any, Job]] = {}  # by id of the object that a method belongs to
 
+    def _check_mirrored(self) -> None:
+        """Raise CallError for what the mirrored view has not."""
+        given: list[tuple[str, object, object]] = [
+            ("micro_batches", self.micro_batches, 1),
+            ("parallel", self.parallel, None),
+            ("memory_budget", self.memory_budget, None),
+            ("schedule", self.schedule, "auto"),
+        ]
+        for option, found, default in given:
+            if found != default:
+                raise CallError(
+                    f"job {self.name!r} has the mirrored view, and {option}={found!r} was found; the mirrored view is "
+                    f"data parallelism only, of whole batches: leave it out, or use the consistent view (the default)"
+                )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the job with logical (whole) arguments; returns what the function returns."""
+        """Call the job with logical (whole) arguments; returns what the function returns.
+
+        In the mirrored view arguments and results are lists with one item for each device.  Where the function's
+        result is annotated with a form of ``actorflow.typing``, it is in that form.
+        """
         return current().call(self, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Job:
@@ -76,6 +102,7 @@ class Job:
                 model=self.model,
                 optimizer=self.optimizer,
                 name=self.name,
+                function_config=self.function_config,
             )
             self._bound[id(instance)] = (instance, job)
         return self._bound[id(instance)][1]
@@ -95,8 +122,25 @@ def global_function(function: Callable[..., Any], /) -> Job: ...
 
 @overload
 def global_function(
+    type: str,
+    function_config: FunctionConfig | None = None,
+    /,
+    *,
+    micro_batches: int = 1,
+    parallel: str | Mapping[str, int] | None = None,
+    memory_budget: float | str | None = None,
+    schedule: str = "auto",
+    model: Any = None,
+    optimizer: Any = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Job]: ...
+
+
+@overload
+def global_function(
     *,
     type: str = "train",
+    function_config: FunctionConfig | None = None,
     micro_batches: int = 1,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
@@ -108,10 +152,12 @@ def global_function(
 
 
 def global_function(
-    function: Callable[..., Any] | None = None,
+    first: str | Callable[..., Any] | None = None,
+    second: FunctionConfig | None = None,
     /,
     *,
     type: str = "train",
+    function_config: FunctionConfig | None = None,
     micro_batches: int = 1,
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
@@ -137,7 +183,13 @@ def global_function(
     ``schedule`` says in which order the stages of a pipeline work on the micro-batches: "auto" (the default)
     looks for what takes the least time, of the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",
     "zb-v") and beyond; one of their names gives that one.  Where it does not fit the memory budget, time is
-    given up for memory.  Raises CallError or LayoutError for values that mean nothing.
+    given up for memory.
+
+    ``function_config`` (``flow.function_config()``) says which view the job has (consistent, or mirrored: data
+    parallelism over lists with one item for each device), where its ops run, and its dtype; ``type`` and it may be
+    given by position, as ``("train", func_config)``.  Annotations of
+    ``actorflow.typing`` say what arguments have to be and in which form the result comes.
+    Raises CallError or LayoutError for values that mean nothing.
 
     >>> @global_function(type="train", micro_batches=8)
     ... def train_step(x, y):
@@ -147,11 +199,13 @@ def global_function(
     ...     optimizer.zero_grad()
     ...     return loss
     """
+    kind = first if isinstance(first, str) else type
+    config = second if second is not None else function_config
 
     def make(function: Callable[..., Any]) -> Job:
         return Job(
             function,
-            type=type,
+            type=kind,
             micro_batches=micro_batches,
             parallel=parallel,
             memory_budget=memory_budget,
@@ -159,6 +213,7 @@ def global_function(
             model=model,
             optimizer=optimizer,
             name=name,
+            function_config=config,
         )
 
-    return make if function is None else make(function)
+    return make if first is None or isinstance(first, str) else make(first)

@@ -17,6 +17,7 @@ __all__ = ["Owned", "Owner", "real"]
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
 _KNOWN = METADATA | {_GRAD.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_LIKE = {torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like}  # need no values; optimizers use them
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -33,9 +34,10 @@ class Owner(Protocol):
 class Owned(Tensor):
     """Stands in the script where the tensor was.
 
-    It tells shape, dtype, device and requires_grad; ``detach`` (which ``state_dict`` uses), copying
-    and pickling read the value; ``copy_`` (which ``load_state_dict`` uses) writes it.  Everything
-    else raises StateError.
+    It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
+    ``state_dict`` uses), copying and pickling read the value; ``copy_`` (which ``load_state_dict`` uses)
+    writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a GradScaler's methods work.
+    Everything else raises StateError.
     """
 
     name_in_plan: str
@@ -74,10 +76,18 @@ class Owned(Tensor):
             owned = _first_owned((args, kwargs))
         owner, name = owned._owner, owned.name_in_plan
         if args and args[0] is owned:
+            if func in _LIKE:
+                like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
+                return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
             if func == Tensor.detach:
                 return owner.read(name)
             if func == Tensor.copy_:
                 owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
+                return owned
+            if func == Tensor.item and not owned.is_parameter:  # a loss scale, a count of steps
+                return owner.read(name).item()
+            if func == Tensor.fill_ and not owned.is_parameter:
+                owner.write(name, torch.full((), args[1] if len(args) > 1 else kwargs["value"], dtype=owned.dtype))
                 return owned
             if func == Tensor.__deepcopy__:
                 return owned._deepcopy(args[1])

@@ -1,18 +1,18 @@
-"""A plan that was made to be looked at, and for what hardware, goes in; what ``actorflow plan`` prints comes out."""
+"""A plan that was made to be looked at, and for what hardware, goes in; what ``actorflow plan`` shows comes out."""
 
 from __future__ import annotations
 
-from actorflow.runtime.costs import Target, threads_of
-from actorflow.runtime.settings import Settings
+from actorflow.runtime.costs import Target
+from actorflow.runtime.settings import Settings, threads_of
+from actorflow.show import formats
 from actorflow_compiler import plan_text
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler import forecast_text
 from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import forecast
-from actorflow_scheduler.notation import to_csv
 from actorflow_scheduler.replicas import replicated
 
-__all__ = ["file", "show"]
+__all__ = ["show", "write"]
 
 
 def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
@@ -27,11 +27,9 @@ def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
     return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(found)}"
 
 
-def file(plan: Plan, settings: Settings, suffix: str) -> str:
-    """What a file with this suffix holds: .json, .txt or .csv."""
-    if suffix == ".json":
-        return plan_text.to_json(plan)
-    return to_csv(plan) if suffix == ".csv" else show(plan, settings, full=False, replicas=1)
+def write(plan: Plan, settings: Settings, path: str) -> None:
+    """Write the plan to a file, in the format that its name ends in.  Raises ShowError."""
+    formats.write(plan, _hardware(settings, _device(plan)), path)
 
 
 def _hardware(settings: Settings, device: str) -> Hardware:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 
 from actorflow_compiler.random_ops import mixed
 
-__all__ = ["Seeds", "manual_seed", "seeds"]
+__all__ = ["Seeds", "manual_seed", "seeds", "use"]
 
 
 class Seeds:
@@ -20,14 +24,35 @@ class Seeds:
         """Start anew."""
         self.seed, self._calls = seed, 0
 
-    def next(self, default: int) -> float:
-        """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none."""
-        start = mixed((default if self.seed is None else self.seed) % 2**64) >> 11
+    def next(self, default: int, device: int = 0) -> float:
+        """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none.
+
+        Where devices draw numbers of their own, ``device`` is one's number; 0 draws what all draw together.
+        """
+        start = mixed(((default if self.seed is None else self.seed) + mixed(device) * (device > 0)) % 2**64) >> 11
         self._calls += 1
         return float((start + self._calls - 1) % 2**53)
 
 
 seeds = Seeds()  # of this process, as torch's default generator is
+
+
+class _Here(threading.local):
+    generator: torch.Generator | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def use(generator: torch.Generator) -> Iterator[None]:
+    """Let this thread be another rank in the body, which draws its global tensors from a generator of its own."""
+    before = _here.generator
+    _here.generator = generator
+    try:
+        yield
+    finally:
+        _here.generator = before
 
 
 def manual_seed(seed: int) -> torch.Generator:
@@ -45,4 +70,6 @@ def manual_seed(seed: int) -> torch.Generator:
     """
     generator = torch.manual_seed(seed)
     seeds.set(generator.initial_seed())
+    if _here.generator is not None:
+        _here.generator.manual_seed(seed)
     return generator

@@ -7,7 +7,9 @@ Both sides train the same GPT (5M parameters, 4 processes: 7M) on the same batch
 what actorflow takes on one host, with one thread for each process.  A process group for each side is up during the
 whole run; its schedules are prepared in it, and then they take turns of a few steps, round after round, in another
 order each time, while all others wait.  A ratio is the median of the rounds' ratios, a time the median of the rounds'.
-The losses of all of them are compared in each round: a difference of more than 1e-4 ends the run.
+The losses of all of them are compared in each round: a difference of more than 1e-4 ends the run.  Ranks of actorflow
+compute on cores of their own where there are enough; ``--bind`` does the same to PyTorch's processes, as its launcher
+does not.
 
 "forecast" is what the timeline of the plan says of a turn, and where there are fewer cores than processes not less than
 its computing spread over the cores.  "ideal" is the CPU time of the same step in one eager process, spread over the
@@ -80,6 +82,7 @@ LAYERS = {2: 6, 4: 8}  # processes → layers; every rank of a there-and-back pi
 @click.option("--layers", type=click.IntRange(1), help="Of the model.  [default: 6 on 2 processes, 8 on 4]")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="First: what actors take, for forecasts.")
 @click.option("--fused/--plain", default=True, show_default=True, help="The AdamW of PyTorch's side.")
+@click.option("--bind/--no-bind", default=False, show_default=True, help="Bind PyTorch's processes to cores, too.")
 def main(
     processes: tuple[int, ...],
     micro_batches: tuple[int, ...],
@@ -89,6 +92,7 @@ def main(
     layers: int | None,
     measure: bool,
     fused: bool,
+    bind: bool,
 ) -> None:
     """Measure steps of pipelines against torch.distributed.pipelining."""
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {_cores()} cores")
@@ -97,7 +101,7 @@ def main(
         os.environ["ACTORFLOW_CACHE"] = folder  # what was measured on another day does not count
         for p in processes:
             for m in micro_batches:
-                setting = Setting(p, m, layers or LAYERS.get(p, 2 * p), steps, fused=fused)
+                setting = Setting(p, m, layers or LAYERS.get(p, 2 * p), steps, fused=fused, bind=bind)
                 print(
                     f"\n{p} processes, M = {m}, {setting.layers} layers, {rounds} rounds of {steps} steps", flush=True
                 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from actorflow.runtime import cluster
+from actorflow.runtime import cluster, start
 
 settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")
@@ -41,3 +41,5 @@ def _same_random_numbers() -> None:
 @pytest.fixture(autouse=True)
 def _alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_current", cluster._current)  # `actorflow plan` pretends another one, for good
+    monkeypatch.setattr(start, "_asked", start.Asked())
+    monkeypatch.setattr(start, "_settled", False)

@@ -87,6 +87,7 @@ class Case:
     clip: float | None = None  # of the norm of all gradients
     loss: Loss = cross_entropy
     names: tuple[str, ...] = ("x", "y")  # of the tensors of a batch
+    scaler: Callable[[], torch.amp.GradScaler] | None = None  # of the loss
 
     def model(self) -> nn.Module:
         """A new model that starts from the same parameters."""
@@ -168,6 +169,7 @@ def reference(
     batches: Sequence[Batch],
     micro_batches: int = 1,
     clip: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train eagerly: the loss of every step, and the state that the model ends with.
 
@@ -179,11 +181,25 @@ def reference(
         total = 0.0
         for piece in zip(*(t.tensor_split(micro_batches) for t in batch), strict=True):
             part = loss(model, *piece) * (len(piece[0]) / len(batch[0]))
-            part.backward()  # type: ignore[no-untyped-call]
+            (part if scaler is None else scaler.scale(part)).backward()  # type: ignore[no-untyped-call]
             total += part.item()
+        step(model, optimizer, clip, scaler)
+        losses.append(total)
+    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def step(
+    model: nn.Module, optimizer: Optimizer, clip: float | None, scaler: torch.amp.GradScaler | None = None
+) -> None:
+    """What follows the backward pass, as PyTorch's documentation has it."""
+    if scaler is None:
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+    else:
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad()

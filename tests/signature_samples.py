@@ -377,7 +377,9 @@ def _put_plain() -> Iterator[Any]:
 
 def _optimizer(states: int, rest: list[Any], *, step: bool) -> Iterator[Any]:
     for shape in ((5, 7), (2,), ()):
-        yield [*(f(*shape, low=0.1) for _ in range(2 + states)), *([torch.tensor(3.0)] if step else []), *rest]
+        for found in (None, torch.tensor(0.0), torch.tensor(1.0)):  # whether an infinity was found
+            tensors = [f(*shape, low=0.1) for _ in range(2 + states)]
+            yield [*tensors, *([torch.tensor(3.0)] if step else []), *rest, found]
 
 
 SAMPLES: dict[str, Any] = {
@@ -603,6 +605,7 @@ SAMPLES: dict[str, Any] = {
         [f(2, 3), 1, (3, 2)],
         [n(5, 8, below=9), 1, (3,)],
     ],
+    "actorflow.finite": lambda: [[f(5, 7)], [f(2)], [f()], [torch.tensor([1.0, float("inf"), 2.0, 3.0, float("nan")])]],
     "actorflow.adam": lambda: _optimizer(3, [0.1, 0.01, 0.9, 0.99, 1e-8, False, True], step=True),
     "actorflow.sgd": lambda: _optimizer(1, [0.1, 0.01, 0.9, 0.1, True, False, False], step=False),
     "actorflow.adagrad": lambda: _optimizer(1, [0.1, 0.01, 0.001, 1e-8, False], step=True),

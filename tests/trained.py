@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from actorflow.find import find
+from actorflow.runtime.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.planes import share
-from actorflow_compiler.capture import Argument
+from actorflow_compiler.capture import FUSABLE, Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
@@ -25,6 +26,7 @@ from actorflow_compiler.variables import real_optimizer_state
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.schedule import schedule
 from models import Batch, Case, reference
+from models import step as optimizer_step
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Layout:
     prepare: Callable[[nn.Module], None] = lambda _: None  # gives other hints
     variant: Variant | None = None  # None: the schedule's choice
     schedule: str = "auto"  # by which stages are laid in a V
+    kind: str = "cpu"  # of device
 
 
 LAYOUTS = {
@@ -57,7 +60,12 @@ def train_eagerly(case: Case, sizes: list[int], micro_batches: int) -> tuple[lis
     """The reference: the full batch; with batch norm, the loop that accumulates over micro-batches."""
     model = case.model()
     pieces = micro_batches if case.batch_norm else 1
-    return reference(model, case.optimizer(model), case.loss, case.batches(sizes), pieces, case.clip)
+    scaler = case.scaler() if case.scaler else None
+    losses, state = reference(model, case.optimizer(model), case.loss, case.batches(sizes), pieces, case.clip, scaler)
+    if scaler is not None:
+        state |= {"scaler._scale": torch.tensor(scaler.get_scale())}
+        state |= {"scaler._growth_tracker": torch.tensor(scaler.state_dict()["_growth_tracker"], dtype=torch.int32)}
+    return losses, state
 
 
 def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tensor], torch.optim.Optimizer]:
@@ -78,16 +86,15 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[Laid, dict[str, Tens
         place(model, {name.replace(".", r"\."): layout.mesh for name, _ in model.named_children()})
     if layout.pipeline:
         half = layout.world // 2
-        first, second = (Placement("cpu", tuple(r), (half,)) for r in (range(half), range(half, 2 * half)))
+        first, second = (Placement(layout.kind, tuple(r), (half,)) for r in (range(half), range(half, 2 * half)))
         place(model, dict(zip(case.stages, (first, second), strict=True)))
+
+    scaler = case.scaler() if case.scaler else None
 
     def step(*batch: Tensor) -> Tensor:
         loss = case.loss(model, *batch)
-        loss.backward()
-        if case.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        optimizer_step(model, optimizer, case.clip, scaler)
         return loss
 
     state = find(step, model=model, optimizer=optimizer)
@@ -96,8 +103,8 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[Laid, dict[str, Tens
         for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
     laid = compile_step(
-        "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=layout.world, device_type="cpu",
-        micro_batches=layout.micro_batches, hints=resolve(state.modules), fixed={},
+        "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=layout.world,
+        device_type=layout.kind, micro_batches=layout.micro_batches, hints=resolve(state.modules), fixed={},
         goal=layout.goal, schedule=layout.schedule,
     )  # fmt: skip
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
@@ -113,19 +120,24 @@ def train_planned(case: Case, layout: Layout, sizes: list[int]) -> tuple[list[fl
 
 
 def train(
-    case: Case, plan: Plan, values: dict[str, Tensor], optimizer: torch.optim.Optimizer, sizes: list[int]
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of all steps, and the state that is not the optimizer's, of a training by this plan."""
+    case: Case, plan: Plan, values: dict[str, Tensor], optimizer: torch.optim.Optimizer, sizes: list[int],
+    device: Callable[[int], Device] = Cpu,
+) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
+    """Losses of all steps, and the state that is not the optimizer's, of a training by this plan on these devices."""
     group = optimizer.param_groups[0]
-    read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"]
+    read = SCALARS["actorflow.sgd" if "momentum" in group else "actorflow.adam"] if type(optimizer) in FUSABLE else ()
     scalars = {f"optimizer.0.{key}": setting(group, key) for key in read}
     losses = []
-    with LocalCluster(share(plan, ["here"] * plan.world), variables=values) as cluster:  # as on one machine
+    plan = share(plan, ["here"] * plan.world)  # as on one machine
+    values = {name: value.to(device(0).where) for name, value in values.items()}  # all ranks compute on one device
+    with LocalCluster(plan, variables=values, device=device, timeout=60.0) as cluster:
         for number, batch in enumerate(case.batches(sizes)):
             scalars[SEED] = number
             losses.append(cluster.run(dict(zip(case.names, batch, strict=True)), scalars)[0].item())
         state = {
-            v.name.removeprefix("model."): cluster.variable(v.name) for v in plan.variables if v.kind != "optimizer"
+            v.name.removeprefix("model."): cluster.variable(v.name).cpu()
+            for v in plan.variables
+            if v.kind != "optimizer"
         }
     return losses, state
 

@@ -5,21 +5,12 @@ A product that is added to a sum while it is made needs no memory of its own and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from actorflow_compiler.momentary import INTO, products
 from actorflow_compiler.ops import Ref, substitute
 from actorflow_compiler.plan import Body
-
-_INTO = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
-
-
-def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
-    """Which of ``outputs`` (positions) are products that the body makes for nobody else."""
-    read = {value for step in body.steps for value in step.reads()}
-    made = {step.outs[0] for step in body.steps if step.op in _INTO}
-    once = {value for value in made - read if body.outputs.count(value) == 1}
-    return tuple(at for at in sorted(outputs) if body.outputs[at] in once)
 
 
 def adding(body: Body, outputs: Sequence[int]) -> Body:
@@ -37,8 +28,8 @@ def adding(body: Body, outputs: Sequence[int]) -> Body:
     for step in body.steps:
         args = substitute(step.args, lambda v: Ref(moved(v)))
         kwargs = tuple((name, substitute(arg, lambda v: Ref(moved(v)))) for name, arg in step.kwargs)
-        into = sums.get(step.outs[0]) if step.op in _INTO else None
-        op, args = (step.op, args) if into is None else (_INTO[step.op], (into, *args))
+        into = sums.get(step.outs[0]) if step.op in INTO else None
+        op, args = (step.op, args) if into is None else (INTO[step.op], (into, *args))
         steps.append(
             replace(step, op=op, args=args, kwargs=kwargs, outs=tuple(o if o < 0 else moved(o) for o in step.outs))
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from actorflow.arguments import checksum
 from actorflow.deferred import Deferred
 from actorflow.owned import Owned
 from actorflow.runtime import keys
+from actorflow.runtime.seats import NOWHERE, Seat
 from actorflow_compiler.constrain import show_wish
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
@@ -28,19 +29,20 @@ class Report:
 
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
+    seat: Seat = NOWHERE
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        return json.dumps([self.lines, self.checksums]).encode()
+        return json.dumps([self.lines, self.checksums, asdict(self.seat)]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Report:
         """As another rank sent it."""
-        lines, checksums = json.loads(data)
-        return cls(tuple(lines), checksums)
+        lines, checksums, seat = json.loads(data)
+        return cls(tuple(lines), checksums, Seat(**seat | {"gpus": tuple(seat["gpus"])}))
 
 
-def report(state: State, hints: Hints, contents: bool) -> Report:
+def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> Report:
     """This rank's report; ``contents`` says whether to look at the values too."""
     lines = keys.lines(state)
     for held in state.held.values():
@@ -59,9 +61,9 @@ def report(state: State, hints: Hints, contents: bool) -> Report:
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
     if not contents:
-        return Report(tuple(lines), {})
+        return Report(tuple(lines), {}, seat)
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
-    return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()})
+    return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
 
 
 def compare(job: str, reports: Sequence[Report]) -> None:

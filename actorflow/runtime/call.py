@@ -5,31 +5,39 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Sized
 
 from torch import Tensor
 
+from actorflow.runtime.devices import Device, Mark
 from actorflow_compiler.errors import ActorflowError, CallError
 
 
 class Call:
     """The handle of one issued call on one rank.
 
-    ``results[i]`` is None until the sink of result i has fired on this rank.
+    ``results[i]`` is None until the sink of result i has fired on this rank; what it holds may be read when
+    ``marks[i]`` has passed, where there is one.
     """
 
     __slots__ = (
         "_changed",
+        "_device",
         "_failure",
         "_kinds",
         "begun",
-        "done",
+        "ended",
+        "fired",
         "inputs",
+        "issued",
         "left",
+        "marks",
         "number",
         "plan",
         "results",
         "scalars",
+        "start",
     )
 
     def __init__(
@@ -42,6 +50,7 @@ class Call:
         left: int,
         changed: threading.Condition,
         failure: Callable[[], BaseException | None],
+        device: Device,
     ) -> None:
         self.number = number  # counted from 0 over all plans of the run
         self.plan = plan
@@ -49,21 +58,36 @@ class Call:
         self.scalars = scalars
         self.left = left  # firings on this rank until it is done
         self.begun = False  # its actors may fire
-        self.done = False
+        self.issued = time.perf_counter_ns()  # when the script made it
+        self.fired = False  # every actor of this rank has, for this call
+        self.start = device.here().mark()  # after what the caller had put on the device before
+        self.ended: Sequence[Mark] = ()  # once it has fired: when these have passed, the device is done with it
+        self.marks: dict[int, Mark | None] = {}  # by result: when it can be read; None: it could be, and was
         self.results: list[Tensor | None] = [None] * (max(results, default=-1) + 1)
         self._kinds = results
         self._changed = changed
         self._failure = failure
+        self._device = device
+
+    @property
+    def done(self) -> bool:
+        """Whether all that this rank does for the call is done, on its device as well; never blocks."""
+        if self.fired and self.ended and all(mark.passed() for mark in self.ended):
+            self.ended = ()
+        return self.fired and not self.ended
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when every actor of this rank has fired for the call.
+        """Return when the call is done on this rank.
 
-        Raises the worker's failure, or TimeoutError after ``timeout`` seconds.
+        Raises the worker's failure, or TimeoutError after ``timeout`` seconds in which its actors did not all fire.
         """
-        self._until(lambda: self.done, timeout, "its end")
+        self._until(lambda: self.fired, timeout, "its end")
+        for mark in self.ended:
+            self._pass(mark)
+        self.ended = ()
 
     def result(self, index: int, timeout: float | None = None) -> Tensor:
-        """Return result ``index`` as soon as its sink has fired; it belongs to the caller.
+        """Return result ``index`` as soon as it can be read; it belongs to the caller.
 
         Raises the worker's failure, CallError where this rank gets no such result, and TimeoutError
         after ``timeout`` seconds.
@@ -73,7 +97,20 @@ class Call:
         self._until(lambda: self.results[index] is not None, timeout, f"result {index}")
         found = self.results[index]
         assert found is not None
+        if index in self.marks:
+            mark = self.marks[index]
+            if mark is not None:
+                self._pass(mark)
+                self.marks[index] = None
+            self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
         return found
+
+    def _pass(self, mark: Mark) -> None:
+        """Wait for the device.  What has passed when the worker has failed may be what an aborted transfer left."""
+        mark.wait_on_host()
+        failure = self._failure()
+        if failure is not None:
+            raise fresh(failure)
 
     def _until(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
         if ready():
@@ -90,6 +127,34 @@ class Call:
                 self._changed.wait(left)
 
 
+class Behind:
+    """Calls whose actors have all fired, and that a device which runs ahead may not be done with yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: deque[Call] = deque()  # from the first to the last that fired
+
+    def add(self, call: Call) -> None:
+        """A call has fired."""
+        with self._lock:
+            self._calls.append(call)
+
+    def keep_pace(self, before: Sized, most: int) -> None:
+        """Block until fewer than ``most`` calls are behind, those in ``before``, which have not fired, among them."""
+        while self._calls:
+            with self._lock:
+                while self._calls and self._calls[0].done:
+                    self._calls.popleft()
+                late = self._calls[0] if self._calls and len(before) + len(self._calls) >= most else None
+            if late is None:
+                return
+            late.wait()
+
+    def wait(self) -> None:
+        """Block until no call is behind."""
+        self.keep_pace((), 1)
+
+
 def fresh(failure: BaseException) -> BaseException:
     """A failure to raise once more, on whatever thread waits: its own message and cause, no traceback of others."""
     if not isinstance(failure, ActorflowError):
@@ -99,4 +164,4 @@ def fresh(failure: BaseException) -> BaseException:
     return again
 
 
-__all__ = ["Call", "fresh"]
+__all__ = ["Behind", "Call", "fresh"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -16,21 +18,23 @@ from typing import Any, ParamSpec, TypeVar
 
 import uvloop
 
+from actorflow.runtime import start
 from actorflow.runtime.alone import Alone
 from actorflow.runtime.control import Control
 from actorflow.runtime.control_ledger import CommonStep
 from actorflow.runtime.control_pull import Handler
 from actorflow.runtime.control_roster import Ticket
+from actorflow.runtime.elastic import meeting_point, torch_place
 from actorflow.runtime.failure import Ending, Failure
 from actorflow.runtime.feed import Feed
 from actorflow.runtime.messages import Filled, Line, Message, Region
-from actorflow.runtime.network import interface_of
+from actorflow.runtime.network import interface_of, route_to
 from actorflow.runtime.reports import Finished, tell
 from actorflow.runtime.settings import Settings
 from actorflow.runtime.ticket import own_ticket
-from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.errors import ActorflowError, ClusterError
 
-__all__ = ["Alone", "Cluster", "current", "use"]
+__all__ = ["Alone", "Cluster", "current", "joined", "place", "use"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +67,7 @@ class Cluster:
         self._messages: Feed[[int, Message]] = Feed()
         self._lines: Feed[[Line]] = Feed()
         self._failures: Feed[[Failure]] = Feed()
+        self._ends: list[Callable[[], object]] = []
         self._store: Any = None
         self._store_socket: socket.socket | None = None
         self._joined: Future[None] = Future()
@@ -93,10 +98,8 @@ class Cluster:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._control.run(self._joined))
-        finally:
-            self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends what is under way, then the loop
+            runner.run(self._control.run(self._joined))
 
     def _ticket(self, port: int) -> Ticket:
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -127,8 +130,14 @@ class Cluster:
         """Block until every rank has come to the end of its script, serving meanwhile; then close all links."""
         self._next()
         self._wait(self._control.goodbye())
+        for end in self._ends:
+            end()
         self._thread.join(5.0)
         tell(self.settings.launcher, Finished(self.rank))
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call back when all ranks have said goodbye: nobody needs this one any more."""
+        self._ends.append(callback)
 
     def _next(self) -> int:
         if self._control.failure is not None:
@@ -198,12 +207,15 @@ class Cluster:
     def store(self) -> Any:
         """The run's ``torch.distributed.Store``; the master makes it, so it calls this too.
 
-        Gloo groups made on it use the network that the ranks reach each other by.
+        Groups made on it use the network card that the ranks reach each other by, unless the user named one.
         """
         if self._store is None:
             from torch import distributed
 
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(self._host))
+            card = self._card()
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
+            if card and not self.settings.one_node:  # left to itself it may take a virtual card
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
             host, port = self._control.store
             limit = timedelta(seconds=self.settings.join_timeout)
             torch_distributed: Any = distributed  # its stubs lack what follows
@@ -214,6 +226,17 @@ class Cluster:
                 fd = self._store_socket.detach()
                 self._store = make("127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=fd)
         return self._store
+
+    def _card(self) -> str:
+        """The network card that leads to the other ranks; empty where it has no name."""
+        s = self.settings
+        if s.one_node or (s.rank and not s.interface):
+            return interface_of(self._host)
+        if s.interface:
+            return s.interface
+        # others reach the master by a name that may mean something else here: the way to them is asked for
+        other = next(t for _, t in sorted(self._control.tickets.items()) if t.node != s.node)
+        return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
 
     def connect_data(self) -> None:
         """Make torch.distributed's default group over all ranks with Gloo, once; collective."""
@@ -276,14 +299,64 @@ class Cluster:
 
 
 _current: Cluster | Alone | None = None
+_late = False
 
 
 def current() -> Cluster | Alone:
-    """This process's place in its run; alone unless the launcher's entry has joined one."""
-    global _current
+    """This process as a rank of its run.
+
+    The launcher's entry has joined it; a process of torch's launcher joins now, which is collective; any
+    other process is alone.  The first call begins the run: a script that asked for more devices than this
+    process does not get past it.
+    """
+    global _current, _late
+    start.settle(_current)
     if _current is None:
-        _current = Alone()
+        settings = meeting_point()
+        if settings is None:
+            _current = Alone(Settings.from_env())
+        else:
+            run = Cluster(settings)
+            run.join()
+            _current, _late = run, True
+            atexit.register(_leave, run)
     return _current
+
+
+def joined_late() -> bool:
+    """Whether ``current`` joined the run, so that nothing but this process's exit tells that its script has ended."""
+    return _late
+
+
+def joined() -> Cluster | Alone | None:
+    """The run that this process has joined, if it has; joins none."""
+    return _current
+
+
+def place() -> Settings:
+    """What this process knows of its place in its run; begins the run as ``current`` does, but joins no other ranks.
+
+    Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
+    """
+    start.settle(_current)
+    return (torch_place() or Settings()) if _current is None else _current.settings
+
+
+def _leave(run: Cluster) -> None:
+    """The end of a process of torch's launcher: wait for all ranks' scripts to end, or tell why this one failed."""
+    error = getattr(sys, "last_value", None)
+    try:
+        if error is None:
+            run.goodbye()
+            return
+        if run.explain(error) is error:
+            run.abort("raised", f"raised {type(error).__name__}: {error}")
+    except ActorflowError as failure:
+        print(f"actorflow: {failure}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    run.end(1)
+    os._exit(1)
 
 
 def use(cluster: Cluster | Alone) -> None:

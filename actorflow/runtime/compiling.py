@@ -17,8 +17,11 @@ from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
-from actorflow.runtime.planes import share
+from actorflow.runtime.five_lines import five_lines
+from actorflow.runtime.planes import choose, spots_of
 from actorflow.runtime.progress import working
+from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, kinds_of, seat
+from actorflow.runtime.settings import Settings
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
@@ -26,15 +29,26 @@ from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, L
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.plan import OfVariable, Plan, Variable, verify
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.variables import State
 from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
-__all__ = ["Common", "Made", "Order", "device_type", "hints_of", "make_everywhere", "make_plan"]
+__all__ = ["Common", "Made", "Order", "hints_of", "kinds", "make_everywhere", "make_plan", "make_pretended", "own_seat"]
+
+PARTS = (  # of compiling, in order, and what they are to people
+    ("capture", "capturing the step as a graph of ops"),
+    ("place", "placing the ops"),
+    ("infer", "choosing layouts"),
+    ("box and lower", "inserting what moves data between them"),
+    ("cut", "cutting it into actors"),
+    ("schedule", "ordering the actors, and proving that they never wait for ever"),
+)
 
 
 class Common(Protocol):
@@ -72,6 +86,10 @@ class Order:
     explain: str | None = None  # a regular expression of what the plan's notes are to explain
     target: Target = HERE  # the hardware that the plan is for
     schedule: str = "auto"
+    own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
+    kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
+    places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
+    wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,7 @@ class Made:
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
     seed: int  # that torch has on the master
     gradients: Gradients  # of the step and of other calls
+    kinds: tuple[str, ...]  # of device, for each rank
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -97,16 +116,22 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     try:
         found = [Report.from_bytes(data) for data in reports]
         compare(order.name, found)
+        on, seats = kinds(order, cluster.world), [one.seat for one in found]
+        check(on, seats, order.wishes.settled)
         plan, shape, gradients = make_plan(order, cluster.world)
-        if device_type(order.state, order.hints, cluster.world) == "cpu":
-            plan = verify(share(plan, cluster.machines))
+        _check_scopes(plan, on)
+        spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
+        plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
         written = _written(plan)
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         seed = torch.initial_seed()
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
-        head = {"shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients}
+        head = {
+            "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
+            "kinds": on,
+        }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
@@ -115,11 +140,14 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on)
 
 
-def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
-    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients."""
+def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients]:
+    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients.
+
+    Where that takes long it is shown how far it is, and at the end, unless not ``told``, what was made.
+    """
     shapes: list[tree.Shape] = []
     gradients: list[Gradients] = []
 
@@ -130,8 +158,8 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
         return found
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
-    with working(what, f"compiled {order.name}") as doing:
-        kind = device_type(order.state, order.hints, world)
+    with working(what, f"compiled {order.name}", PARTS) as doing:
+        kind = _main(kinds(order, world))
         try:
             laid = compile_step(
                 order.name,
@@ -151,6 +179,7 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
                 later=order.later,
                 schedule=order.schedule,
                 rates=_rates(order.target, kind),
+                own=order.own,
                 doing=doing,
                 learn=gradients.append,
             )
@@ -172,7 +201,21 @@ def make_plan(order: Order, world: int) -> tuple[Plan, tree.Shape, Gradients]:
         hardware = order.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
         doing("schedule")
         memory = left_for_registers(plan, order.goal.budget)
-        return schedule(make, hardware, memory, order.schedule), shapes[0], gradients[0]
+        scheduled = schedule(make, hardware, memory, order.schedule)
+        if told:
+            doing.sum_up(lambda: five_lines(scheduled, hardware))
+    return scheduled, shapes[0], gradients[0]
+
+
+def make_pretended(order: Order, world: int) -> Plan:
+    """The plan for ranks that do not exist: those of a node, as the hardware says, are taken to share memory."""
+    plan, *_ = make_plan(order, world, told=False)
+    on = kinds(order, world)
+    hardware = replace(order.target, measure=False).hardware(_main(on))
+    size = hardware.node_size or world
+    gpus = [f"GPU {rank}" * (kind == "cuda") for rank, kind in enumerate(on)]
+    spots = spots_of([f"node {rank // size}" for rank in range(world)], on, gpus, gpus)
+    return verify(choose(plan, spots, hardware))
 
 
 def _rates(target: Target, kind: str) -> Rates:
@@ -203,27 +246,34 @@ def hints_of(state: State) -> Hints:
     return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def device_type(state: State, hints: Hints, world: int) -> str:
-    """The kind of devices that the plan is for: what hints name, else where the script's state lies.
+def kinds(order: Order, world: int) -> tuple[str, ...]:
+    """The kind of device of each rank; see ``seats.kinds_of``."""
+    held = {h.tensor.device.type for h in order.state.held.values()}
+    return kinds_of(order.hints.placements | order.places, order.kinds, held, world, order.wishes)
 
-    Raises LayoutError for hints that fit no device of the run.
-    """
-    kinds = {placement.type for placement in hints.placements}
-    for placement in hints.placements:
-        if max(placement.ranks) >= world:
+
+def own_seat(order: Order, settings: Settings) -> Seat:
+    """What this rank has to compute on, as it tells the master."""
+    try:
+        return seat(kinds(order, settings.world)[settings.rank], settings)
+    except LayoutError:  # the master finds it, too, and tells everybody
+        return NOWHERE
+
+
+def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
+    """Raise LayoutError where scopes in the function have placed on a kind of device that no rank is."""
+    for placement in [v.placement for v in plan.variables] + [r.placement for r in plan.results]:
+        if placement.type not in kinds:
+            there = " and ".join(sorted(set(kinds)))
             raise LayoutError(
-                f"a placement {placement} was found, which needs rank {max(placement.ranks)}; the run has {world} "
-                f"device{'s' * (world != 1)} (ranks 0 to {world - 1}): start it with more, or place on fewer"
+                f"job {plan.name!r} places on {placement}, and the ranks of this run compute on {there}: "
+                f"start with --device-type {placement.type}, or place on what there is"
             )
-    kinds = kinds or {h.tensor.device.type for h in state.held.values()} - {"meta"} or {"cpu"}
-    if len(kinds) > 1:
-        raise LayoutError(
-            f"a job works on {' and '.join(sorted(kinds))}; one kind of device was expected: move and place all to one"
-        )
-    kind = kinds.pop()
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise LayoutError('a placement "cuda" was found, and this machine has no CUDA device; use "cpu"')
-    return kind
+
+
+def _main(kinds: Sequence[str]) -> str:
+    """The kind that the plan is reckoned with, and that what nobody places is said to lie on."""
+    return "cuda" if "cuda" in kinds else "cpu"
 
 
 def _only_used(plan: Plan) -> Plan:
@@ -266,4 +316,5 @@ def _unpack(data: bytes, name: str) -> Made:
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
     plan = verify(from_bytes(data[8 + size :]))
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
-    return Made(plan, head["shape"], frozenset(head["lent"]), head["differing"], head["seed"], gradients)
+    differing, on = head["differing"], tuple(head["kinds"])
+    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on)

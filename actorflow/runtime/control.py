@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from actorflow.runtime import control_grpc as door
+from actorflow.runtime import control_why as why
 from actorflow.runtime import control_wire as wire
 from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_servicer, grpc
 from actorflow.runtime.control_join import Reception
@@ -27,6 +28,7 @@ from actorflow.runtime.control_pull import Pulls
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import LOST, Failure
 from actorflow.runtime.messages import Credit, Line, Message
+from actorflow.runtime.reports import KeptAt, tell
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import CallError, ClusterError
 from actorflow_protos import runtime_pb2 as pb
@@ -119,7 +121,7 @@ class Control:
         machine, socket = self.near.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
         self.tickets[self.rank] = self.own
-        self._reception = Reception(self.own, s.join_timeout) if self.rank == 0 else None
+        self._reception = Reception(self.own, s.join_timeout, why.doubts(s)) if self.rank == 0 else None
         add_servicer(_Servicer(self), server)
         await server.start()
         return server
@@ -133,20 +135,26 @@ class Control:
         assert self._reception is not None
         tickets = await self._reception.wait(self._unless_failed)
         book = [wire.ticket_to(ticket) for ticket in tickets]
-        self._tell_all(pb.Item(welcome=pb.Welcome(tickets=book, store_host=self.store[0], store_port=self.store[1])))
+        welcome = pb.Welcome(
+            tickets=book, store_host=self.store[0], store_port=self.store[1], logs_port=self.settings.logs_port
+        )
+        self._tell_all(pb.Item(welcome=welcome))
 
     async def _join(self) -> None:
         """Another rank's part of joining."""
         s = self.settings
         address = s.master_address
+        notices = self._spawn(why.tell_why(s)) if s.local_rank == 0 else None  # one for each node is enough
         try:
             link = await self._dial(0, address, s.join_timeout)
         except TimeoutError:
             raise ClusterError(
                 f"no master (rank 0, node 0) answered rank {self.rank} (node {s.node}) at {address} within "
-                f"{s.join_timeout:g} s (--join-timeout). Start node 0, and see that --master-addr and --master-port "
-                "name it and that no firewall is between."
+                f"{s.join_timeout:g} s (--join-timeout). {await why.no_master(s)}"
             ) from None
+        finally:
+            if notices is not None:
+                notices.cancel()
         link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=wire.ticket_to(self.own))))
         try:  # the master gives the verdict; the margin is for a master that started later
             await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
@@ -186,6 +194,8 @@ class Control:
     def _welcome(self, item: pb.Welcome) -> None:
         self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
         self.store = (item.store_host, item.store_port)
+        if item.logs_port and self.settings.leads:  # one for each launcher is enough
+            tell(self.settings.launcher, KeptAt(self.settings.at_master(item.logs_port)))
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 
@@ -204,10 +214,7 @@ class Control:
                     arrival = self._arrivals.setdefault(peer, self._loop.create_future())
                     await self._unless_failed(asyncio.shield(arrival), timeout)
             except TimeoutError:
-                raise ClusterError(
-                    f"rank {self.rank} and {self.tickets[peer].place} could not connect within {timeout:g} s; see that "
-                    f"no firewall is between {self.own.address} and {self.tickets[peer].address}"
-                ) from None
+                raise ClusterError(await why.apart(self.settings, self.own, self.tickets[peer], timeout)) from None
         for peer in sorted({*peers} - {self.rank}):
             if self.own.machine and self.own.machine == self.tickets[peer].machine:
                 await self.near.connect(self.tickets[peer], self.links[peer], self._unless_failed)
@@ -444,10 +451,11 @@ class Control:
         for link in self.links.values():
             link.put(item)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _Servicer(PeerServicer):  # type: ignore[misc]

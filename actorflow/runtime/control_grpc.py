@@ -17,18 +17,23 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # forked loader workers 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from actorflow.doctor.ports import CHOOSE, unusable
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2_grpc
 
 __all__ = [
     "ACCEPTED",
+    "KeeperServicer",
+    "KeeperStub",
     "PeerServicer",
     "PeerStub",
+    "add_keeper",
     "add_servicer",
     "caller",
     "grpc",
     "is_accepted",
     "make_channel",
+    "make_plain_channel",
     "make_server",
     "metadata",
     "probe",
@@ -38,6 +43,9 @@ _generated: Any = runtime_pb2_grpc  # carries no types
 PeerServicer = _generated.PeerServicer
 PeerStub = _generated.PeerStub
 add_servicer = _generated.add_PeerServicer_to_server
+KeeperServicer = _generated.KeeperServicer
+KeeperStub = _generated.KeeperStub
+add_keeper = _generated.add_KeeperServicer_to_server
 
 TOKEN_KEY = "actorflow-token"
 RANK_KEY = "actorflow-rank"
@@ -101,16 +109,19 @@ def make_server(
     except RuntimeError:
         bound = 0
     if not bound:
-        raise ClusterError(
-            f"port {port} on {host} cannot be used for the run's control server: another program has it, or the "
-            "address is not of this host. Choose a free port with --ctrl-port (the same on every node)."
-        )
+        why = unusable(host, port)
+        raise ClusterError(why.text if why is not None else f"port {port} on {host} cannot be used. {CHOOSE}")
     return server, bound
 
 
 def make_channel(address: str) -> Any:
     """A channel to a peer; it belongs to the running event loop."""
     return grpc.aio.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
+
+
+def make_plain_channel(address: str) -> Any:
+    """A channel to a peer for threads without an event loop."""
+    return grpc.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
 
 
 def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from actorflow_compiler.errors import ClusterError
 
 MISMATCH_GRACE = 3.0  # seconds that others get to come and hear of a mismatch too
 FIRST_NOTICE, NOTICE = 5.0, 10.0  # seconds of silence before, and between, notes about who is awaited
+LOOKING = 1.0  # seconds in which what may be wrong on this machine is seen, or left out of the first note
 
 
 class UnlessFailed(Protocol):
@@ -25,9 +26,10 @@ class UnlessFailed(Protocol):
 class Reception:
     """The master's desk while ranks come together; lives on the gRPC thread."""
 
-    def __init__(self, own: Ticket, limit: float) -> None:
+    def __init__(self, own: Ticket, limit: float, doubts: Callable[[], str] = str) -> None:
         self.roster = Roster(own)
         self._limit = limit  # seconds
+        self._doubts = doubts  # what on this machine may keep others away, in words
         self._turned_away: set[str] = set()
         self._news = asyncio.Event()
 
@@ -48,8 +50,12 @@ class Reception:
         doubt: str | None = None
         while not self.roster.complete and now < deadline:
             if now >= notice:
+                doubts = ""
+                if notice == start + FIRST_NOTICE:  # once; names that take long to resolve must not hold up the join
+                    with suppress(TimeoutError):
+                        doubts = await asyncio.wait_for(asyncio.to_thread(self._doubts), LOOKING)
                 notice += NOTICE
-                self._say(f"{now - start:.0f} s of {self._limit:g} s")
+                self._say(f"{now - start:.0f} s of {self._limit:g} s" + (f". {doubts}" if doubts else ""))
             if doubt is None and (doubt := self.roster.mismatch()) is not None:
                 deadline = min(deadline, now + MISMATCH_GRACE)
             with suppress(TimeoutError):
@@ -70,6 +76,7 @@ class Reception:
         tokens = f" Callers with a wrong token were turned away (from {away})." if away else ""
         return (
             f"{self.roster.missing_text()} did not join within {self._limit:g} s (--join-timeout).{tokens} "
-            f"{len(self.roster.tickets)} of {self.roster.world} ranks came. Start `actorflow run` on every node with "
-            "the same --nnodes, --devices, --master-addr and --master-port, and look at the output of the missing node."
-        )
+            f"{len(self.roster.tickets)} of {self.roster.world} ranks came. Start the run on every node, with "
+            "`actorflow run` and the same --nnodes, --devices, --master-addr and --master-port, or the script itself "
+            f"where it names its nodes, and look at the missing node: it says what it waits for. {self._doubts()}"
+        ).strip()

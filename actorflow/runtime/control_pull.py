@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from actorflow.runtime.control_grpc import PeerStub, grpc
 from actorflow.runtime.control_wire import pieces
+from actorflow.runtime.pool import DaemonPool
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
@@ -22,7 +22,7 @@ class Pulls:
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
-        self._pool = ThreadPoolExecutor(64, "actorflow-serve")
+        self._pool = DaemonPool(64, "actorflow-serve")
 
     async def pull(self, channel: Any, call_metadata: Any, key: str) -> bytes:
         """Fetch all chunks; raises ClusterError with the other rank's text, or AioRpcError when it breaks off."""

@@ -31,6 +31,7 @@ class Ticket:
     argv: tuple[str, ...]
     machine: str = ""  # equal for ranks that can share sockets and memory; empty: this one cannot
     socket: str = ""  # name of its Unix socket
+    libraries: str = ""  # what moves tensors there, and its version
 
     @property
     def place(self) -> str:
@@ -45,6 +46,12 @@ _EQUAL = (
     ("version", "version of actorflow", "Install the same version on every node."),
     ("python", "version of Python", "Use the same version on every node."),
     ("torch", "version of torch", "Install the same version on every node."),
+    (
+        "libraries",
+        "communication library",
+        "Ranks whose libraries differ may wait for each other for ever: install the same build of torch, and the same "
+        "versions of NCCL and CUDA, on every node.",
+    ),
     ("digest", "script", "Copy the same script to every node."),
     ("argv", "arguments of the script", "Start every node with the same arguments."),
 )
@@ -84,11 +91,16 @@ class Roster:
 
     def mismatch(self) -> str | None:
         """A text that shows both values, if a rank would run something else than the master."""
-        for rank in sorted(self.tickets):
-            for name, _, _ in _EQUAL:
-                if getattr(self.tickets[rank], name) != getattr(self.own, name):
-                    return _mismatch(name, self.own, self.tickets[rank])
-        return None
+        return next(iter(self.mismatches()), None)
+
+    def mismatches(self) -> list[str]:
+        """A text for each value of a rank that is not the master's."""
+        return [
+            _mismatch(name, self.own, self.tickets[rank])
+            for rank in sorted(self.tickets)
+            for name, _, _ in _EQUAL
+            if getattr(self.tickets[rank], name) != getattr(self.own, name)
+        ]
 
     def missing(self) -> list[int]:
         """The ranks that have not joined, in order."""

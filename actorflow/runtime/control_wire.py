@@ -49,6 +49,7 @@ def ticket_to(ticket: Ticket) -> pb.Ticket:
         argv=ticket.argv,
         machine=ticket.machine,
         socket=ticket.socket,
+        libraries=ticket.libraries,
     )
 
 
@@ -70,6 +71,7 @@ def ticket_from(item: pb.Ticket) -> Ticket:
         argv=tuple(item.argv),
         machine=item.machine,
         socket=item.socket,
+        libraries=item.libraries,
     )
 
 

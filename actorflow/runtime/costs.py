@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from actorflow.runtime.devices import Device, count, make_device
 from actorflow.runtime.kernels import Kernels
 from actorflow.runtime.wire import decode
 from actorflow_compiler.library import OPS
@@ -34,7 +35,7 @@ from actorflow_compiler.plan import (
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.signatures.discovery.cache import directory, keep
 from actorflow_compiler.summary import variable_shape
-from actorflow_scheduler.cost import CPU_CORE, Hardware
+from actorflow_scheduler.cost import UNMEASURED, Hardware
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.work import work
 
@@ -56,9 +57,9 @@ class Place:
     def path(self) -> Path | None:
         """The file of this machine's measurements; None if nothing is kept."""
         where = directory()
-        if where is None:
+        if where is None or not count(self.device):
             return None
-        name = torch.cuda.get_device_name() if self.device == "cuda" else f"{self.device}-{self.threads}"
+        name = make_device(self.device).label(self.threads)
         return where / "costs" / f"torch-{torch.__version__}" / platform.node() / f"{name.replace('/', '-')}.json"
 
 
@@ -79,7 +80,7 @@ class Target:
         threads = self.threads or torch.get_num_threads()
         if self.measure:
             return measure(plans(), device, threads, doing=doing)
-        return read(Place(device, threads)).hardware()
+        return read(Place(device, threads)).hardware(device)
 
 
 HERE = Target()
@@ -94,9 +95,11 @@ class Costs:
     latency: float = 0.0  # seconds of a send between two ranks of this machine
     bandwidth: float = 0.0  # bytes/s of one; 0: not measured
 
-    def hardware(self) -> Hardware:
-        """This machine, as far as it was measured."""
-        found = replace(CPU_CORE, measured=dict(self.work), name="this machine, as measured") if self.work else CPU_CORE
+    def hardware(self, device: str) -> Hardware:
+        """This machine with this kind of device, as far as it was measured."""
+        found = UNMEASURED[device]
+        if self.work:
+            found = replace(found, measured=dict(self.work), name="this machine, as measured")
         if self.flops_per_s:
             found = replace(found, flops_per_s=self.flops_per_s)
         if self.bandwidth:
@@ -119,12 +122,7 @@ def read(place: Place) -> Costs:
 
 def here(device: str, threads: int | None = None) -> Hardware:
     """This machine, by what earlier measurements kept of it; the defaults where there were none."""
-    return read(Place(device, threads or torch.get_num_threads())).hardware()
-
-
-def threads_of(devices: int) -> int:
-    """The threads that each of so many ranks of this machine gets."""
-    return max(1, len(os.sched_getaffinity(0)) // devices)
+    return read(Place(device, threads or torch.get_num_threads())).hardware(device)
 
 
 def measure(
@@ -142,7 +140,7 @@ def measure(
     tensors of the plan's shapes.  One that cannot run so, or for which ``budget`` seconds do not
     suffice, is estimated by its floating-point operations.
     """
-    place = Place(device, threads)
+    place, on = Place(device, threads), make_device(device)
     costs = read(place)
     end = time.perf_counter() + budget
     todo: dict[str, tuple[Plan, Actor]] = {}
@@ -153,13 +151,13 @@ def measure(
             if actor.body is not None and not any(isinstance(o, OfInput) for o in actor.operands):
                 todo.setdefault(work(plan, actor), (plan, actor))
     with _threads(threads), torch.no_grad():
-        kernels = Kernels(torch.device(device), OPS)
+        kernels = Kernels(on.where, OPS)
         missing = [name for name in todo if name not in costs.work]
         for i, name in enumerate(sorted(missing, key=lambda n: -todo[n][1].flops)):
             if time.perf_counter() > end:
                 break
             doing(f"measure {i + 1} of {len(missing)} bodies")
-            taken = _time(kernels, *todo[name], torch.device(device))
+            taken = _time(kernels, *todo[name], on)
             if taken is not None:
                 costs.work[name] = taken
     known = [(actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if name in costs.work and actor.flops]
@@ -174,15 +172,15 @@ def measure(
             "format": FORMAT, "flops_per_s": costs.flops_per_s, "latency": costs.latency, "bandwidth": costs.bandwidth,
             "work": costs.work,
         })  # fmt: skip
-    return costs.hardware()
+    return costs.hardware(device)
 
 
-def _time(kernels: Kernels, plan: Plan, actor: Actor, device: torch.device) -> float | None:
+def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | None:
     """The median of the seconds that a body takes; None if it cannot run on invented values."""
     assert actor.body is not None
     try:
         kernel = kernels.kernel(plan.bodies[actor.body])
-        values = [_value(plan, actor, operand, device) for operand in actor.operands]
+        values = [_value(plan, actor, operand, on.where) for operand in actor.operands]
         for _ in range(2):  # the first calls allocate, and wake threads
             kernel(list(values))
     except (RuntimeError, IndexError, ValueError, TypeError):
@@ -190,10 +188,10 @@ def _time(kernels: Kernels, plan: Plan, actor: Actor, device: torch.device) -> f
     times: list[float] = []
     least, most = RUNS
     while len(times) < least or (len(times) < most and sum(times) < EACH):
-        _wait(device)
+        on.synchronize()
         start = time.perf_counter()
         kernel(list(values))
-        _wait(device)
+        on.synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -222,11 +220,6 @@ def _tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return torch.rand(spec.shape, dtype=dtype, device=device)
     return torch.zeros(spec.shape, dtype=dtype, device=device)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

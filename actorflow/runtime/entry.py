@@ -19,10 +19,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TextIO
 
+from actorflow.doctor.shm import advice
 from actorflow.runtime import cluster
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.reports import Started, tell
 from actorflow.runtime.settings import Settings
+from actorflow.status.sockets import answer, tell_own
 from actorflow_compiler.errors import ActorflowError
 
 SEED = 0  # of every random number generator, on every rank
@@ -43,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
         if settings.world > 1:
             run = Cluster(settings)
         cluster.use(run)
-        _end_on_sigterm(run)
+        answer(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, "status"))
+        _hear_signals(run)
         if isinstance(run, Cluster):
             run.begin()  # joins while torch is imported
         _seed(settings)
@@ -71,6 +74,9 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
                     print(e.code, file=sys.stderr)
                 run.abort("ended", f"ended with exit status {code}")
                 return _end(run, code)
+        wires = sys.modules.get("actorflow.eager.current")
+        if wires is not None:
+            wires.finish()
         session = sys.modules.get("actorflow.runtime.session")
         if session is not None:
             session.finish()
@@ -79,9 +85,15 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
     except KeyboardInterrupt:
         return _interrupted(run)
     except BaseException as e:
+        shown = sys.modules.get("actorflow.live.shown")
+        if shown is not None:
+            shown.close()
         print_script_error(e, script)
         if run.explain(e) is e:
-            run.abort("raised", f"raised {_sentence(e, script)}")
+            hint = advice(str(e))
+            if hint:
+                print(f"actorflow: {hint}", file=sys.stderr)
+            run.abort("raised", f"raised {_sentence(e, script)}" + (f". {hint}" if hint else ""))
             if isinstance(e, Exception):
                 _write_error_file(e)
         return _end(run, 1)
@@ -144,14 +156,18 @@ def _close_stdin() -> None:
 
 
 def _seed(settings: Settings) -> None:
-    """Give every rank the same random numbers, and each its share of the cores."""
+    """Give every rank the same random numbers, and each its share of the cores, and of the GPUs."""
     random.seed(SEED)
     import numpy
     import torch
 
     numpy.random.seed(SEED)
     torch.manual_seed(SEED)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings.devices))
+    torch.set_num_threads(settings.threads)
+    if settings.devices > 1 and settings.device_type != "cpu" and torch.cuda.device_count():
+        from actorflow.runtime.seats import device_of
+
+        torch.cuda.set_device(device_of("cuda", settings))  # what the script calls "cuda" is where this rank computes
 
 
 def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
@@ -169,8 +185,8 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
         os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
 
 
-def _end_on_sigterm(run: Cluster | Alone) -> None:
-    """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python.
+def _hear_signals(run: Cluster | Alone) -> None:
+    """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python; on SIGUSR1 only tell.
 
     The launcher sends it when another rank has failed; then the news of that failure is awaited, so
     that its cause is what everybody reports.
@@ -182,8 +198,9 @@ def _end_on_sigterm(run: Cluster | Alone) -> None:
         """Python's part; the wake-up descriptor has the signal already, on whatever thread it came."""
 
     def wait() -> None:
-        while signal.SIGTERM not in os.read(reader, 64):
-            pass
+        while signal.SIGTERM not in (told := os.read(reader, 64)):
+            if signal.SIGUSR1 in told:
+                tell_own(run.rank)
         if not run.failed.wait(TERM_PATIENCE):
             run.abort("ended", "was told to end (SIGTERM)")
         if isinstance(run, Cluster):
@@ -191,6 +208,7 @@ def _end_on_sigterm(run: Cluster | Alone) -> None:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGUSR1, handle)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=wait, name="actorflow-sigterm", daemon=True).start()
 

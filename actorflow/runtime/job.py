@@ -12,13 +12,17 @@ from torch import Tensor
 from actorflow.runtime.adding import adding, products
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
+from actorflow.runtime.devices import Device, Queue
 from actorflow.runtime.kernels import Kernel, Kernels
 from actorflow.runtime.messages import DataPlane, Filled, Ready, Region
 from actorflow.runtime.slots import Slots
+from actorflow.runtime.trails import Passage, Trails, barrier
+from actorflow.runtime.turns import calls
 from actorflow.runtime.wire import decode
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
-from actorflow_compiler.ops import ITEM_BYTES
+from actorflow_compiler.ops import ITEM_BYTES, Symbol
 from actorflow_compiler.plan import (
+    ORDERED,
     Actor,
     Body,
     Comm,
@@ -32,8 +36,8 @@ from actorflow_compiler.plan import (
     Register,
     TensorSpec,
     ToResult,
-    verify,
 )
+from actorflow_compiler.plan_verify import verify
 from actorflow_scheduler.machine import Finished, Machine
 
 INLINE = "inline"
@@ -75,6 +79,7 @@ class Unit:
     rate: int
     finished: Finished
     inline: bool  # fires on the compute thread
+    passage: Passage | None  # how it is ordered with others on a device that runs ahead
     body: Body | None
     kernel: Kernel | None
     adding: Adding | None
@@ -91,6 +96,11 @@ class Unit:
     specs: tuple[TensorSpec, ...]  # of a collective's outputs
     sent: tuple[int, int] | None  # (position in the writes of a firing, register) that a send fills
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether it is one of the communications that all ranks issue in one order."""
+        return self.plane is not None and self.comm is not None and self.comm.plane in ORDERED
+
 
 class Job:
     """A plan that is installed on one rank.
@@ -103,7 +113,7 @@ class Job:
         number: int,
         plan: Plan,
         rank: int,
-        device: torch.device,
+        device: Device,
         kernels: Kernels,
         planes: Mapping[str, DataPlane],
         variables: Mapping[str, Tensor],
@@ -113,12 +123,14 @@ class Job:
         self.plan = verify(plan)
         self.machine = Machine(plan, rank)
         if constants is None:
-            constants = dict(zip((c.name for c in plan.constants), _constants(plan, device), strict=True))
+            constants = dict(zip((c.name for c in plan.constants), _constants(plan, device.where), strict=True))
         self.constants = constants
+        self.frozen = calls(self.plan, rank)  # of an iteration, those that all ranks make in one order
         self.begun = 0  # iterations
         self.calls: dict[int, Call] = {}  # by iteration; those that are under way
         self.rooms: dict[int, Room] = {}  # by register: what this rank fills, and reads, in shared memory
-        self.slots: dict[int, Slots] = {r.id: Slots(r, device) for r in plan.registers if plan.home(r) == rank}
+        self.slots: dict[int, Slots] = {r.id: Slots(r, device.where) for r in plan.registers if plan.home(r) == rank}
+        self.trails = Trails(plan, rank, device, self.slots) if device.ahead else None
         self._rank = rank
         self._device = device
         self._kernels = kernels
@@ -126,11 +138,26 @@ class Job:
         self._variables = variables
         mine = [a for a in plan.actors if a.rank == rank]
         self.units = {a.id: self._unit(a) for a in mine}
+        self.queues: tuple[Queue, ...] = tuple(
+            {u.passage.queue.name: u.passage.queue for u in self.units.values() if u.passage is not None}.values()
+        )
         self.sources = {r.id: plan.actor(r.producer) for r in plan.registers if plan.actor(r.producer).rank != rank}
         self.firings = sum(a.rate for a in mine)  # in an iteration
         self.results = frozenset(t.index for a in mine for t in a.targets if isinstance(t, ToResult))
         self.inputs = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfInput))
         self.scalars = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfScalar))
+
+    def join(self, before: Job | None, call: Call) -> None:
+        """Let a call's work on a device that runs ahead begin after that of another plan, and after its caller's."""
+        if before is not None and before is not self:
+            barrier(before.queues, self.queues)
+        for queue in self.queues:
+            queue.wait(call.start)
+
+    def sweep(self) -> None:
+        """Let go of tokens that a device which runs ahead has done with."""
+        if self.trails is not None:
+            self.trails.sweep()
 
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
@@ -213,11 +240,13 @@ class Job:
         inside = send and comm is not None and (comm.plane == INLINE or not operands)  # travels in the message
         shared = send and comm is not None and comm.plane == SHARED and not inside
         quick = inside or (shared and writes[0].nbytes <= QUICK)
+        passage = None if self.trails is None else self.trails.passage(actor, body is None or not _makes_tensors(body))
         return Unit(
             actor=actor,
             rate=actor.rate,
             finished=Finished(actor.id),
-            inline=comm is None or (quick and self._device.type == "cpu"),
+            inline=(passage is None and (comm is None or quick)) or (passage is not None and passage.inline),
+            passage=passage,
             body=body,
             kernel=None if body is None else self._kernels.kernel(body),
             adding=None if body is None else self._adding(body, stores),
@@ -234,7 +263,7 @@ class Job:
             comm=comm,
             plane=None if comm is None or inside or shared else self._plane(actor, comm),
             shared=shared,
-            borrows=tuple(slots.id for _, slots in taken if self._is_shared(slots.id)) if stores else (),
+            borrows=tuple(s.id for _, s in taken if self._is_shared(s.id)) if stores and passage is None else (),
             specs=() if comm is None or send else tuple(self._spec(actor, i) for i in range(len(actor.targets))),
             sent=(0, writes[0].id) if send else None,
         )
@@ -319,6 +348,12 @@ class Job:
                 f"this rank has {sorted(self._planes)}"
             )
         return found
+
+
+def _makes_tensors(body: Body) -> bool:
+    """Whether a body makes tensors on the device of a rank, wherever its operands lie."""
+    args = [(*step.args, *(value for _, value in step.kwargs)) for step in body.steps]
+    return any(isinstance(arg, Symbol) and arg.text.startswith("device:") for some in args for arg in some)
 
 
 def open_planes(plan: Plan, rank: int, planes: Mapping[str, DataPlane]) -> None:

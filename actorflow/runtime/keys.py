@@ -10,6 +10,7 @@ import torch
 
 from actorflow.arguments import Arguments
 from actorflow_compiler.capture import FUSABLE
+from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
 __all__ = ["Keys", "fresh", "lines", "rates", "spoken"]
@@ -21,20 +22,22 @@ class Keys:
     """Makes the keys of one job's calls.
 
     What a key is made of besides the arguments: the flags of the modules and parameters that the
-    search found, autocast, and the settings of optimizers that are constants of a plan.
+    search found, autocast, and the settings of optimizers that are constants of a plan.  ``shared`` is a module
+    whose flags never change, and that grows as other jobs need more of it: what is in it makes no difference.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, shared: torch.nn.Module | None = None) -> None:
         self.state = state
         self._modules = tuple(m for root in state.modules.values() for m in root.modules())
-        self._held = tuple(state.held.values())
+        apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
+        self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
 
     def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
         """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
-        return arguments.key, training, gradients, _autocast(), _optimizers(self.state), first
+        return arguments.key, training, gradients, _autocast(), _optimizers(self.state), _scalers(self.state), first
 
 
 def fresh(state: State, stepped: set[str]) -> bool:
@@ -77,6 +80,8 @@ def lines(state: State) -> list[str]:
     ]
     for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state), strict=True):
         found.append(f"optimizer {name}: {type(optimizer).__name__} {groups}")
+    for name, settings in zip(state.scalers, _scalers(state), strict=True):
+        found.append(f"scaler {name}: growth, backoff and interval {settings}")
     return found
 
 
@@ -94,6 +99,10 @@ def _optimizers(state: State) -> tuple[Any, ...]:
         )
         for optimizer in state.optimizers.values()
     )
+
+
+def _scalers(state: State) -> tuple[Any, ...]:
+    return tuple(map(scaler_settings, state.scalers.values()))
 
 
 def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) -> Iterator[tuple[str, Any]]:

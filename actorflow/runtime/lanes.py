@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 import torch
+
+from actorflow.runtime.devices import Device
 
 T = TypeVar("T")
 
@@ -19,7 +23,7 @@ class Lane(Generic[T]):
     """
 
     def __init__(
-        self, name: str, device: torch.device, work: Callable[[T], None], fail: Callable[[BaseException, T], None]
+        self, name: str, device: Device, work: Callable[[T], None], fail: Callable[[BaseException, T], None]
     ) -> None:
         self.name = name
         self.doing: T | None = None  # the task that it is at
@@ -53,8 +57,10 @@ class Lane(Generic[T]):
             self.doing = task = None  # the tensors of a task die with it, not when the next one comes
 
 
-def prepare_thread(device: torch.device) -> None:
-    """Make this thread one that runs tensor code of a plan on ``device``."""
+def prepare_thread(device: Device, cores: Set[int] = frozenset()) -> None:
+    """Make this thread one that runs tensor code of a plan on ``device``, on some cores (none: on any)."""
     torch.set_grad_enabled(False)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if cores:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it, or a core may be gone
+            os.sched_setaffinity(0, cores)  # of this thread, and of those that torch starts from it
+    device.prepare_thread()

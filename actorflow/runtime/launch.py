@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from actorflow.runtime.asked import Shape, check_token
 from actorflow.runtime.failure import LAUNCHER, LOST, Failure
-from actorflow.runtime.settings import LOCAL, TOKEN, TRACE
+from actorflow.runtime.log_files import Logs, NoLogs, log_path
+from actorflow.runtime.reports import Wanted
+from actorflow.runtime.settings import (
+    DEVICE_TYPE,
+    INTERFACE,
+    LIVE,
+    LOCAL,
+    OVERSUBSCRIBE,
+    TOKEN,
+    TRACE,
+    Settings,
+    threads_of,
+)
 from actorflow.runtime.watch import Findings, Watch
+from actorflow.status.sockets import About, announce, ask, on_signal
+from actorflow.status.text import to_text
+from actorflow_compiler.errors import ClusterError
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
 MALLOC = {  # the C library keeps what is freed: to take a step's memory anew from the kernel each time costs 2% of it
@@ -45,13 +63,33 @@ class Launch:
     join_timeout: float = 300.0  # seconds
     token: str = ""  # empty: on one node one is made; on several, peers need none
     log_dir: str = ""  # empty: a new temporary folder
+    live: str = ""  # what is shown while it runs, as in ``Settings``
     trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
     local: bool = True  # ranks of this machine use Unix sockets and shared memory
+    device_type: str = ""  # of what no placement names; empty: CUDA where there is one
+    oversubscribe: bool = False  # ranks of this machine may share a GPU
+    given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", what people said: a script cannot change it
+    tasks: int = 1  # launchers on each node, as an engine has started them; several: each has one device
+    task: int = 0  # which of them this one is
+    own_cores: bool = False  # this launcher's cores are no other's on the node
+    reserved: bool = False  # this process holds the port for the master
+    interface: str = ""  # the network card that leads to the other nodes; empty: the one by which the master is reached
 
     @property
     def ranks(self) -> range:
-        """The ranks of this node."""
-        return range(self.node_rank * self.devices, (self.node_rank + 1) * self.devices)
+        """The ranks that this launcher starts."""
+        count = self.devices // self.tasks
+        return range(self.launcher * count, (self.launcher + 1) * count)
+
+    @property
+    def launcher(self) -> int:
+        """This launcher's number."""
+        return self.node_rank * self.tasks + self.task
+
+    @property
+    def launchers(self) -> int:
+        """The launchers of the run."""
+        return self.nnodes * self.tasks
 
 
 def launch(run: Launch) -> int:
@@ -65,17 +103,74 @@ def launch(run: Launch) -> int:
     Path(log_dir).mkdir(parents=True, exist_ok=True)
     if run.nnodes * run.devices > 1:
         console.print(_greeting(run, log_dir), style="dim")
-    watch = Watch()
-    with _reserved_port(run) as port, _environment(_variables(run, port, log_dir, watch.address)), _signals_kept():
+    logs = _logs(console, run, log_dir)
+    watch = Watch(logs.send_to)
+    world = run.nnodes * run.devices
+    about = About(os.getpid(), run.script, run.argv, world, tuple(run.ranks), time.time(), log_dir)
+    announce(watch.address, about)
+    with (
+        _reserved_port(run) as port,
+        _environment(_variables(run, port, log_dir, watch.address, logs.port)),
+        _signals_kept(),
+        on_signal(lambda: _tell(console, watch.address, about)),
+    ):
         watch.start()
         codes, interrupted = _supervise(run, log_dir)
     findings = watch.close()
+    logs.finish(not codes and interrupted is None and findings.wanted is None)
     if interrupted is not None:
         console.print(f"actorflow: ended by {interrupted.name}")
         return 128 + interrupted
+    if not codes and findings.wanted is not None:
+        return _again(console, run, findings.wanted, log_dir)
     if not codes:
         return 0
     return _report(console, run, log_dir, findings, codes)
+
+
+def _tell(console: Console, launcher: str, about: About) -> None:
+    """Print what the ranks are at, and who waits for whom."""
+    console.print(to_text(about, ask(launcher, about)), end="")
+
+
+def _again(console: Console, run: Launch, wanted: Wanted, log_dir: str) -> int:
+    """Start the script anew with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
+    shape = Shape(**asdict(wanted))
+    try:
+        check_token(shape, run.token)
+    except ClusterError as e:
+        console.print(f"actorflow: {e}", style="bold red")
+        return 1
+    console.print(f"actorflow: the script asks for {shape.spoken}: it starts anew", style="dim")
+    return launch(
+        replace(
+            run,
+            devices=shape.devices,
+            nnodes=shape.nnodes,
+            node_rank=shape.node_rank,
+            master_addr=shape.master_addr,
+            port=run.port or shape.port,
+            log_dir=run.log_dir or shape.log_dir or log_dir,
+            given=frozenset({"devices", "nodes", "port"} if run.port or shape.port else {"devices", "nodes"}),
+        )
+    )
+
+
+def _logs(console: Console, run: Launch, log_dir: str) -> Logs:
+    """This launcher's part in bringing all nodes' logs to the master's; without it a run goes on, too."""
+    if run.launchers == 1:
+        return NoLogs()
+    from actorflow.runtime.log_gather import Keeper, Sender
+
+    if run.launcher:
+        return Sender(run.launcher, run.ranks, log_dir, run.token)
+    host = Settings(nnodes=run.nnodes, master_host=run.master_addr).bind_host()
+    keeper = Keeper(range(1, run.launchers), run.devices // run.tasks, log_dir, host, run.token)
+    try:
+        keeper.start()
+    except ClusterError as e:
+        console.print(f"actorflow: logs of other nodes stay there: {e}", style="bold")
+    return keeper
 
 
 def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
@@ -89,7 +184,7 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
     config = LaunchConfig(
         min_nodes=1,  # each node has an agent of its own; nodes meet when their ranks join
         max_nodes=1,
-        nproc_per_node=run.devices,
+        nproc_per_node=len(run.ranks),
         logs_specs=RankLogs(log_dir, run.ranks.start),
         run_id=uuid.uuid4().hex,
         role="actorflow",
@@ -120,17 +215,24 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
 def _report(console: Console, run: Launch, log_dir: str, findings: Findings, codes: dict[int, int]) -> int:
     """Print what happened; returns the exit status."""
     failure = _culprit(findings, codes)
-    code = codes.get(failure.rank, 1) if failure.kind in ("ended", "raised") else 1
+    code = _left_with(failure, codes.get(failure.rank, 1)) if failure.kind == "ended" else 1
     console.print(f"actorflow: {failure.text}", style="bold red")
-    if failure.rank in run.ranks and failure.rank != 0 and failure.kind not in ("call", "join"):
-        path = Path(log_dir, f"rank{failure.rank}.stderr.log")
+    if failure.rank != 0 and failure.kind not in ("call", "join"):
+        path = log_path(log_dir, failure.rank, "stderr")  # of another node's rank only where logs are gathered
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         if lines:
             console.print(f"actorflow: the last lines of {path}:")
             console.print("\n".join(f"  {line}" for line in lines[-TAIL:]))
     if run.nnodes * run.devices > 1:
-        console.print(f"actorflow: logs of this node's ranks are in {log_dir}", style="dim")
+        whose = "all" if run.launchers > 1 and run.launcher == 0 else "this node's"
+        console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
     return code if code > 0 else 1
+
+
+def _left_with(failure: Failure, code: int) -> int:
+    """The status with which a script left; what the rank said of it where it was too slow to end and was killed."""
+    said = re.search(r"exit status (\d+)", failure.cause)
+    return int(said[1]) if said is not None and code <= 0 else code
 
 
 def _culprit(findings: Findings, codes: dict[int, int]) -> Failure:
@@ -159,28 +261,36 @@ def _greeting(run: Launch, log_dir: str) -> str:
     return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}"
 
 
-def _variables(run: Launch, port: int, log_dir: str, launcher: str) -> dict[str, str]:
+def _variables(run: Launch, port: int, log_dir: str, launcher: str, logs_port: int) -> dict[str, str]:
     """The environment of the ranks, on top of our own."""
-    cores = len(os.sched_getaffinity(0))
     variables = {
         "ACTORFLOW_MASTER": f"{run.master_addr}:{port}",
         "ACTORFLOW_DEVICES": str(run.devices),
         "ACTORFLOW_NNODES": str(run.nnodes),
         "ACTORFLOW_NODE_RANK": str(run.node_rank),
-        "ACTORFLOW_RESERVED_PORT": str(int(run.port == 0)),
+        "ACTORFLOW_TASKS": str(run.tasks),
+        "ACTORFLOW_TASK": str(run.task),
+        "ACTORFLOW_OWN_CORES": str(int(run.own_cores)),
+        INTERFACE: run.interface,
+        "ACTORFLOW_GIVEN": ",".join(sorted(run.given)),
+        "ACTORFLOW_RESERVED_PORT": str(int(run.port == 0 or run.reserved)),
         "ACTORFLOW_JOIN_TIMEOUT": str(run.join_timeout),
         "ACTORFLOW_LOG_DIR": log_dir,
+        "ACTORFLOW_LOGS_PORT": str(logs_port),
+        LIVE: run.live,
         TRACE: run.trace,
         "ACTORFLOW_LAUNCHER": launcher,
         "ACTORFLOW_LAUNCHER_PID": str(os.getpid()),
-        TOKEN: run.token or (secrets.token_hex(16) if run.nnodes == 1 else ""),
+        TOKEN: run.token or (secrets.token_hex(16) if run.launchers == 1 else ""),
         LOCAL: str(int(run.local)),
+        DEVICE_TYPE: run.device_type,
+        OVERSUBSCRIBE: str(int(run.oversubscribe)),
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # equal on all ranks
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN),
     }
     variables |= {name: value for name, value in MALLOC.items() if name not in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(max(1, cores // run.devices))
+        variables["OMP_NUM_THREADS"] = str(threads_of(1 if run.own_cores else run.devices))
     return variables
 
 

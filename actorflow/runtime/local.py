@@ -14,8 +14,11 @@ from torch import Tensor
 
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.memory import Switchboard
+from actorflow.runtime.data_plane.staged import StagedPlane
+from actorflow.runtime.devices import Cpu, Device
 from actorflow.runtime.messages import DataPlane, Message
 from actorflow.runtime.parts import assemble, part, sources
+from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.plan import Plan
 
@@ -49,18 +52,23 @@ class LocalCluster:
         in_flight: int = 4,
         timeout: float = 20.0,  # seconds for one call
         library: Mapping[str, Callable[..., Any]] | None = None,
-        trace: int = 0,  # iterations of which each worker keeps the order
+        trace: int = 0,  # iterations of which each worker records what happens
+        device: Callable[[int], Device] = Cpu,  # rank → what it computes on
+        planes: Callable[[int, Device], Mapping[str, DataPlane]] = lambda rank, device: {},  # others than "memory"
+        stage: Callable[[DataPlane, Device], DataPlane] = StagedPlane,  # a plane of host memory → one of a device's
     ) -> None:
         self.plans = plans
         self.workers: list[Worker] = []
         self._timeout = timeout
         board = Switchboard()
         for rank in range(max(p.world for p in plans)):
-            plane = board.plane(rank)
-            planes: dict[str, DataPlane] = dict.fromkeys(("gloo", "memory"), plane)
+            on = device(rank)
+            plane: DataPlane = stage(board.plane(rank), on) if on.ahead else board.plane(rank)
+            own = {**dict.fromkeys(("gloo", "memory"), plane), **planes(rank, on)}
             transport = MemoryTransport(rank, self.workers)
+            record = Recorder(trace) if trace else None
             self.workers.append(
-                Worker(rank, transport, planes, in_flight=in_flight, gated=False, library=library, trace=trace)
+                Worker(rank, transport, own, on, in_flight=in_flight, gated=False, library=library, record=record)
             )
         for worker in self.workers:
             worker.on_failure(self._fail)

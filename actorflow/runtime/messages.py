@@ -106,5 +106,8 @@ class DataPlane(Protocol):
     def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Take part in a collective and return this rank's outputs, shaped as ``specs``; inputs are not changed."""
 
+    def explain(self) -> str:
+        """What it is at that takes long, for people; nothing where that is what its threads are at."""
+
     def close(self) -> None:
         """End: calls that are blocked fail where the medium can wake them; none may follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +53,12 @@ def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], di
     twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are not for this step
     twin._optimizer_step_post_hooks = OrderedDict()
     twin.param_groups = [{**group, "params": [parameter], **{k: v for k, v in OFF.items() if k in group}}]
-    type(optimizer).step(twin)
+    try:
+        type(optimizer).step(twin)
+    except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself
+        known = inspect.signature(type(optimizer)).parameters
+        made = type(optimizer)([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
+        return dict(made.state[parameter])
     recorder = state[parameter]
     return dict(recorder.created)
 

@@ -1,59 +1,97 @@
-"""A long piece of work goes in; a line on standard error while it runs, if it takes more than a second, comes out."""
+"""A long piece of work goes in; lines on standard error while it runs, if it takes more than a second, come out."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-__all__ = ["working"]
+__all__ = ["Work", "listen", "working"]
 
 PATIENCE = 1.0  # seconds of silence
 
+_listener: Callable[[str], None] | None = None  # who has the terminal
+
+
+def listen(listener: Callable[[str], None] | None) -> None:
+    """Tell ``listener``, not the terminal, what is being done, and an empty text when it is done; None: no more."""
+    global _listener
+    _listener = listener
+
+
+class Work:
+    """What a body that works tells of itself: ``work("infer")`` begins a part, ``work.sum_up(lines)`` ends it well.
+
+    ``parts`` are those that are known beforehand, in order, each with what people call it; of others the name is said.
+    """
+
+    def __init__(self, what: str, parts: Sequence[tuple[str, str]]) -> None:
+        self._what = what
+        self._known = {name: f"{text} ({i} of {len(parts)})" for i, (name, text) in enumerate(parts, 1)}
+        self._console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        self._status = self._console.status(f"actorflow: {what}")
+        self._part = ""
+        self._lines: Callable[[], Sequence[str]] = tuple
+        self.shown = threading.Event()
+
+    def __call__(self, part: str) -> None:
+        """A part of the work begins."""
+        self._part = self._known.get(part, part)
+        if self.shown.is_set():
+            self._say()
+
+    def sum_up(self, lines: Callable[[], Sequence[str]]) -> None:
+        """What is to be said when all is done, if it took long enough to be spoken of."""
+        self._lines = lines
+
+    def show(self) -> None:
+        """It takes long: say so from now on."""
+        self.shown.set()
+        if self._console.is_terminal and _listener is None:
+            self._status.start()
+        self._say()
+
+    def end(self, done: str) -> None:
+        """All is done."""
+        lines = [f"actorflow: {done}", *(f"  {line}" for line in self._lines())]
+        self._console.print("\n".join(lines))
+
+    def stop(self) -> None:
+        """Give the terminal back."""
+        self._status.stop()
+        if _listener is not None:
+            _listener("")
+
+    def _say(self) -> None:
+        text = f"actorflow: {self._what}: {self._part}" if self._part else f"actorflow: {self._what}"
+        if _listener is not None:
+            _listener(text)
+        elif self._console.is_terminal:
+            self._status.update(text)
+        else:
+            self._console.print(f"{text} …")
+
 
 @contextlib.contextmanager
-def working(what: str, done: str) -> Iterator[Callable[[str], None]]:
+def working(what: str, done: str, parts: Sequence[tuple[str, str]] = ()) -> Iterator[Work]:
     """Show ``what`` while the body runs, and ``done`` with the time it took; nothing if it is quick.
 
-    Gives a function that is told the part of the work that begins.
+    Gives what is told the part of the work that begins; see ``Work``.
     """
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-    status = console.status(f"actorflow: {what}")
-    shown = threading.Event()
-    part = ""
-
-    def say() -> None:
-        text = f"actorflow: {what}: {part}" if part else f"actorflow: {what}"
-        if console.is_terminal:
-            status.update(text)
-        else:
-            console.print(f"{text} …")
-
-    def doing(now: str) -> None:
-        nonlocal part
-        part = now
-        if shown.is_set():
-            say()
-
-    def show() -> None:
-        shown.set()
-        if console.is_terminal:
-            status.start()
-        say()
-
-    timer = threading.Timer(PATIENCE, show)
+    work = Work(what, parts)
+    timer = threading.Timer(PATIENCE, work.show)
     timer.daemon = True
     start = time.monotonic()
     timer.start()
     try:
-        yield doing
+        yield work
     finally:
         timer.cancel()
         timer.join()
-        if shown.is_set():
-            status.stop()
-    if shown.is_set():
-        console.print(f"actorflow: {done} in {time.monotonic() - start:.1f} s")
+        if work.shown.is_set():
+            work.stop()
+    if work.shown.is_set():
+        work.end(f"{done} in {time.monotonic() - start:.1f} s")

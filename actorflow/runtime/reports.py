@@ -1,4 +1,4 @@
-"""How a rank tells its launcher that it has started, failed or finished: one datagram each."""
+"""How a rank tells its launcher that it has started, waits, failed, finished or asks for more: one datagram each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,42 @@ class Finished:
     rank: int
 
 
-Report = Started | Finished | Failure
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The script asks for more than it was started with: a ``Shape``; the ranks leave, to be started anew."""
 
-_KINDS: dict[str, type[Started] | type[Finished] | type[Failure]] = {
+    devices: int
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    port: int
+    insecure: bool
+    log_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What people at this node's terminal should know while a rank waits."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAt:
+    """Where node 0's launcher keeps the logs of all nodes."""
+
+    address: str  # host:port
+
+
+Report = Started | Finished | Failure | Wanted | Notice | KeptAt
+
+_KINDS: dict[str, type[Report]] = {
     "started": Started,
     "finished": Finished,
     "failed": Failure,
+    "wanted": Wanted,
+    "notice": Notice,
+    "kept": KeptAt,
 }
 _MOST = 32_000  # characters of a cause; a datagram has a limit
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from actorflow.lazy import Promise, Result
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.boxes import dtype_of
+from actorflow.runtime.devices import Device
 from actorflow.runtime.parts import assemble, sources
 from actorflow.runtime.wire import decode, encode
 from actorflow_compiler import plan as plans
@@ -42,9 +43,10 @@ class Peers(Protocol):
 class Results:
     """The results of one rank."""
 
-    def __init__(self, peers: Peers, device: torch.device) -> None:
+    def __init__(self, peers: Peers, on: Device) -> None:
         self._peers = peers
-        self._device = device
+        self._on = on
+        self._device = on.where
         self._kept: dict[tuple[int, int], Promise] = {}  # by (call, result): this rank's parts of large ones
         self._open: deque[tuple[Call, list[weakref.ref[Promise]]]] = deque()  # what handles still take from calls
         self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
@@ -82,7 +84,7 @@ class Results:
         """This rank's part of a large result, for a rank that reads it."""
         with self._lock:
             part = self._kept[number, index]
-        return encode([part.value()])[0]
+        return encode(self._on.to_host([part.value()]))[0]
 
     def forget(self, number: int, index: int) -> None:
         """One rank's handle is gone; with the last one the part goes as well."""

@@ -7,42 +7,55 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten
+from actorflow.classic.callbacks import callbacks
+from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Names, find
 from actorflow.lazy import known_now
+from actorflow.live import shown as live
 from actorflow.runtime import cluster as clusters
-from actorflow.runtime import trace
 from actorflow.runtime.agreement import report
 from actorflow.runtime.call import Call
+from actorflow.runtime.called import Asked, Compiled, JobLike
 from actorflow.runtime.cluster import Alone, Cluster
-from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_plan
-from actorflow.runtime.costs import Target, threads_of
-from actorflow.runtime.data_plane.gloo import GlooPlane
+from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_pretended, own_seat
+from actorflow.runtime.costs import Target
+from actorflow.runtime.data_plane.nccl import NcclPlane
+from actorflow.runtime.data_plane.of_rank import planes_of
+from actorflow.runtime.data_plane.patience import Started
+from actorflow.runtime.devices import make_device
 from actorflow.runtime.failure import Failure
+from actorflow.runtime.fed import Fed
 from actorflow.runtime.gradients import Left
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
+from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
+from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
+from actorflow.runtime.seats import Wishes, device_of
+from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.state import Variables
+from actorflow.runtime.story import too_late
+from actorflow.runtime.turns import NCCL
 from actorflow.runtime.worker import Worker
 from actorflow.seeds import seeds
+from actorflow.status.standing import own
+from actorflow.tracing.tracer import Tracer
 from actorflow_compiler.errors import CallError
-from actorflow_compiler.gradients import Gradients
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
@@ -61,38 +74,6 @@ class PlanReady(BaseException):
         self.plan = plan
 
 
-class JobLike(Protocol):
-    """What a session needs to know of a job."""
-
-    name: str
-    type: str
-    micro_batches: int
-    goal: Goal
-    schedule: str
-    function: Any
-    signature: Any
-    model: Any
-    optimizer: Any
-    plans: dict[Any, Compiled]
-    keys: Keys | None
-    last: Compiled | None
-
-
-@dataclass(slots=True)
-class Compiled:
-    """A plan that is installed, and how a call feeds it."""
-
-    spoken: str  # a call of it as people write it
-    number: int
-    plan: Plan
-    shape: tree.Shape
-    inputs: frozenset[str]  # arguments that this rank's sources read
-    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
-    optimizers: tuple[torch.optim.Optimizer, ...]
-    gradients: Gradients
-    calls: int = 0
-
-
 class Session:
     """One process's part of a run."""
 
@@ -102,11 +83,14 @@ class Session:
         self.names = Names()
         self.calls = 0  # gated so far
         self.worker: Worker | None = None
+        self._tracer: Tracer | None = None
         self.variables: Variables
         self.results: Results
         self._plans = 0
+        self._kinds: tuple[str, ...] = ()  # of each rank's device; the first plan settles them
         self._stepped: set[str] = set()  # optimizers that a plan has run
         self._left = Left()
+        self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self._capturing = False
         self._compiled: set[JobLike] = set()  # jobs that have a plan
@@ -126,32 +110,58 @@ class Session:
         """Call a job on this rank; returns at once with what the job's function returns, in handles."""
         if self._capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
-        arguments = flatten(job.name, job.signature, args, kwargs)
-        if job.keys is None:
-            job.keys = Keys(find(job.function, job.model, job.optimizer, self.names))
+        given = job.body.take(args, kwargs, self.world)
+        arguments = flatten(job.name, job.signature, given.args, given.kwargs)
+        asked = self._rehearsed(job, arguments, job.body.own(arguments, given))
+        with asked.recording.call():
+            return self._call(job, asked, args, kwargs)
+
+    def _call(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.cluster.settings.pretend:
-            return self._pretend(job, arguments, args, kwargs)
+            return self._pretend(job, asked, args, kwargs)
+        arguments = asked.arguments
         if self.worker is not None:
             self.variables.refresh()
+        assert job.keys is not None
         key = job.keys.key(arguments, fresh(job.keys.state, self._stepped))
         compiled = job.plans.get(key)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
-            compiled = self._compile(job, arguments, number, spoken(arguments, key))
+            compiled = self._compile(job, asked, number, spoken(arguments, key))
             job.plans[key] = compiled
         self._left.before(job.name, compiled.gradients)
-        return self._issue(job, compiled, arguments, number)
+        return job.body.give(self._issue(job, compiled, arguments, number))
+
+    def _rehearsed(self, job: JobLike, arguments: Arguments, own: tuple[bool, ...] | None) -> Asked:
+        """The call, with what its job's function makes; rehearses a function that may make anything."""
+        body = job.body
+        recording = body.recording(arguments)
+        if recording is None or job.keys is None:
+            state = self._find(job, body.last)
+            if recording is None:
+                self._capturing = True
+                try:
+                    recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
+                finally:
+                    self._capturing = False
+                state = self._find(job, recording) if recording.variables or recording.optimizers else state
+            job.keys = Keys(state, REGISTRY)
+        return Asked(arguments, own, recording)
+
+    def _find(self, job: JobLike, recording: Recording) -> State:
+        return find(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
 
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
         assert worker is not None
+        self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
-            spec.name: tensor.to(worker.device)
+            spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
         scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
-        scalars[SEED] = seeds.next(self._seed)
+        scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         call = worker.issue(compiled.number, inputs, scalars)
         with self._changed:
             while self._issued and self._issued[0][1].done:
@@ -170,6 +180,9 @@ class Session:
         job.last = compiled
         for optimizer in compiled.optimizers:
             count_as_stepped(optimizer)
+        if self.rank == 0 and job.type == "train":
+            rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
+            live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         handles = self.results.handles(number, call, compiled.plan.results)
         return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
 
@@ -195,34 +208,35 @@ class Session:
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def _order(self, job: JobLike, arguments: Arguments, fixed: dict[str, Any]) -> Order:
-        state = find(job.function, job.model, job.optimizer, self.names)
-        job.keys = Keys(state)
+    def _order(self, job: JobLike, asked: Asked, fixed: dict[str, Any]) -> Order:
+        state = self._find(job, asked.recording)
+        job.keys = Keys(state, REGISTRY)
         train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
         later, explain = job in self._compiled, self.cluster.settings.explain
         return Order(
-            job.name, job.function, arguments, state, hints, train, job.micro_batches, job.goal, fixed, first, later,
-            explain, self._target(), job.schedule,
+            job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
+            job.goal, fixed, first, later, explain, self._target(), job.schedule, asked.own, job.body.kinds,
+            job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds),
         )  # fmt: skip
 
     def _target(self) -> Target:
         settings = self.cluster.settings
         return Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
 
-    def _compile(self, job: JobLike, arguments: Arguments, number: int, text: str) -> Compiled:
+    def _compile(self, job: JobLike, asked: Asked, number: int, text: str) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
-        order = self._order(job, arguments, fixed)
+        order = self._order(job, asked, fixed)
         state = order.state
         self._capturing = True
         try:
-            mine = report(state, order.hints, contents=self.world > 1)
+            mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self._capturing = False
         self._compiled.add(job)
         if self.worker is None:
-            self._seed = made.seed
-            self._start(made)
+            self._seed, self._kinds = made.seed, made.kinds
+            self._start()
         worker = self.worker
         assert worker is not None
         self._adopt(made, state, number)
@@ -231,6 +245,8 @@ class Session:
         plan = unshare(plan, self.rank, self.cluster.near)
         plan_number = self._plans
         self._plans += 1
+        if self._tracer is not None:
+            self._tracer.install(plan_number, made.plan)
         worker.install(plan_number, plan)
         actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
@@ -245,22 +261,34 @@ class Session:
             tuple(_scalars(actors, state)),
             tuple(state.optimizers.values()) if steps else (),
             made.gradients,
+            asked.own is not None,
         )
 
-    def _start(self, made: Made) -> None:
+    def _late(self, started: Started) -> None:
+        """A transfer has not ended in time: say what everything here waits for."""
+        assert self.worker is not None
+        self.worker.fail(too_late(self.rank, started, NCCL_TIMEOUT, self.worker.explain()))
+
+    def _start(self) -> None:
         """Make the worker: with the first plan it is known on which devices it runs."""
-        kinds = {p.type for p in [v.placement for v in made.plan.variables] + [r.placement for r in made.plan.results]}
-        device = torch.device("cuda", self.cluster.settings.local_rank) if kinds == {"cuda"} else torch.device("cpu")
+        device = make_device(device_of(self._kinds[self.rank], self.cluster.settings))
         planes: dict[str, DataPlane] = {}
         if isinstance(self.cluster, Cluster):
-            planes["gloo"] = GlooPlane(self.rank, self.cluster.store(), device)
-        kept = trace.ITERATIONS if self.cluster.settings.trace else 0
-        worker = Worker(self.rank, self.cluster, planes, device, trace=kept)
+            patience = self.cluster.settings.nccl_timeout
+            planes = planes_of(self.rank, self.cluster.store(), device, patience, self._late)
+            nccl = planes.get(NCCL)
+            if isinstance(nccl, NcclPlane):
+                self.cluster.on_end(nccl.finish)
+        self._tracer = Tracer(self.cluster) if self.cluster.settings.trace else None
+        record = Recorder(0) if self.cluster.settings.live == "live" else None
+        record = record if self._tracer is None else self._tracer.record
+        worker = Worker(self.rank, self.cluster, planes, device, record=record, cores=self.cluster.settings.cores)
         self.results = Results(self.cluster, device)
         self.variables = Variables(
-            self.cluster, self.names, worker.variables, device, worker.wait_all, lambda: self._begun, self._moved
+            self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._begun, self._moved
         )
         self.worker = worker
+        self._moved()
         self.cluster.on_message(worker.deliver)
         self.cluster.on_line(worker.attach)
         worker.on_failure(self._worker_failed)
@@ -279,7 +307,12 @@ class Session:
             name = variable.name
             differs = self.rank in made.differing.get(name, ())
             value = variables.take(number, variable) if differs else variables.start_of(variable, state)
-            mine = variables.part_of(variable, value)
+            try:
+                mine = variables.part_of(variable, value)
+            except (RuntimeError, MemoryError) as error:
+                if ran_out(error):
+                    raise out_of_memory(self.rank, made.plan, f"rank {self.rank}, variable {name}", error) from error
+                raise
             if mine is not None:
                 self.worker.variables[name] = mine
             if name in made.lent:
@@ -310,13 +343,13 @@ class Session:
 
     # -- actorflow plan ----------------------------------------------------------------------------
 
-    def _pretend(self, job: JobLike, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pretend(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.cluster.settings.plan_job
-        order = self._order(job, arguments, dict(self._pretended))
+        order = self._order(job, asked, dict(self._pretended))
         self._capturing = True
         try:
-            plan, *_ = make_plan(order, self.world)
+            plan = make_pretended(order, self.world)
         finally:
             self._capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):
@@ -324,7 +357,9 @@ class Session:
         self._compiled.add(job)
         self._pretended.update({v.name: v for v in plan.variables})
         with torch.set_grad_enabled(job.type == "train"):
-            return job.function(*known_now(args), **known_now(kwargs))
+            if job.body.first_generation:
+                return job.body.eagerly(asked.recording, asked.arguments, asked.own, self.world)
+            return job.body.playing(asked.recording)(*known_now(args), **known_now(kwargs))
 
     # -- other threads -----------------------------------------------------------------------------
 
@@ -353,6 +388,14 @@ class Session:
             number, index = map(int, rest.split())
             self._await(number + 1, 0)
             yield self.results.serve(number, index)
+        elif what == "live":
+            yield live.pulse(self.rank, self.worker)
+        elif what == "status":
+            yield json.dumps(own(self.rank).to_json()).encode()
+        elif what == "trace":
+            self._until(lambda: self._tracer is not None and (self._tracer.finished or rest != "events"))
+            assert self._tracer is not None
+            yield self._tracer.serve(rest)
         elif what == "drop":
             self.results.forget(*map(int, rest.split()))
             yield b""
@@ -394,12 +437,15 @@ class Session:
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for every call that was issued; raises what failed."""
+        """Wait for every call that was issued, and its callbacks; raises what failed."""
         if self.worker is not None:
             self.worker.wait_all()
+        live.close()
+        callbacks.finish()
+        if self.worker is not None:
             self.results.close()
-            if self.cluster.settings.trace:
-                trace.write(self.cluster.settings.trace, self.rank, self.worker.observed())
+            if self._tracer is not None:
+                self._tracer.finish(self.worker.observed(), self._moved)
 
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""
@@ -420,7 +466,7 @@ def current() -> Session:
     global _session
     if _session is None:
         _session = Session(clusters.current())
-        if isinstance(_session.cluster, Alone) and not _session.cluster.settings.launcher:
+        if (isinstance(_session.cluster, Alone) or clusters.joined_late()) and not _session.cluster.settings.launcher:
             atexit.register(_finish_at_exit)
     return _session
 
@@ -432,16 +478,24 @@ def finish() -> None:
 
 
 def _finish_at_exit() -> None:
-    """Under plain ``python script.py``: a call that fails after the last line of the script must not go unnoticed."""
+    """Without our launcher's entry: a call that fails after the last line of the script must not go unnoticed."""
     if getattr(sys, "last_value", None) is not None:  # the script has failed already
         return
     try:
         finish()
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        run = clusters.joined()
+        if isinstance(run, Cluster) and run.explain(error) is error:
+            run.abort("raised", f"raised {type(error).__name__}: {error}")
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1)
+
+
+def started() -> Session | None:
+    """This process's session, if it has one; makes none."""
+    return _session
 
 
 def explain() -> str:

@@ -49,6 +49,10 @@ class Slots:
         """Whether its tensors are new ones that nobody else holds once their only reader has taken them."""
         return self.uses == 1 and self.fill > 1 and all(c is not None for c in self._combine)
 
+    def held(self, slot: int) -> Token | None:
+        """The token in a slot, if there is one."""
+        return self._values[slot]
+
     def put(self, sequence: int, token: Token) -> None:
         """Fill the slot of token number ``sequence``."""
         if self.uses:

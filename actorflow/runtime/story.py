@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from actorflow.runtime.job import Unit
+from actorflow.runtime.call import Call
+from actorflow.runtime.data_plane.patience import Started
+from actorflow.runtime.job import Job, Unit
 from actorflow.runtime.kernels import culprit
-from actorflow.runtime.messages import Ready
-from actorflow_compiler.errors import ActorError, ActorflowError
+from actorflow.runtime.memory import out_of_memory, ran_out
+from actorflow.runtime.messages import Filled, Ready
+from actorflow.runtime.turns import Post
+from actorflow_compiler.errors import ActorError, ActorflowError, ClusterError
+from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Fire
 
 
@@ -16,18 +21,42 @@ def firing(unit: Unit, fire: Fire) -> str:
     return f"{what} {unit.actor.name}, firing {fire.firing}"
 
 
-def receiving(ready: Ready) -> str:
+def receiving(what: Ready | Post | Filled) -> str:
     """What a thread does that receives a token."""
-    return f"receives token {ready.sequence} of register {ready.register} of plan {ready.plan}"
+    return f"receives token {what.sequence} of register {what.register} of plan {what.plan}"
 
 
-def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException) -> BaseException:
-    """The error of an actor that failed: rank, actor, firing, and the op or communication."""
+def explain_plans(job: Job | None, waits: tuple[Call, Job] | None, early: bool) -> list[str]:
+    """What the queues of a plan that runs wait for; and what a call and its plan do, other ranks where ``early``."""
+    lines = []
+    if job is not None:
+        lines.append(f"plan {job.number} {job.plan.name!r}:")
+        lines += [f"  {line}" for line in job.machine.waiting()]
+    if waits is not None:
+        call, plan = waits[0], waits[1].plan
+        why = "the permit of all ranks" if early else "the calls before it"
+        lines.append(f"call {call.number} of plan {call.plan} {plan.name!r} waits for {why}")
+    return lines
+
+
+def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException, plan: Plan | None = None) -> BaseException:
+    """The error of an actor that failed: rank, actor, firing, and the op or communication; for memory, ``plan``'s."""
     comm = unit.comm
     op = "" if unit.body is None else culprit(unit.body, error)
     if comm is not None:
         op = f"{comm.kind} {comm.id} over ranks {list(comm.group)}"
-    return wrapped(error, f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{f', {op}' if op else ''}")
+    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{f', {op}' if op else ''}"
+    if plan is not None and ran_out(error):
+        return out_of_memory(rank, plan, where, error)
+    return wrapped(error, where)
+
+
+def too_late(rank: int, started: Started, setting: str, explained: str) -> ClusterError:
+    """The error of a transfer that has not ended in time, with what everything on the rank waits for."""
+    return ClusterError(
+        f"rank {rank}: {started.what} over NCCL has not ended in {started.seconds:.0f} s ({setting}); a rank that "
+        f"takes part has not come to it, or the network between them is cut:\n{explained}"
+    )
 
 
 def wrapped(error: BaseException, where: str) -> BaseException:

@@ -9,6 +9,7 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
+from actorflow.doctor.libraries import communication
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
@@ -31,6 +32,7 @@ def own_ticket(settings: Settings) -> Ticket:
         script=s.script,
         digest=_digest(s.script),
         argv=s.argv,
+        libraries=communication(),
     )
 
 

@@ -7,15 +7,17 @@ import selectors
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from actorflow.runtime.failure import LAUNCHER, LOST, Failure
-from actorflow.runtime.reports import Finished, Started, parse
+from actorflow.runtime.reports import Finished, KeptAt, Notice, Started, Wanted, parse
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
@@ -39,17 +41,19 @@ class Findings:
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) of those that died unasked, in order
     started: dict[int, int] = field(default_factory=dict)  # rank -> pid
     killed: set[int] = field(default_factory=set)  # ranks that the watch ended itself
+    wanted: Wanted | None = None  # the script asks to be started anew, so
 
 
 class Watch:
     """Hears ranks on a socket, sees them die, and kills what is left a few seconds after a failure.
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
-    makes the end of a run quick whatever state its ranks are in.
+    makes the end of a run quick whatever state its ranks are in.  ``on_kept`` hears where logs are to be sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_kept: Callable[[str], object] = lambda _: None) -> None:
         self.findings = Findings()
+        self._on_kept = on_kept
         self._folder = tempfile.mkdtemp(prefix="actorflow-")  # readable by this user alone
         self.address = str(Path(self._folder, "launcher"))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -102,6 +106,12 @@ class Watch:
                 self._meet(report)
             elif isinstance(report, Finished):
                 self._finished.add(report.rank)
+            elif isinstance(report, Wanted):
+                self.findings.wanted = report
+            elif isinstance(report, Notice):
+                print(f"actorflow: {report.text}", file=sys.stderr, flush=True)
+            elif isinstance(report, KeptAt):
+                self._on_kept(report.address)
             else:
                 self._failed(report)
 

@@ -10,13 +10,15 @@ from torch import Tensor
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow_compiler.plan import TensorSpec
 
+_CPU = torch.device("cpu")
+
 
 def encode(tensors: Sequence[Tensor]) -> tuple[bytes, ...]:
     """The elements of each tensor in order, as they lie in memory."""
     return tuple(t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
 
 
-def decode(payload: Sequence[bytes], specs: Sequence[TensorSpec], device: torch.device) -> list[Tensor]:
+def decode(payload: Sequence[bytes], specs: Sequence[TensorSpec], device: torch.device = _CPU) -> list[Tensor]:
     """The tensors of ``encode``, which have memory of their own.  The sizes were checked before."""
     found = []
     for data, spec in zip(payload, specs, strict=True):

@@ -34,6 +34,7 @@ class Setting:
     batch: int = 16
     lr: float = 1e-4
     fused: bool = True  # whether PyTorch's own side steps with AdamW(fused=True)
+    bind: bool = False  # whether its processes are bound to cores of their own, as ranks of actorflow compute
 
     def to_json(self) -> str:
         """For the command line of a side's processes."""

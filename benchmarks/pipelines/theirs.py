@@ -88,6 +88,10 @@ def main() -> None:
     if len(sys.argv) > 3:
         take_turns(address, 0, lambda _: (eager(setting), dict))
         return
+    cores = sorted(os.sched_getaffinity(0))
+    if setting.bind and setting.processes <= len(cores):
+        rank, n = int(os.environ["LOCAL_RANK"]), len(cores)
+        os.sched_setaffinity(0, cores[rank * n // setting.processes : (rank + 1) * n // setting.processes])
     dist.init_process_group("gloo")
     take_turns(address, int(os.environ["RANK"]), lambda name: (pipelined(name, setting), dict))
     dist.destroy_process_group()

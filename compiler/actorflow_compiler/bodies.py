@@ -17,6 +17,7 @@ class Built:
     body: Body
     targets: tuple[Target, ...]
     updated: tuple[str, ...]
+    values: tuple[int, ...]  # for each value of the body the local value that it is, or is a copy of
 
 
 def build_body(
@@ -41,7 +42,7 @@ def build_body(
         for s in steps
     ]
     writer = _InPlace(steps, outputs, variables)
-    return _number(writer.run(), inputs, writer.outputs, writer.updated)
+    return _number(writer.run(), inputs, writer.outputs, writer.updated, writer.copied)
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class _InPlace:
         self.updated: list[str] = []
         self.final: list[Step] = []
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
+        self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
         self.counters: dict[Arg, list[int]] = {}  # added number → variables
         self.groups: dict[object, _Group] = {}
         self.fresh = (
@@ -86,13 +88,15 @@ class _InPlace:
         self.flush()
         for i, (value, target) in enumerate(self.outputs):
             if value in self.alias:  # a new value that is needed outside, too: not the variable itself, which changes
-                copy = self.new()
+                copy = self.new(value)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias[value]),), (), (copy,)))
                 self.outputs[i] = (copy, target)
         return self.final
 
-    def new(self) -> int:
+    def new(self, value: int) -> int:
+        """The number of a copy of a value."""
         self.fresh += 1
+        self.copied[self.fresh - 1] = value
         return self.fresh - 1
 
     def renamed(self, step: Step) -> Step:
@@ -144,7 +148,7 @@ class _InPlace:
                 continue
             value = operand.index
             if name in changed and not self.take_over(k, value, results[name]):
-                copy = results[name] if results[name] >= 0 else self.new()
+                copy = results[name] if results[name] >= 0 else self.new(value)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), (), (copy,)))
                 value = copy
             group.tensors.setdefault(name, []).append(Ref(self.alias.get(value, value)))
@@ -161,7 +165,11 @@ class _InPlace:
 
 
 def _number(
-    steps: Sequence[Step], inputs: Sequence[int], outputs: Sequence[tuple[int, Target]], updated: Sequence[str]
+    steps: Sequence[Step],
+    inputs: Sequence[int],
+    outputs: Sequence[tuple[int, Target]],
+    updated: Sequence[str],
+    copied: Mapping[int, int],
 ) -> Built:
     """Count values from 0, operands first, and drop what nobody reads."""
     needed = {v for v, _ in outputs}
@@ -184,4 +192,5 @@ def _number(
                 outs.append(-1)
         final.append(Step(step.op, args, kwargs, tuple(outs)))
     body = Body(len(inputs), tuple(final), tuple(number[v] for v, _ in outputs))
-    return Built(body, tuple(t for _, t in outputs), tuple(updated))
+    values = tuple(copied.get(v, v) for v in number)  # numbered in this order
+    return Built(body, tuple(t for _, t in outputs), tuple(updated), values)

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import tags
+from actorflow_compiler import scaling, tags
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
-from actorflow_compiler.from_fx import Capture, Names, to_graph
+from actorflow_compiler.from_fx import LOOKS_AT_A_VALUE, Capture, Names, to_graph
 from actorflow_compiler.gradients import INPUT, Watch, refuse_given
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
+from actorflow_compiler.lines import is_users
+from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
@@ -35,11 +37,14 @@ from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
     fake_mode,
     looks_compiling,
-    plain_recurrence,
+    plain_layers,
+    scaling_in_the_graph,
     values_not_seen,
 )
 from actorflow_compiler.variables import State, group_names, stand_ins
 
+CPU = torch.device("cpu")
+CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
 
@@ -62,45 +67,44 @@ def capture(
     hints: Hints = Hints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
     given: frozenset[str] = frozenset(),
+    mirrored: int = 0,
+    device: torch.device = CPU,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
     Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
     ``fresh`` says that the optimizers have not stepped yet; ``given`` names parameters whose gradients are
-    those of the call before, which nothing may depend on.  Raises CaptureError with the user's line for
+    those of the call before, which nothing may depend on.  ``mirrored`` is the number of devices of a step that
+    each of them runs on values of its own; 0: values are logical.  ``device`` is where all tensors are taken to be,
+    which decides what autocast does and which kernels torch picks.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
     mode = fake_mode()
     names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
     groups = group_names(state)
 
-    def stand_in(real: Tensor) -> Tensor:
-        with mode:
-            fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
-            return (
-                nn.Parameter(fake, real.requires_grad)
-                if isinstance(real, nn.Parameter)
-                else fake.requires_grad_(real.requires_grad)
-            )
-
+    stand_in = partial(_stand_in, mode, device)
     with stand_ins(state, stand_in) as fakes, _optimizers(state, fakes, mode, train) as optimizer_state:
         with mode:
-            inputs = [torch.empty(a.shape, dtype=a.dtype) for a in arguments]
+            inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         held = {**fakes, **optimizer_state.tensors}
-        with mode, looks_compiling(), fx_traceback.preserve_node_meta(), plain_recurrence(), _clear_errors(state):
+        preserve = fx_traceback.preserve_node_meta()
+        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(state), _moved_to(device, state):
             watch = Watch(state, fakes, given)
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             recording = tags.recording(hints.places, names, outputs, hints.around)
-            with recording as recorder, mark_gradients(fakes, hints.zero):
+            averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
+            with recording as recorder, mark_gradients(fakes, hints.zero), averaged:
                 recorder.during_backward = watch.backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-                    with torch.enable_grad() if train else torch.no_grad():
+                    with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         return [r.detach() for r in step(tensors)]
 
                 streams = Streams()
-                with values_not_seen(), streams.following(), watch.watching():
-                    raw = make_fx(traced, decompositions(streams), tracing_mode="real", _allow_non_fake_inputs=True)(
+                with values_not_seen(), streams.following(), watch.watching(), _scaled(state):
+                    table = {**decompositions(streams), **scaling.TABLE}
+                    raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
             if train:
@@ -127,15 +131,58 @@ def capture(
             )
     kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
     if functional is None:
-        captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown)
+        captured = capture(
+            step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown, mirrored=mirrored,
+            device=device,
+        )  # fmt: skip
         return replace(captured, gradients=gradients)
     info = Names(
         (*((name, kinds[name]) for name in held), *((name, INPUT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
-    captured = replace(to_graph(functional, info, optimizer_state.parameter, fresh), gradients=gradients)
+    parameter = {**optimizer_state.parameter, **state.beside}
+    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
     refuse_given(captured.graph)
-    return captured
+    return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
+
+
+@contextlib.contextmanager
+def without_memory(
+    state: State, shapes: Sequence[Tensor], *, train: bool
+) -> Iterator[tuple[contextlib.AbstractContextManager[Any], list[Tensor]]]:
+    """In which a step can be run to see what it does, once and untraced; the state is what it was afterwards.
+
+    Gives the mode in which tensors have no memory, which is entered, and tensors like ``shapes`` in it.  What the
+    step raises comes out as ``capture`` puts it.
+    """
+    mode = fake_mode()
+    stand_in = partial(_stand_in, mode, CPU)
+    with stand_ins(state, stand_in) as fakes, _optimizers(state, fakes, mode, train):
+        with mode:
+            tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
+        gradients = torch.enable_grad() if train else torch.no_grad()
+        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(state), values_not_seen(), gradients
+        with contextlib.ExitStack() as stack:
+            for context in (*plainly, _scaled(state)):
+                stack.enter_context(context)
+            yield mode, tensors
+
+
+def _moved_to(device: torch.device, state: State) -> contextlib.AbstractContextManager[Any]:
+    """In which tensors that a step makes lie with the others, where a placement moves a script from where it lies."""
+    moved = any(h.tensor.device.type not in (device.type, "meta") for h in state.held.values())
+    return device if moved else contextlib.nullcontext()
+
+
+def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device, real: Tensor) -> Tensor:
+    """A tensor without memory for one of the state."""
+    with mode:
+        fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+        return (
+            nn.Parameter(fake, real.requires_grad)
+            if isinstance(real, nn.Parameter)
+            else fake.requires_grad_(real.requires_grad)
+        )
 
 
 def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
@@ -233,14 +280,23 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                     group["capturable"] = not fused
                 if isinstance(group.get("lr"), Tensor):
                     group["lr"] = float(group["lr"])
+            checks = vars(optimizer).pop(CHECKS_DEVICE, None)
+            vars(optimizer)[CHECKS_DEVICE] = False  # torch 2.11 takes it that CUDA has no fused Adagrad, which it has
             with mode, looks_compiling():
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = torch.zeros_like(p) if p.requires_grad else None
-                _plain_step(optimizer)
+                try:
+                    _plain_step(optimizer)
+                except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+                    optimizer.state.update(_made_at_once(saved[-1][1], state, fakes))
+                    _plain_step(optimizer)
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = None
+            vars(optimizer).pop(CHECKS_DEVICE)
+            if checks is not None:
+                vars(optimizer)[CHECKS_DEVICE] = checks
             for p, values in optimizer.state.items():
                 for key, value in values.items():
                     if isinstance(value, Tensor):
@@ -252,6 +308,28 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
             optimizer.state = old
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update(settings)
+
+
+def _made_at_once(
+    held: Mapping[Tensor, Mapping[str, Any]], state: State, fakes: Mapping[str, Tensor]
+) -> dict[Tensor, dict[str, Any]]:
+    """For each parameter what its optimizer holds of it, without memory."""
+
+    def like(value: Any, fake: Tensor) -> Any:
+        return torch.empty(value.shape, dtype=value.dtype, device=fake.device) if isinstance(value, Tensor) else value
+
+    found = {h.name: held.get(h.tensor) for h in state.held.values() if h.kind == "parameter"}
+    return {
+        fakes[name]: {key: like(value, fakes[name]) for key, value in values.items()}
+        for name, values in found.items()
+        if values is not None
+    }
+
+
+def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
+    """In which the scalers of losses leave what they decide to the graph."""
+    fused = {o: type(o) in FUSABLE and "fused" in o.defaults for o in state.optimizers.values()}
+    return scaling_in_the_graph(state.scalers.values(), fused, scaling.masked_step)
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
@@ -267,12 +345,7 @@ def _clear_errors(state: State) -> Iterator[None]:
     except ActorflowError:
         raise
     except DATA_DEPENDENT as error:
-        raise CaptureError(
-            f"{user_line(error)}{_library_line(error)}\n"
-            f"  the step looks at the value of a tensor here (an if, a loop, .item() or float()), "
-            f"but it is captured once for all inputs; expected: the same ops in every call. "
-            f"Use torch.where, or move this line out of the job"
-        ) from error
+        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {LOOKS_AT_A_VALUE}") from error
     except Exception as error:
         what = f"{type(error).__name__}: {_brief(error)}"
         raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {what}") from error
@@ -296,13 +369,7 @@ def _library_line(error: BaseException) -> str:
 
 def user_line(error: BaseException) -> str:
     """The innermost line of the user's own code that an exception went through, as ``file:line: code``."""
-    ours = Path(__file__).resolve().parent.parent.parent
-    outside = ("site-packages", "dist-packages", "<string>", "<frozen", "<eval")
-    frames = traceback.extract_tb(error.__traceback__)
-    stdlib = str(Path(traceback.__file__).parent)
-    for frame in reversed(frames):
-        path = frame.filename
-        inside = any(part in path for part in ("actorflow_compiler", f"{ours}/actorflow/", "actorflow_scheduler"))
-        if not inside and not any(part in path for part in outside) and not path.startswith(stdlib):
-            return f"{path}:{frame.lineno}: {frame.line}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return "in the step"

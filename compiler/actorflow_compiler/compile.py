@@ -13,6 +13,7 @@ from actorflow_compiler.constrain import check_constraints
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
+from actorflow_compiler.folded import fold_by_module
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
@@ -21,7 +22,8 @@ from actorflow_compiler.inner import inner_cost
 from actorflow_compiler.laid import Laid
 from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes, taken_by_others
 from actorflow_compiler.lower import lower
-from actorflow_compiler.notes import notes_on
+from actorflow_compiler.mirrored import on_each_device, refuse_parallel
+from actorflow_compiler.notes import notes_on, tell_traced
 from actorflow_compiler.pieces import cut_in_time
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Variable
@@ -29,6 +31,7 @@ from actorflow_compiler.random_table import is_random
 from actorflow_compiler.repeated import tell_repeated
 from actorflow_compiler.sbp import Split
 from actorflow_compiler.stages import place_ops
+from actorflow_compiler.torch_internals import traced_on
 from actorflow_compiler.variables import State
 from actorflow_compiler.write_out import write_out
 
@@ -54,6 +57,7 @@ def compile_step(
     later: bool = False,
     schedule: str = "auto",
     rates: Rates = Rates(),  # noqa: B008 (a frozen value)
+    own: Sequence[bool] | None = None,
     doing: Callable[[str], None] = lambda _: None,
     learn: Callable[[Gradients], None] = lambda _: None,
 ) -> Laid:
@@ -63,15 +67,22 @@ def compile_step(
     expression of ops, modules or variables whose alternatives go into the plan's notes.  ``defined`` is the line
     that the step begins in, for errors; ``later`` says that the job has run with another batch, so that this one
     may go in fewer pieces.  ``schedule`` is the schedule's name, and ``rates`` what a device is estimated to do, for
-    stages that are cut automatically.  ``doing`` is told the name of each pass as it begins, ``learn`` what the step
-    has to do with gradients of other calls.  Raises CaptureError, CallError, LayoutError or PlanError.
+    stages that are cut automatically.  ``own`` is for a step of the mirrored view, which every device runs by itself:
+    for each argument whether it has dim 0 for the devices' own items, as all results have then.  ``doing`` is told
+    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises
+    CaptureError, CallError, LayoutError or PlanError.
     """
     doing("capture")
-    captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh)
+    step = step if own is None else on_each_device(step, own, world)
+    mirrored = 0 if own is None else world
+    device = traced_on(device_type)
+    captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, mirrored=mirrored, device=device)
     learn(captured.gradients)
     # with automatic stages each of them is the mesh that is asked for
     everywhere = Placement(device_type, tuple(range(world)), (world,) if hints.stages else goal.mesh_of(world))
     doing("place")
+    if mirrored:
+        refuse_parallel(name, captured.graph, hints, fixed, everywhere)
     captured = replace(captured, graph=join_norms(captured.graph))
     owners = {n: v.placement for n, v in fixed.items()}
     automatic = Automatic(captured.graph)
@@ -92,13 +103,13 @@ def compile_step(
     pieces = cut_in_time(placed.graph, micro_batches, asked, later)
     if world > 1 or pieces.count > 1:
         refuse_random(captured.graph)
-    graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1)
+    graph = expand(pieces.graph, BATCH_NORM, lambda p: p.size > 1 and not mirrored)
     graph = merge_equal(graph, is_random)
     check_constraints(graph)
     variables = lay_variables(captured, graph, placed.owners, hints, fixed)
     homes = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
     hinted = is_hinted(graph, hints)
-    goal = goal.with_hints(hints.axes)
+    goal = replace(goal.with_hints(hints.axes), mirrored=bool(mirrored))
     graph = apply_zero(graph, variables, hints.zero)
     if "auto" in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
         graph = gather_at_use(graph, {name: (None,) for name, layout in homes.items() if None in layout})
@@ -114,7 +125,14 @@ def compile_step(
     )
     doing("infer")
     layouts = infer(graph, decided, everywhere, pieces.count, goal, inner_cost, explain)
-    notes = (*automatic.notes, *pieces.notes, *notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
+    notes = (
+        *tell_traced(device, device_type),
+        *automatic.notes,
+        *pieces.notes,
+        *notes_on(graph),
+        *tell(layouts.reports),
+        *explained(layouts.reports),
+    )
     graph, layouts = write_out(graph, layouts)
     variables = tuple(
         replace(v, sbp=layouts.value[i.value])
@@ -122,9 +140,11 @@ def compile_step(
     )
     laid = {v.name: (v.placement, v.sbp) for v in variables}
     doing("box and lower")
-    program = lower(graph, layouts, pieces.count, everywhere, gather, laid)
+    program = lower(graph, layouts, pieces.count, everywhere, gather, laid, mirrored or 1)
     notes = (*notes, *tell_repeated(program.repeated, program.flops_done))
-    return Laid(name, world, pieces.count, program, variables, captured.constants, notes)
+    modules = [module for root in state.modules.values() for module, _ in root.named_modules()]
+    origins = fold_by_module(graph, layouts, pieces.count, modules, captured.parameter)
+    return Laid(name, world, pieces.count, program, variables, captured.constants, notes, origins)
 
 
 def refuse_random(graph: Graph) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from actorflow_compiler.bodies import build_body
+from actorflow_compiler.bodies import Built, build_body
 from actorflow_compiler.gathers import AHEAD, is_gather
 from actorflow_compiler.lower import Item, resolve
+from actorflow_compiler.made_of import origins_of
+from actorflow_compiler.momentary import momentary_bytes, products
+from actorflow_compiler.origins import Origins
 from actorflow_compiler.plan import (
     Actor,
     Body,
@@ -28,8 +31,8 @@ from actorflow_compiler.plan import (
     TensorSpec,
     ToResult,
     Variable,
-    verify,
 )  # fmt: skip
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.segment import Segment, Segmented
 
 INLINE = 64 << 10  # bytes that may ride inside a control message
@@ -58,9 +61,12 @@ class Draft:
 def cut(
     name: str, world: int, pieces: int, segmented: Segmented,
     variables: Sequence[Variable], constants: tuple[Constant, ...], notes: tuple[str, ...],
+    origins: Origins = Origins(),  # noqa: B008 (a frozen value)
 ) -> Plan:  # fmt: skip
-    """Make the plan of all ranks."""
-    return _Cutter(name, world, pieces, segmented).plan(tuple(variables), constants, notes)
+    """Make the plan of all ranks; ``origins`` are those of the graph, to which those of the actors are added."""
+    cutter = _Cutter(name, world, pieces, segmented)
+    plan = cutter.plan(tuple(variables), constants, notes)
+    return replace(plan, origins=origins_of(origins, segmented.program, cutter.made))
 
 
 class _Cutter:
@@ -71,6 +77,7 @@ class _Cutter:
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
+        self.made: dict[int, tuple[Built, list[Item]]] = {}  # actor → its body, and what it was made of
 
     def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
         self.draft_actors()
@@ -80,7 +87,7 @@ class _Cutter:
         bodies: dict[Body, int] = {}
         actors = []
         for number, draft in enumerate(self.drafts):
-            actors.append(self.actor(number, draft, at, writes, bodies))
+            actors.append(self.actor(number, draft, at, writes, bodies, registers))
         registers += self.variable_registers(actors, len(registers))
         registers += self.gather_registers(registers)
         program = self.program
@@ -277,7 +284,7 @@ class _Cutter:
 
     def actor(
         self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
-        writes: Mapping[tuple[int, int], list[str]], bodies: dict[Body, int],
+        writes: Mapping[tuple[int, int], list[str]], bodies: dict[Body, int], registers: Sequence[Register],
     ) -> Actor:  # fmt: skip
         rank = draft.rank
         if draft.result is not None:
@@ -307,11 +314,29 @@ class _Cutter:
         }
         built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
         self.updated_by[number] = built.updated
+        self.made[number] = built, draft.items
         index = bodies.setdefault(built.body, len(bodies))
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
-            flops=draft.flops, stage=draft.stage,
+            flops=draft.flops, stage=draft.stage, momentary=self.momentary(built, rank, registers),
         )  # fmt: skip
+
+    def momentary(self, built: Built, rank: int, registers: Sequence[Register]) -> int:
+        """The bytes that a firing needs beside its operands and what registers have room for."""
+        metas, body = self.program.metas, built.body
+        nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
+        room, summed, joined = [0] * len(body.outputs), [], 0
+        for at, target in enumerate(built.targets):
+            if isinstance(target, FromRegister):
+                spec = registers[target.register].tensors[target.index]
+                room[at] = nbytes[body.outputs[at]]
+                if spec.combine == "sum" and registers[target.register].fill > 1:
+                    summed.append(at)
+                elif spec.combine.startswith("cat") and registers[target.register].fill > 1:
+                    joined += spec.nbytes
+        for at in {*summed} - {*products(body, summed)}:
+            room[at] = 0
+        return momentary_bytes(body, nbytes, room, joined)
 
     def outputs(
         self,

@@ -8,34 +8,24 @@ NotImplemented where it does not apply, which leaves the op as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actorflow_compiler.class_ops import TRACED
+from actorflow_compiler.decomposed import Table, into, widened
 from actorflow_compiler.graph import Graph, Node, prune
+from actorflow_compiler.losses import LOSSES
 from actorflow_compiler.ops import Ref
 
 aten = torch.ops.aten
-NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions
-NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
-Decomposition = Callable[..., Any]
+TABLE: Table = {**LOSSES}
+BATCH_NORM: Table = {}
 
-TABLE: dict[torch._ops.OpOverload, Decomposition] = {}
-BATCH_NORM: dict[torch._ops.OpOverload, Decomposition] = {}
-
-
-def _for(
-    *ops: torch._ops.OpOverload, table: dict[torch._ops.OpOverload, Decomposition] = TABLE
-) -> Callable[[Decomposition], Decomposition]:
-    def register(function: Decomposition) -> Decomposition:
-        table.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+_for = into(TABLE)
+_for_split_batch = into(BATCH_NORM)
 
 
 def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
@@ -47,11 +37,6 @@ def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
 
 def _count(x: Tensor, dims: Sequence[int]) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In the dtype that sums are made in."""
-    return x.to(torch.float32) if x.dtype in NARROW else x
 
 
 def _sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -68,7 +53,7 @@ def _mean(
 ) -> Tensor:
     """The sum divided by a constant."""
     dims = _dims(x, dim)
-    total = _sum(_wide(x if dtype is None else x.to(dtype)), dims, keepdim)
+    total = _sum(widened(x if dtype is None else x.to(dtype)), dims, keepdim)
     return (total / _count(x, dims)).to(dtype or x.dtype)
 
 
@@ -94,7 +79,7 @@ def _vector_norm(
     """The root of the sum of squares, the sum of absolute values, or the largest of them."""
     if ord not in (1, 2, math.inf) or x.is_complex():
         return NotImplemented
-    wide = _wide(x if dtype is None else x.to(dtype))
+    wide = widened(x if dtype is None else x.to(dtype))
     dims = _dims(x, dim)
     if ord == math.inf:
         return aten.amax.default(wide.abs(), dims, keepdim).to(dtype or x.dtype)
@@ -108,7 +93,7 @@ def _var_and_mean(
     """In two passes, as torch: first the mean, then the squares of what differs from it."""
     dims = _dims(x, dim)
     n = _count(x, dims)
-    wide = _wide(x)
+    wide = widened(x)
     mean = _sum(wide, dims, True) / n
     away = wide - mean
     left = max(0.0, n - (1 if correction is None else correction))
@@ -148,187 +133,6 @@ def _std_mean(
     return variance.sqrt(), mean
 
 
-# losses
-
-
-def _reduced(loss: Tensor, reduction: int) -> Tensor:
-    """The losses of the elements as ``reduction`` says; the mean over a constant number of them."""
-    if reduction == NONE:
-        return loss
-    total: Tensor = aten.sum.default(_wide(loss))
-    return (total / loss.numel() if reduction == MEAN else total).to(loss.dtype)
-
-
-def _spread(grad: Tensor, reduction: int, count: int) -> Tensor:
-    """The gradient of each element's loss."""
-    return grad / count if reduction == MEAN else grad
-
-
-@_for(aten.mse_loss.default)
-def _mse(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    away = x - target
-    return _reduced(away * away, reduction)
-
-
-@_for(aten.mse_loss_backward.default)
-def _mse_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    away = x - target
-    return away * 2.0 * _spread(grad, reduction, away.numel())
-
-
-@_for(aten.huber_loss.default)
-def _huber(x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    away = (x - target).abs()
-    return _reduced(torch.where(away < delta, 0.5 * away * away, delta * (away - 0.5 * delta)), reduction)
-
-
-@_for(aten.huber_loss_backward.default)
-def _huber_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    away = x - target
-    return away.clamp(-delta, delta) * _spread(grad, reduction, away.numel())
-
-
-@_for(aten.smooth_l1_loss.default)
-def _smooth_l1(x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    away = (x - target).abs()
-    return _reduced(torch.where(away < beta, 0.5 * away * away / beta, away - 0.5 * beta) if beta else away, reduction)
-
-
-@_for(aten.smooth_l1_loss_backward.default)
-def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    away = x - target
-    slope = (away / beta).clamp(-1.0, 1.0) if beta else away.sign()
-    return slope * _spread(grad, reduction, away.numel())
-
-
-@_for(aten.binary_cross_entropy.default)
-def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
-    loss = (target - 1.0) * (1.0 - x).log().clamp(min=-100.0) - target * x.log().clamp(min=-100.0)
-    return _reduced(loss if weight is None else loss * weight, reduction)
-
-
-@_for(aten.binary_cross_entropy_backward.default)
-def _bce_backward(
-    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> Tensor:
-    slope = (x - target) / ((1.0 - x) * x).clamp(min=1e-12)
-    return (slope if weight is None else slope * weight) * _spread(grad, reduction, x.numel())
-
-
-@_for(aten.binary_cross_entropy_with_logits.default)
-def _bce_with_logits(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
-) -> Tensor:
-    scale: Tensor | float = 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
-    loss = (1.0 - target) * x - scale * torch.nn.functional.logsigmoid(x)
-    return _reduced(loss if weight is None else loss * weight, reduction)
-
-
-@_for(aten.soft_margin_loss.default)
-def _soft_margin(x: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
-    return aten.soft_margin_loss(x, target, SUM) / x.numel() if reduction == MEAN else NotImplemented
-
-
-@_for(aten.soft_margin_loss_backward.default)
-def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Any:
-    if reduction != MEAN:
-        return NotImplemented
-    return aten.soft_margin_loss_backward(grad / x.numel(), x, target, SUM)
-
-
-@_for(aten.multi_margin_loss.default)
-def _multi_margin(
-    x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = MEAN
-) -> Any:
-    if reduction != MEAN or x.dim() != 2:
-        return NotImplemented
-    return aten.multi_margin_loss(x, target, p, margin, weight, SUM) / len(x)
-
-
-@_for(aten.multi_margin_loss_backward.default)
-def _multi_margin_backward(
-    grad: Tensor,
-    x: Tensor,
-    target: Tensor,
-    p: float,
-    margin: float,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-) -> Any:
-    if reduction != MEAN or x.dim() != 2:
-        return NotImplemented
-    return aten.multi_margin_loss_backward(grad / len(x), x, target, p, margin, weight, SUM)
-
-
-@_for(aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Any:
-    if reduction != MEAN or x.dim() != 2:
-        return NotImplemented
-    total, is_target = aten.multilabel_margin_loss_forward(x, target, SUM)
-    return total / len(x), is_target
-
-
-@_for(aten.multilabel_margin_loss_backward.default)
-def _multilabel_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor) -> Any:
-    if reduction != MEAN or x.dim() != 2:
-        return NotImplemented
-    return aten.multilabel_margin_loss_backward(grad / len(x), x, target, SUM, is_target)
-
-
-def _class_weights(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
-    """The weight of each target's class; 0 for targets that do not count."""
-    counts = target != ignore_index
-    each = aten.index.Tensor(_wide(weight), [torch.where(counts, target, 0).long()])
-    return torch.where(counts, each, 0.0)
-
-
-def _total_weight(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """What a mean of class losses is divided by; from the targets alone, so that it need not wait for the model."""
-    if weight is not None:
-        return aten.sum.default(_class_weights(target, weight, ignore_index))  # type: ignore[no-any-return]
-    counts = target != ignore_index
-    return aten.sum.default(counts.to(torch.float32 if dtype in NARROW else dtype))  # type: ignore[no-any-return]
-
-
-@_for(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
-    """What each sample's class has, weighted; the sum of that; or the sum over the total weight."""
-    dim = min(1, x.dim() - 1)
-    if target.dim() != x.dim() - 1:
-        return NotImplemented
-    loss = -TRACED.pick(x, target, dim, ignore_index, 0, x.shape[dim])
-    if weight is not None:
-        loss = loss * _class_weights(target, weight, ignore_index).to(x.dtype)
-    if reduction == NONE:
-        return loss, torch.zeros((), dtype=x.dtype, device=x.device)
-    total = _total_weight(target, weight, ignore_index, x.dtype)
-    summed = aten.sum.default(_wide(loss))
-    return (summed / total if reduction == MEAN else summed).to(x.dtype), total.to(x.dtype)
-
-
-@_for(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_backward(
-    grad: Tensor,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Tensor,
-) -> Any:
-    """A number for the class of each sample; the total weight is made anew, as in the forward pass."""
-    dim = min(1, x.dim() - 1)
-    if target.dim() != x.dim() - 1:
-        return NotImplemented
-    each = -_wide(grad)
-    if reduction == MEAN:
-        each = each / _total_weight(target, weight, ignore_index, x.dtype)
-    if weight is not None:
-        each = each * _class_weights(target, weight, ignore_index)
-    each = each.to(x.dtype).expand(target.shape)
-    return TRACED.pick_backward(each, target, x.shape[dim], dim, ignore_index, 0, x.shape[dim])
-
-
 # layers
 
 
@@ -349,7 +153,7 @@ def _convolution_backward(
     """The bias's gradient apart: it does not look at the input."""
     if not output_mask[2]:
         return NotImplemented
-    bias = _sum(_wide(grad), [0, *range(2, grad.dim())], False).to(grad.dtype)
+    bias = _sum(widened(grad), [0, *range(2, grad.dim())], False).to(grad.dtype)
     if not output_mask[0] and not output_mask[1]:
         return None, None, bias
     settings = (stride, padding, dilation, transposed, output_padding, groups)
@@ -368,7 +172,7 @@ def _channels(x: Tensor) -> tuple[list[int], list[int]]:
 def _normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor, shape: list[int]
 ) -> Tensor:
-    y = (_wide(x) - mean.view(shape)) * inverse.view(shape)
+    y = (widened(x) - mean.view(shape)) * inverse.view(shape)
     y = y if weight is None else y * weight.view(shape)
     return (y if bias is None else y + bias.view(shape)).to(x.dtype)
 
@@ -391,7 +195,7 @@ def _batch_norm(
         out = _normalised(x, weight, bias, running_mean, (running_var + eps).rsqrt(), shape)
         return out, x.new_empty(0), x.new_empty(0), running_mean, running_var
     n = _count(x, dims)
-    wide = _wide(x)
+    wide = widened(x)
     mean = _sum(wide, dims, False) / n
     away = wide - mean.view(shape)
     squares = _sum(away * away, dims, False)
@@ -404,19 +208,19 @@ def _batch_norm(
     return out, mean, inverse, new_mean, new_var
 
 
-@_for(aten._native_batch_norm_legit_functional.default, table=BATCH_NORM)
+@_for_split_batch(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(*args: Any) -> Any:
     return _batch_norm(*args)
 
 
-@_for(aten._native_batch_norm_legit.no_stats, table=BATCH_NORM)
+@_for_split_batch(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
     return _batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
-@_for(aten.native_batch_norm.default, table=BATCH_NORM)
+@_for_split_batch(aten.native_batch_norm.default)
 def _batch_norm_that_updates(
     x: Tensor,
     weight: Tensor | None,
@@ -433,7 +237,7 @@ def _batch_norm_that_updates(
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
 
 
-@_for(aten.native_batch_norm_backward.default, table=BATCH_NORM)
+@_for_split_batch(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(
     grad: Tensor,
     x: Tensor,
@@ -447,7 +251,7 @@ def _batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     dims, shape = _channels(x)
-    wide, upstream = _wide(x), _wide(grad)
+    wide, upstream = widened(x), widened(grad)
     if train:
         mean, inverse = save_mean, save_invstd
     else:

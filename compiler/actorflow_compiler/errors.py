@@ -13,6 +13,10 @@ class LayoutError(ActorflowError):
     """A placement or an SBP does not fit the tensor or the cluster it was given for."""
 
 
+class NotGlobal(LayoutError, AttributeError):
+    """A plain tensor was asked for what only global ones have."""
+
+
 class SignatureError(ActorflowError):
     """A signature that was registered for an op is malformed, does not fit its schema, or is wrong."""
 
@@ -27,6 +31,14 @@ class DeadlockError(PlanError):
 
 class HardwareError(ActorflowError):
     """A hardware file cannot be read, or says what means nothing; the message names the file and the key."""
+
+
+class TraceError(ActorflowError):
+    """A folder of traces cannot be read or written, or was written by another version; the message names the file."""
+
+
+class ShowError(ActorflowError):
+    """A picture of a plan cannot be made: its format is not known, its place cannot be written, or a library lacks."""
 
 
 class CallError(ActorflowError):

@@ -49,6 +49,10 @@ FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
 }
 Kwargs = tuple[tuple[str, Arg], ...]
 LARGEST_CONSTANT = 1 << 20  # bytes
+LOOKS_AT_A_VALUE = (
+    "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
+    "inputs; expected: the same ops in every call. Use torch.where, or move this line out of the job"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ class _Converter:
             )
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
-        data = values.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
+        flat = values.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if values.numel() else b""
         self.constants.append(Constant(name, meta.shape, meta.dtype, data))
         self.inputs.append(Input(number, name, "constant"))
         self.value[fx_node] = number
@@ -195,11 +200,15 @@ class _Converter:
         if isinstance(result, list | tuple):
             outs = [self.new(meta_of(r)) if isinstance(r, Tensor) else -1 for r in result]
             self.value[fx_node] = outs
-        else:
+        elif isinstance(result, Tensor):
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
+        else:  # a number: .item() of a tensor that is not there yet
+            raise CaptureError(f"{custom.get('line') or 'in the step'}\n  {LOOKS_AT_A_VALUE}")
         node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
-        node = replace(node, visit=custom.get("visit", -1), again=custom.get("again", False))
+        node = replace(
+            node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
+        )
         phase = "forward"
         if custom.get("phase") == "backward":
             phase = "backward"

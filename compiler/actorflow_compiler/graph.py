@@ -28,6 +28,7 @@ class Node:
     visit: int = -1  # of a module or scope, in program order (see ``tags.py``); a backward op has its forward op's
     stage: int = 0  # the virtual pipeline stage, once ops are placed
     again: bool = False  # of the forward pass, computed once more in the backward pass by a user's checkpoint
+    line: str = ""  # of the user's script, "train.py:31", for people; a backward op has its forward op's
 
     def reads(self) -> Iterator[int]:
         """The values that the node reads, each as often as it is named."""

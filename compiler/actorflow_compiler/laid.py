@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actorflow_compiler.cut import cut
 from actorflow_compiler.lower import Program
+from actorflow_compiler.origins import Origins
 from actorflow_compiler.plan import Constant, Plan, Variable
 from actorflow_compiler.recompute import tell_recomputed
 from actorflow_compiler.segment import segment
@@ -23,9 +24,10 @@ class Laid:
     variables: tuple[Variable, ...]
     constants: tuple[Constant, ...]
     notes: tuple[str, ...]
+    origins: Origins = field(default_factory=Origins)  # of the graph
 
     def cut(self, variant: Variant = PLAIN) -> Plan:
         """The plan of all ranks, without slot counts and orders."""
         segmented = segment(self.program, variant)
         notes = (*self.notes, *tell_recomputed(segmented.program, self.pieces))
-        return cut(self.name, self.world, self.pieces, segmented, self.variables, self.constants, notes)
+        return cut(self.name, self.world, self.pieces, segmented, self.variables, self.constants, notes, self.origins)

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler import class_ops, grouped_ops, layout_ops, optimizers, quantiles, random_ops
+from actorflow_compiler import (
+    class_ops,
+    grouped_ops,
+    layout_ops,
+    mirrored_ops,
+    optimizers,
+    quantiles,
+    random_ops,
+    scaling,
+)
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
-    **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
-    "uniform": random_ops.uniform,
+    **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS, **mirrored_ops.OPS,
+    **scaling.OPS, "uniform": random_ops.uniform,
 }  # fmt: skip
 
 

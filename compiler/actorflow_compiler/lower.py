@@ -47,6 +47,7 @@ class Item:
     bucket: int | None = None  # of a collective: those in the same bucket leave together
     stage: int = 0  # the virtual pipeline stage
     again: bool = False  # a forward op that is repeated for the backward pass
+    line: str = ""  # of the user's script
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,18 @@ def lower(
     everywhere: Placement,
     gather: Mapping[int, bool],
     homes: Mapping[str, tuple[Placement, NdSbp]],
+    times: int = 1,
 ) -> Program:
-    """Lower; ``gather[v]`` says whether result v goes to every rank; ``homes`` says where each variable lies."""
-    return _Lowering(graph, layouts, pieces, everywhere).run(gather, homes)
+    """Lower; ``gather[v]`` says whether result v goes to every rank; ``homes`` says where each variable lies.
+
+    ``times`` is how often the graph's work is to be done: once by every device in the mirrored view.
+    """
+    return _Lowering(graph, layouts, pieces, everywhere, times).run(gather, homes)
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, layouts: Layouts, pieces: int, everywhere: Placement) -> None:
-        self.graph, self.layouts, self.pieces = graph, layouts, pieces
+    def __init__(self, graph: Graph, layouts: Layouts, pieces: int, everywhere: Placement, times: int) -> None:
+        self.graph, self.layouts, self.pieces, self.times = graph, layouts, pieces, times
         self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
         self.items: list[Item] = []
         self.metas: dict[tuple[int, int], Meta] = {}
@@ -209,12 +214,13 @@ class _Lowering:
             steps[rank] = (Step(local.op, substitute(local.args, at), kwargs, n.outs),)
             work += flops_of(local)
         times = self.pieces if n.pieces else 1
-        self.flops += times * flops_of(call)
+        useful = self.times * flops_of(call)
+        self.flops += times * useful
         self.flops_done += times * work
-        if work > flops_of(call):
+        if work > useful:
             splits = any(len(signatures(call, parts)) > 1 for parts in n.placement.hierarchy)
             key = Work(n.op, n.where, splits)
-            self.repeated[key] = self.repeated.get(key, 0.0) + times * (work - flops_of(call))
+            self.repeated[key] = self.repeated.get(key, 0.0) + times * (work - useful)
         outs = tuple(o for o in n.outs if o >= 0)
         self.computed.update(outs)
         self.items.append(
@@ -229,6 +235,7 @@ class _Lowering:
                 flops=work / n.placement.size,
                 where=n.where,
                 stage=n.stage,
+                line=n.line,
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from actorflow_compiler.graph import Graph, call_of
 from actorflow_compiler.signatures import signatures
 from actorflow_compiler.signatures.registered import registration
@@ -35,3 +37,13 @@ def notes_on(graph: Graph) -> tuple[str, ...]:
             what = "no signature registered for it fits" if registration(op) else "no signatures discovered"
             lines.append(f"{op}: {what}; it runs on whole tensors")
     return tuple(lines)
+
+
+def tell_traced(device: torch.device, kind: str) -> tuple[str, ...]:
+    """A line where a step for one kind of device was traced on another."""
+    if device.type == kind:
+        return ()
+    return (
+        f"traced with the {device.type.upper()}'s kernels, as this process reaches no {kind} device: attention and "
+        f"autocast may be other ones there",
+    )

@@ -17,15 +17,19 @@ aten = torch.ops.aten
 @torch.library.custom_op("actorflow::adam", mutates_args=())
 def adam(
     param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, max_exp_avg_sq: Tensor | None, step: Tensor,
-    lr: float, weight_decay: float, beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool, group: str,
+    lr: float, weight_decay: float, beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool,
+    found_inf: Tensor | None, group: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """One step of Adam (``decoupled``: AdamW) → new param, exp_avg, exp_avg_sq, max_exp_avg_sq (empty without it)."""
+    """One step of Adam (``decoupled``: AdamW) → new param, exp_avg, exp_avg_sq, max_exp_avg_sq (empty without it).
+
+    Nothing changes where ``found_inf``, a scalar, is 1; likewise with the other optimizers.
+    """
     out = [t.clone() for t in (param, exp_avg, exp_avg_sq)] + [
         param.new_empty(0) if max_exp_avg_sq is None else max_exp_avg_sq.clone()
     ]
     adam_(
         [out[0]], [grad], [out[1]], [out[2]], [] if max_exp_avg_sq is None else [out[3]], [step],
-        lr, weight_decay, beta1, beta2, eps, maximize, decoupled,
+        lr, weight_decay, beta1, beta2, eps, maximize, decoupled, found_inf,
     )  # fmt: skip
     return out[0], out[1], out[2], out[3]
 
@@ -38,14 +42,14 @@ def _(param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any, max_exp_avg_sq: Any,
 
 @torch.library.custom_op("actorflow::sgd", mutates_args=())
 def sgd(
-    param: Tensor, grad: Tensor, momentum_buffer: Tensor | None, lr: float, weight_decay: float,
-    momentum: float, dampening: float, nesterov: bool, maximize: bool, first: bool, group: str,
+    param: Tensor, grad: Tensor, momentum_buffer: Tensor | None, lr: float, weight_decay: float, momentum: float,
+    dampening: float, nesterov: bool, maximize: bool, first: bool, found_inf: Tensor | None, group: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One step of SGD → new param, momentum_buffer (empty without momentum)."""
     out = param.clone()
     buffer = param.new_empty(0) if momentum_buffer is None else momentum_buffer.clone()
     buffers = [] if momentum_buffer is None else [buffer]
-    sgd_([out], [grad], buffers, lr, weight_decay, momentum, dampening, nesterov, maximize, first)
+    sgd_([out], [grad], buffers, lr, weight_decay, momentum, dampening, nesterov, maximize, first, found_inf)
     return out, buffer
 
 
@@ -57,11 +61,11 @@ def _(param: Any, grad: Any, momentum_buffer: Any, *rest: Any) -> Any:
 @torch.library.custom_op("actorflow::adagrad", mutates_args=())
 def adagrad(
     param: Tensor, grad: Tensor, state_sum: Tensor, step: Tensor, lr: float, weight_decay: float,
-    lr_decay: float, eps: float, maximize: bool, group: str,
+    lr_decay: float, eps: float, maximize: bool, found_inf: Tensor | None, group: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One step of Adagrad → new param, state_sum."""
     out, total = param.clone(), state_sum.clone()
-    adagrad_([out], [grad], [total], [step], lr, weight_decay, lr_decay, eps, maximize)
+    adagrad_([out], [grad], [total], [step], lr, weight_decay, lr_decay, eps, maximize, found_inf)
     return out, total
 
 
@@ -78,30 +82,30 @@ def _laid_as(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
 def adam_(
     params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     max_exp_avg_sqs: Sequence[Tensor], steps: Sequence[Tensor], lr: float, weight_decay: float,
-    beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool,
+    beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Adam in place over many tensors; ``steps`` are already counted up."""
     run = aten._fused_adamw_ if decoupled else aten._fused_adam_
     run(
         params, _laid_as(params, grads), exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr=lr, beta1=beta1, beta2=beta2,
-        weight_decay=weight_decay, eps=eps, amsgrad=len(max_exp_avg_sqs) > 0, maximize=maximize,
+        weight_decay=weight_decay, eps=eps, amsgrad=len(max_exp_avg_sqs) > 0, maximize=maximize, found_inf=found_inf,
     )  # fmt: skip
 
 
 def sgd_(
     params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor], lr: float, weight_decay: float,
-    momentum: float, dampening: float, nesterov: bool, maximize: bool, first: bool,
+    momentum: float, dampening: float, nesterov: bool, maximize: bool, first: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """SGD in place over many tensors."""
     aten._fused_sgd_(
         params, _laid_as(params, grads), buffers, weight_decay=weight_decay, momentum=momentum, lr=lr,
-        dampening=dampening, nesterov=nesterov, maximize=maximize, is_first_step=first,
+        dampening=dampening, nesterov=nesterov, maximize=maximize, is_first_step=first, found_inf=found_inf,
     )  # fmt: skip
 
 
 def adagrad_(
     params: Sequence[Tensor], grads: Sequence[Tensor], sums: Sequence[Tensor], steps: Sequence[Tensor],
-    lr: float, weight_decay: float, lr_decay: float, eps: float, maximize: bool,
+    lr: float, weight_decay: float, lr_decay: float, eps: float, maximize: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Adagrad in place over many tensors; ``steps`` are already counted up."""
     aten._fused_adagrad_(
@@ -114,6 +118,7 @@ def adagrad_(
         weight_decay=weight_decay,
         eps=eps,
         maximize=maximize,
+        found_inf=found_inf,
     )
 
 
@@ -157,7 +162,9 @@ def expand_fused(target: Any, args: Sequence[Any], kwargs: dict[str, Any], group
         return False
     given = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | kwargs
     value = {a.name: given.get(a.name, a.default_value) for a in target._schema.arguments}
-    params, grads = value["self"], value["grads"]
+    params, grads, found = value["self"], value["grads"], value.get("found_inf")
+    if value.get("grad_scale") is not None:
+        grads = [g / value["grad_scale"] for g in grads]
 
     def item(key: str, i: int) -> Any:
         return value[key][i] if value.get(key) else None
@@ -167,19 +174,19 @@ def expand_fused(target: Any, args: Sequence[Any], kwargs: dict[str, Any], group
             state = [item("exp_avgs", i), item("exp_avg_sqs", i), item("max_exp_avg_sqs", i)]
             new = torch.ops.actorflow.adam(
                 p, g, *state, value["state_steps"][i], float(value["lr"]), value["weight_decay"], value["beta1"],
-                value["beta2"], value["eps"], value["maximize"], name == "_fused_adamw_", group,
+                value["beta2"], value["eps"], value["maximize"], name == "_fused_adamw_", found, group,
             )  # fmt: skip
         elif name == "_fused_sgd_":
             state = [item("momentum_buffer_list", i)]
             new = torch.ops.actorflow.sgd(
                 p, g, *state, float(value["lr"]), value["weight_decay"], value["momentum"], value["dampening"],
-                value["nesterov"], value["maximize"], value["is_first_step"], group,
+                value["nesterov"], value["maximize"], value["is_first_step"], found, group,
             )  # fmt: skip
         else:
             state = [item("state_sums", i)]
             new = torch.ops.actorflow.adagrad(
                 p, g, *state, value["state_steps"][i], float(value["lr"]), value["weight_decay"], value["lr_decay"],
-                value["eps"], value["maximize"], group,
+                value["eps"], value["maximize"], found, group,
             )  # fmt: skip
         for old, fresh in zip((p, *state), new, strict=True):
             if old is not None:

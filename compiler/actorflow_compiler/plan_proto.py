@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from actorflow_compiler.errors import LayoutError, PlanError
 from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, Symbol
+from actorflow_compiler.origins_proto import from_message, to_message
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
     Actor,
@@ -88,6 +89,8 @@ def to_proto(plan: Plan) -> pb.Plan:
             notes=plan.notes,
             summary=_summary(plan.summary),
             ranks=plan.ranks,
+            calls=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.calls),
+            origins=to_message(plan.origins),
         )
     except (TypeError, ValueError) as error:
         raise PlanError(f"plan {plan.name!r} holds a value that a message cannot carry: {error}") from error
@@ -114,6 +117,8 @@ def from_proto(message: pb.Plan) -> Plan:
             notes=tuple(message.notes),
             summary=_to_summary(message.summary),
             ranks=tuple(message.ranks),
+            calls=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.calls),
+            origins=from_message(message.origins),
         )
     except LayoutError as error:
         raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error
@@ -267,6 +272,7 @@ def _actor(actor: Actor) -> pb.Actor:
         comm=None if actor.comm is None else _comm(actor.comm),
         flops=actor.flops,
         stage=actor.stage,
+        momentary=actor.momentary,
     )
 
 
@@ -284,6 +290,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         comm=_to_comm(message.comm) if message.HasField("comm") else None,
         flops=message.flops,
         stage=message.stage,
+        momentary=message.momentary,
     )
 
 

@@ -169,6 +169,8 @@ class _Text:
             order = self.orders.get((rank, queue))
             text = " ".join(_runs([self.names[a] for a in order.actors])) if order else "not frozen yet"
             yield from _rows(queue, [text])
+        for made in (order for order in self.plan.calls if order.rank == rank):
+            yield from _rows("calls", [f"{made.queue}: {' '.join(_runs([self.names[a] for a in made.actors]))}"])
         for actor in actors:
             yield ""
             yield from self.actor(actor)
@@ -179,6 +181,8 @@ class _Text:
             facts.append(_count(len(self.plan.bodies[actor.body].steps), "op"))
         if actor.flops:
             facts.append(f"{flop_text(actor.flops)} a firing")
+        if actor.momentary:
+            facts.append(f"{bytes_text(actor.momentary)} while it fires")
         yield f"  #{actor.id} {actor.name}: {', '.join(facts)}"
         for label, registers in (("reads", self.plan.inputs_of[actor.id]), ("writes", self.plan.outputs_of[actor.id])):
             lines = [line for register in registers for line in self.register(register, actor)]

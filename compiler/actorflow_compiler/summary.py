@@ -91,18 +91,32 @@ def moved(plan: Plan) -> tuple[tuple[str, int], ...]:
     An all-reduce of T bytes over p ranks counts 2(p-1)·T, what a ring sends.
     """
     found: Counter[str] = Counter()
+    actors = {a.id: a.comm for a in plan.actors}
+    for id, nbytes in sent_bytes(plan).items():
+        comm = actors[id]
+        assert comm is not None
+        found[comm.kind] += nbytes
+    return tuple((kind, found[kind]) for kind in COMMS if kind in found)
+
+
+def sent_bytes(plan: Plan) -> dict[int, int]:
+    """Actor that communicates → the bytes that it sends in an iteration.
+
+    An all-reduce, whose members move together what is counted once, is counted for the first of them alone.
+    """
+    found: dict[int, int] = {}
     reduced: set[tuple[int, tuple[int, ...]]] = set()
     sizes = _Sizes(plan)
     for actor in plan.actors:
         comm = actor.comm
         if comm is None:
             continue
-        if comm.kind == "all_reduce":  # all members move together what is counted once
+        if comm.kind == "all_reduce":
             if (comm.id, comm.group) in reduced:
                 continue
             reduced.add((comm.id, comm.group))
-        found[comm.kind] += actor.rate * sum(sizes.sent(actor, comm))
-    return tuple((kind, found[kind]) for kind in COMMS if kind in found)
+        found[actor.id] = actor.rate * sum(sizes.sent(actor, comm))
+    return found
 
 
 class _Sizes:

@@ -13,6 +13,7 @@ import torch.fx.traceback as fx_traceback
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from actorflow_compiler.lines import Lines
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.torch_internals import backward_engine, before_each_op, sequence_number, sequence_of
 
@@ -43,6 +44,8 @@ class Tags:
         self._changes = [(-1, Mark(visit=0))]  # (autograd sequence number, what holds from there on)
         self._visits: dict[str, list[int]] = {}  # of each module in the forward pass
         self._count = 0  # of visits
+        self._stack_lines = Lines()
+        self._lines: dict[int, str] = {}  # autograd sequence number → the user's line of the forward op
         self.called: set[int] = set()  # ids of modules
         self.during_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -97,6 +100,20 @@ class Tags:
         if bool(custom.get("again")) != torch.is_grad_enabled():
             self._set({**custom, "again": torch.is_grad_enabled()})
 
+    def following_lines(self) -> contextlib.AbstractContextManager[Any]:
+        """In which each op of the user's own code is marked with its line."""
+        return before_each_op(self._mark_line)
+
+    def _mark_line(self) -> None:
+        custom = fx_traceback.current_meta.get("custom") or {}
+        if _in_backward(custom) and not custom.get("again"):
+            return  # it has the line of its forward op
+        line = self._stack_lines.here()
+        if not _in_backward(custom):
+            self._lines.setdefault(sequence_number() - 1, line)  # autograd has numbered the op already
+        if line != custom.get("line"):
+            self._set({**custom, "line": line})
+
     @staticmethod
     def _set(custom: dict[str, Any] | None) -> None:
         fx_traceback.current_meta["custom"] = custom or {}
@@ -116,6 +133,7 @@ class Tags:
             number = sequence_of(node)
             of = Mark() if number is None else self._at(number)
             mark = {"placement": of.placement, "where": of.where, "visit": of.visit, "phase": "backward"}
+            mark["line"] = self._lines.get(number, "") if number is not None else ""
             hooks.append(node.register_prehook(lambda _, m=mark: self._set(m)))
             if number is not None:
                 hooks.append(node.register_hook(lambda *_: self._set({"phase": "backward"})))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.distributed import distributed_c10d
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -20,22 +22,40 @@ __all__ = [
     "DATA_DEPENDENT",
     "FakeTensor",
     "MERSENNE",
+    "MODULE_CALL",
     "backward_engine",
     "before_each_op",
     "constant_of",
+    "end_of_graph",
     "fake_mode",
     "fast_callable",
+    "gradients",
+    "in_backward",
+    "in_transform",
+    "is_composed",
     "is_fake",
+    "keeps_graph",
     "looks_compiling",
+    "make_wrapper",
     "memory_of",
-    "plain_recurrence",
+    "no_torch_function",
+    "only_dispatch",
+    "packs_saved",
+    "plain_apply",
+    "plain_layers",
     "python_source",
     "runs_python",
     "real_tensors",
+    "scaler_settings",
+    "scaler_state",
+    "scaling_in_the_graph",
     "sequence_number",
     "sequence_of",
+    "store_of_default_group",
     "swap_contents",
+    "traced_on",
     "values_not_seen",
+    "without_dispatch",
 ]
 
 DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
@@ -46,9 +66,48 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
+def _without_memory(kernels: tuple[str, ...]) -> Any:
+    """Let fused optimizers of torch without a kernel for tensors without memory run there, where they do nothing.
+
+    torch would make real tensors of zeros on the device, as large as all parameters, and run the real kernel.
+    """
+    make: Any = torch.library.Library  # has no types
+    library = make("aten", "IMPL")
+    for name in kernels:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            library.impl(name, lambda *args, **kwargs: None, "Meta")
+    return library
+
+
+FUSED_WITHOUT_MEMORY = _without_memory(
+    ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
+)  # kept alive: what it registers ends with it
+
+
+def traced_on(kind: str) -> torch.device:
+    """The device of tensors without memory that stand for those of a kind of device: it chooses torch's kernels.
+
+    Where no such device can be reached torch cannot run a backward pass of its tensors; then it is the CPU.
+    """
+    module = getattr(torch, kind, None)
+    reached = kind == "cpu" or (module is not None and module.is_available())
+    return torch.device(kind if reached else "cpu")
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor is without memory."""
     return isinstance(tensor, FakeTensor)
+
+
+def is_composed(op: torch._ops.OpOverload) -> bool:
+    """Whether torch makes the op, and its gradient, of other ops: ``op.decompose`` calls those."""
+    name = op.name()  # type: ignore[no-untyped-call]  # torch has no types here
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return int(torch._C._current_graph_task_id()) != -1
 
 
 def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -112,17 +171,41 @@ def _truncated_normal(
 
 
 @contextlib.contextmanager
-def plain_recurrence() -> Iterator[None]:
-    """Let recurrent layers be made of plain ops: oneDNN's fused ones keep a workspace that no plan can carry.
+def plain_layers() -> Iterator[None]:
+    """Let layers be made of ops that a plan can carry, while a step is traced.
 
-    ``torch.backends.mkldnn.flags`` does the same, but warns about TF32 at each use.
+    oneDNN's and cuDNN's fused recurrent layers and cuDNN's batch norm keep a workspace; convolutions choose when they
+    run.  Attention that drops is made of plain ops, so that its random numbers are drawn alike under every plan; other
+    attention stays what torch picks.  ``torch.backends.*.flags`` would do the first, but warns about TF32 at each use.
     """
-    old = torch._C._get_mkldnn_enabled()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    functional: Any = torch.nn.functional
+    mkldnn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    attention: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> torch.Tensor:
+        drops = sdpa_kernel(SDPBackend.MATH) if dropout_p > 0 else contextlib.nullcontext()
+        with drops:
+            return attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
+
     torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    functional.scaled_dot_product_attention = attend
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(old)
+        torch._C._set_mkldnn_enabled(mkldnn)
+        torch._C._set_cudnn_enabled(cudnn)
+        functional.scaled_dot_product_attention = attention
 
 
 @contextlib.contextmanager
@@ -146,6 +229,109 @@ def backward_engine(
         torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]  # not exported
 
 
+SCALER_STATE = ("_scale", "_growth_tracker")  # attributes of a GradScaler that hold tensors
+
+
+def scaler_state(scaler: torch.amp.GradScaler) -> tuple[tuple[str, torch.Tensor], ...]:
+    """The tensors of a scaler that is enabled, by their attributes; makes them as the first ``scale`` would."""
+    if scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
+    return tuple((name, getattr(scaler, name)) for name in SCALER_STATE)
+
+
+def scaler_settings(scaler: torch.amp.GradScaler) -> tuple[float, float, int]:
+    """Growth factor, backoff factor and growth interval: constants of a plan."""
+    return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+
+
+@contextlib.contextmanager
+def scaling_in_the_graph(
+    scalers: Iterable[torch.amp.GradScaler],
+    optimizers: Mapping[torch.optim.Optimizer, bool],
+    masked: Callable[[torch.optim.Optimizer, torch.Tensor, Callable[[], Any]], Any],
+) -> Iterator[None]:
+    """Let scalers decide nothing on the host: an optimizer is told whether an infinity was found, or is masked by it.
+
+    ``optimizers`` says of each whether its step takes ``found_inf``; the steps of others go through
+    ``masked(optimizer, found_inf, step)``.  What scalers remember of a step is as before at the end.
+    """
+    held = [(s, s._per_optimizer_states) for s in scalers]
+    takes = {o: vars(o).get("_step_supports_amp_scaling") for o in optimizers}
+    try:
+        for scaler, states in held:
+
+            def step(optimizer: Any, found: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+                total = sum(found["found_inf_per_device"].values())
+                return masked(optimizer, total, lambda: optimizer.step(*args, **kwargs))
+
+            scaler._per_optimizer_states = type(states)(states.default_factory)  # type: ignore[attr-defined]
+            vars(scaler)["_maybe_opt_step"] = step
+        for optimizer, support in optimizers.items():
+            vars(optimizer)["_step_supports_amp_scaling"] = support
+        yield
+    finally:
+        for scaler, states in held:
+            scaler._per_optimizer_states = states
+            vars(scaler).pop("_maybe_opt_step", None)
+        for optimizer, before in takes.items():
+            vars(optimizer).pop("_step_supports_amp_scaling", None)
+            if before is not None:
+                vars(optimizer)["_step_supports_amp_scaling"] = before
+
+
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass  # a tensor of a class, without memory
+no_torch_function: Any = (
+    torch._C._disabled_torch_function_impl
+)  # of a class whose ops arrive at __torch_dispatch__ only
+
+
+only_dispatch: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    torch._C.DisableTorchFunctionSubclass
+)  # ops inside arrive at a class's __torch_dispatch__ only
+
+
+def packs_saved() -> bool:
+    """Whether what autograd saves is given to somebody, as activation checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is under way."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without what is done for the transforms of ``torch.func``, in two thirds of its time."""
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # is in C++
+    return found
+
+
+def end_of_graph(tensor: torch.Tensor) -> torch.autograd.graph.GradientEdge:
+    """The gradient edge of a tensor that has been computed."""
+    node = tensor.grad_fn
+    if node is None or isinstance(node, torch._C._FunctionBase):  # one written in Python does not keep the graph
+        return torch.autograd.graph.get_gradient_edge(tensor)
+    return torch.autograd.graph.GradientEdge(node, tensor.output_nr)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that this thread is in may be run again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def gradients(ends: Any, received: Any, inputs: Any, keep: bool) -> tuple[torch.Tensor | None, ...]:
+    """As ``torch.autograd.grad`` from gradient edges, in half its time: nothing is checked."""
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
+        tuple(ends), tuple(received), keep, False, tuple(inputs), True, accumulate_grad=False
+    )
+    return found
+
+
+def without_dispatch() -> contextlib.AbstractContextManager[Any]:
+    """Ops inside reach a tensor's own sizes and strides, not its class's ``__torch_dispatch__``."""
+    return torch._C._DisableTorchDispatch()
+
+
 def fast_callable(overload: torch._ops.OpOverload) -> Callable[..., Any]:
     """What calls the operator without the Python frame of ``OpOverload.__call__`` (0.3 µs of 2.5)."""
     found = getattr(overload, "_op", overload)
@@ -164,6 +350,9 @@ class GeneratorLayout:
 
 
 MERSENNE = GeneratorLayout(size=5056, seed=0, left=8, next=16, key=24)
+
+
+MODULE_CALL = torch.nn.Module._call_impl.__code__  # of the frame in which a module's forward, and its hooks, are called
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -223,3 +412,27 @@ class _Before(TorchDispatchMode):
 def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManager[Any]:
     """Call a function before each op that runs, or is traced, inside."""
     return _Before(call)
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself for one that torch's functional collectives still fetch, once it is there."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def nccl_options(timeout: timedelta) -> Any:
+    """What a process group of NCCL is made with: streams of another pool than computing has, and a timeout."""
+    group: Any = distributed_c10d
+    options = group.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options
+
+
+def store_of_default_group() -> tuple[Any, int, int] | None:
+    """The store on which the ranks of torch.distributed's default group met, this one's number and their count."""
+    distributed: Any = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store, distributed.get_rank(), distributed.get_world_size()

@@ -34,6 +34,9 @@ class State:
     held: dict[str, Held] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
+    beside: dict[str, str] = field(default_factory=dict)  # a tensor → the one that it is to be placed with
+    named: frozenset[str] = frozenset()  # globals and attributes that the script's functions name
 
     def name_of(self, tensor: Tensor) -> str | None:
         """The name of a tensor that was found."""

@@ -173,7 +173,7 @@ class Comm(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ..., group: _Optional[_Iterable[int]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., plane: _Optional[str] = ...) -> None: ...
 
 class Actor(_message.Message):
-    __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage")
+    __slots__ = ("id", "name", "rank", "queue", "kind", "rate", "body", "operands", "targets", "comm", "flops", "stage", "momentary")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class Actor(_message.Message):
     COMM_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    MOMENTARY_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     rank: int
@@ -198,7 +199,8 @@ class Actor(_message.Message):
     comm: Comm
     flops: float
     stage: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., queue: _Optional[str] = ..., kind: _Optional[str] = ..., rate: _Optional[int] = ..., body: _Optional[int] = ..., operands: _Optional[_Iterable[_Union[Operand, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., comm: _Optional[_Union[Comm, _Mapping]] = ..., flops: _Optional[float] = ..., stage: _Optional[int] = ...) -> None: ...
+    momentary: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., rank: _Optional[int] = ..., queue: _Optional[str] = ..., kind: _Optional[str] = ..., rate: _Optional[int] = ..., body: _Optional[int] = ..., operands: _Optional[_Iterable[_Union[Operand, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[Target, _Mapping]]] = ..., comm: _Optional[_Union[Comm, _Mapping]] = ..., flops: _Optional[float] = ..., stage: _Optional[int] = ..., momentary: _Optional[int] = ...) -> None: ...
 
 class Variable(_message.Message):
     __slots__ = ("name", "shape", "dtype", "placement_type", "ranks", "hierarchy", "sbp", "kind")
@@ -296,8 +298,74 @@ class Summary(_message.Message):
     moved: _containers.RepeatedCompositeFieldContainer[KindBytes]
     def __init__(self, stages: _Optional[_Iterable[str]] = ..., actors: _Optional[int] = ..., flops: _Optional[float] = ..., redundant_flops: _Optional[float] = ..., memory: _Optional[_Iterable[_Union[RankBytes, _Mapping]]] = ..., moved: _Optional[_Iterable[_Union[KindBytes, _Mapping]]] = ...) -> None: ...
 
+class Place(_message.Message):
+    __slots__ = ("module", "line")
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    module: str
+    line: str
+    def __init__(self, module: _Optional[str] = ..., line: _Optional[str] = ...) -> None: ...
+
+class StepsOf(_message.Message):
+    __slots__ = ("actor", "places")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    actor: int
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, actor: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("module", "phase", "placement", "count", "ops", "places")
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    module: str
+    phase: str
+    placement: str
+    count: int
+    ops: _containers.RepeatedScalarFieldContainer[str]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, module: _Optional[str] = ..., phase: _Optional[str] = ..., placement: _Optional[str] = ..., count: _Optional[int] = ..., ops: _Optional[_Iterable[str]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Flow(_message.Message):
+    __slots__ = ("source", "target", "name", "shape", "dtype", "sbp", "read", "boxing", "moved")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SBP_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    BOXING_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    target: int
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    sbp: str
+    read: str
+    boxing: _containers.RepeatedScalarFieldContainer[str]
+    moved: int
+    def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ..., name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., sbp: _Optional[str] = ..., read: _Optional[str] = ..., boxing: _Optional[_Iterable[str]] = ..., moved: _Optional[int] = ...) -> None: ...
+
+class Origins(_message.Message):
+    __slots__ = ("places", "steps", "parts", "flows")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    FLOWS_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    steps: _containers.RepeatedCompositeFieldContainer[StepsOf]
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    flows: _containers.RepeatedCompositeFieldContainer[Flow]
+    def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepsOf, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks")
+    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +379,8 @@ class Plan(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
     name: str
     world: int
     pieces: int
@@ -324,4 +394,6 @@ class Plan(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     summary: Summary
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[Order]
+    origins: Origins
+    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ...) -> None: ...

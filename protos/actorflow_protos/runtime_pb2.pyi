@@ -101,7 +101,7 @@ class Hello(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket")
+    __slots__ = ("rank", "node", "nnodes", "devices", "host", "pid", "address", "version", "python", "torch", "script", "digest", "argv", "machine", "socket", "libraries")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class Ticket(_message.Message):
     ARGV_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     SOCKET_FIELD_NUMBER: _ClassVar[int]
+    LIBRARIES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node: int
     nnodes: int
@@ -132,17 +133,20 @@ class Ticket(_message.Message):
     argv: _containers.RepeatedScalarFieldContainer[str]
     machine: str
     socket: str
-    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ...) -> None: ...
+    libraries: str
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[int] = ..., nnodes: _Optional[int] = ..., devices: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., torch: _Optional[str] = ..., script: _Optional[str] = ..., digest: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., socket: _Optional[str] = ..., libraries: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("tickets", "store_host", "store_port")
+    __slots__ = ("tickets", "store_host", "store_port", "logs_port")
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    LOGS_PORT_FIELD_NUMBER: _ClassVar[int]
     tickets: _containers.RepeatedCompositeFieldContainer[Ticket]
     store_host: str
     store_port: int
-    def __init__(self, tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ...) -> None: ...
+    logs_port: int
+    def __init__(self, tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., logs_port: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("rank", "host", "pid", "kind", "cause", "noticed_by")
@@ -189,3 +193,19 @@ class Chunk(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class LogPiece(_message.Message):
+    __slots__ = ("node", "rank", "file", "data")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    rank: int
+    file: str
+    data: bytes
+    def __init__(self, node: _Optional[int] = ..., rank: _Optional[int] = ..., file: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class LogsKept(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -140,3 +140,79 @@ class Peer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KeeperStub:
+    """What the launcher of node 0 does for those of the other nodes.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Keep = channel.stream_stream(
+                '/actorflow.runtime.Keeper/Keep',
+                request_serializer=actorflow__protos_dot_runtime__pb2.LogPiece.SerializeToString,
+                response_deserializer=actorflow__protos_dot_runtime__pb2.LogsKept.FromString,
+                _registered_method=True)
+
+
+class KeeperServicer:
+    """What the launcher of node 0 does for those of the other nodes.
+    """
+
+    def Keep(self, request_iterator, context):
+        """What ranks print, as it comes; answered when all that came before the caller's end is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KeeperServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Keep': grpc.stream_stream_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=actorflow__protos_dot_runtime__pb2.LogPiece.FromString,
+                    response_serializer=actorflow__protos_dot_runtime__pb2.LogsKept.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'actorflow.runtime.Keeper', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('actorflow.runtime.Keeper', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Keeper:
+    """What the launcher of node 0 does for those of the other nodes.
+    """
+
+    @staticmethod
+    def Keep(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/actorflow.runtime.Keeper/Keep',
+            actorflow__protos_dot_runtime__pb2.LogPiece.SerializeToString,
+            actorflow__protos_dot_runtime__pb2.LogsKept.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

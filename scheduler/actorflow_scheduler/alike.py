@@ -98,7 +98,8 @@ class _Ranks:
         for rank, actors in self.actors.items():
             queue = {name: i for i, name in enumerate(dict.fromkeys(a.queue for a in actors))}
             looks[rank] += [
-                (a.kind, a.stage, a.rate, queue[a.queue], times[a.id], a.comm and a.comm.kind) for a in actors
+                (a.kind, a.stage, a.rate, queue[a.queue], times[a.id], a.momentary, a.comm and a.comm.kind)
+                for a in actors
             ]
         for r in plan.registers:
             home, producer = self.home[r.id], plan.actor(r.producer)

@@ -52,6 +52,15 @@ class Hardware:
 
 
 CPU_CORE = Hardware()
+GPU = Hardware(  # the data sheet of an H100, at about half of what it says; docs/hardware.md says how to be exact
+    flops_per_s=5e14,
+    flops_by_dtype=(("float32", 2e14), ("float64", 3e13)),
+    bytes_per_s=2e11,
+    latency_s=1e-5,
+    memory_bytes_per_s=1.7e12,
+    name="GPUs of one host",
+)
+UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → what is taken of it until it is measured
 
 
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
@@ -145,6 +154,14 @@ def variable_bytes(plan: Plan) -> dict[int, int]:
             if rank in variable.placement:
                 total[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
     return total
+
+
+def momentary_bytes(plan: Plan) -> dict[int, int]:
+    """Rank → the most bytes that an actor of it needs while it fires, beside registers and variables."""
+    most = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
+    for actor in plan.actors:
+        most[actor.rank] = max(most[actor.rank], actor.momentary)
+    return most
 
 
 def _elements(boxes: tuple[Box, ...]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.alike import Folded, fold
-from actorflow_scheduler.cost import Hardware, variable_bytes
+from actorflow_scheduler.cost import Hardware, momentary_bytes, variable_bytes
 from actorflow_scheduler.critical import critical_path
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
@@ -26,13 +26,14 @@ class RankForecast:
     ranks: Sequence[int]
     busy: Mapping[str, float]  # queue → share of the period in which it runs an actor
     registers: int  # bytes of registers that are live at a time, at most
+    momentary: int  # bytes that an actor needs on top while it fires, at most
     variables: int  # bytes of variables: parameters, buffers, optimizer state
     order: tuple[str, ...]  # of the compute queue in an iteration: "0F0", "0F1", …
 
     @property
     def total(self) -> int:
-        """Bytes of registers and variables at the worst moment; what an op needs while it runs comes on top."""
-        return self.registers + self.variables
+        """Bytes at the worst moment; what an op takes for itself, and tells nobody, comes on top."""
+        return self.registers + self.momentary + self.variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every rank's registers and variables fit its memory; None if the hardware does not say."""
+        """Whether what every rank holds fits its memory; None if the hardware does not say."""
         memory = self.hardware.memory_bytes
         return None if memory is None else all(r.total <= memory for r in self.ranks)
 
@@ -80,12 +81,13 @@ def forecast(plan: Plan | Folded, hardware: Hardware) -> Forecast:
     worked = _worked(plan, firings.lasts)
     period = span / over or 1
     notation, orders = Notation(plan), frozen(plan)
-    peaks, variables = timeline.peak_bytes, variable_bytes(plan)
+    peaks, variables, momentary = timeline.peak_bytes, variable_bytes(plan), momentary_bytes(plan)
     ranks = tuple(
         RankForecast(
             ranks=folded.alike[rank],
             busy={queue: time / period for queue, time in worked[rank].items()},
             registers=peaks[rank],
+            momentary=momentary[rank],
             variables=variables[rank],
             order=tuple(notation.words(orders.get(rank, ()))),
         )

@@ -33,7 +33,10 @@ def _short(found: Forecast) -> Iterator[str]:
     yield f"  bubble    {found.bubble:.1%} of the computing time"
     yield f"  limits    {', '.join(_limits(found))}"
     worst = max(found.ranks, key=lambda r: r.total)
-    parts = f"{bytes_text(worst.variables)} of variables, {bytes_text(worst.registers)} of registers"
+    parts = (
+        f"{bytes_text(worst.variables)} of variables, {bytes_text(worst.registers)} of registers, "
+        f"{bytes_text(worst.momentary)} while an actor fires"
+    )
     yield f"  memory    {bytes_text(worst.total)} at most, on {_names(worst)}: {parts}{_judged(found)}"
 
 
@@ -62,14 +65,18 @@ def _names(rank: RankForecast) -> str:
 
 def _ranks(found: Forecast) -> list[str]:
     """A line for each class of ranks: how busy its queues are, and its memory."""
-    table = [["rank", "compute", "comm", "sends", "registers", "variables", "total"]]
+    table = [["rank", "compute", "comm", "sends", "registers", "firing", "variables", "total"]]
     for r in found.ranks:
         sends = max((share for queue, share in r.busy.items() if queue.startswith("send:")), default=0.0)
         shares = (r.busy.get(COMPUTING, 0.0), r.busy.get("comm", 0.0), sends)
         table.append(
-            [ranges_text(r.ranks), *(f"{s:.1%}" for s in shares), *map(bytes_text, (r.registers, r.variables, r.total))]
+            [
+                ranges_text(r.ranks),
+                *(f"{s:.1%}" for s in shares),
+                *map(bytes_text, (r.registers, r.momentary, r.variables, r.total)),
+            ]
         )
-    return columns(table, "<>>>>>>")
+    return columns(table, "<>>>>>>>")
 
 
 def _orders(found: Forecast) -> list[str]:

@@ -15,8 +15,8 @@ from actorflow_compiler.plan import (
     Register,
     TensorSpec,
     Variable,
-    verify,
 )
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.sbp import B
 from actorflow_scheduler.alike import Folded
 

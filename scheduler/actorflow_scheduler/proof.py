@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Actor, Plan, verify
+from actorflow_compiler.plan import Actor, Plan
+from actorflow_compiler.plan_verify import verify
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import CPU_CORE, Hardware
+from actorflow_scheduler.cost import CPU_CORE, Hardware, momentary_bytes
 from actorflow_scheduler.events import Fire, Instruction
 from actorflow_scheduler.timeline import simulate
 
@@ -23,8 +24,8 @@ ITERATIONS = 2  # the second one meets what the first one left behind
 def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
     """Return the plan if it is consistent, live under rendezvous semantics and within memory.
 
-    ``memory`` caps, for some ranks, the bytes that registers hold at a time on this hardware.  Raises
-    DeadlockError, whose message prints the cycle actor by actor, or PlanError.
+    ``memory`` caps, for some ranks, the bytes that registers hold at a time on this hardware, with what an
+    actor needs while it fires.  Raises DeadlockError, whose message prints the cycle actor by actor, or PlanError.
     """
     verify(plan)
     _prove_groups(plan)
@@ -91,17 +92,19 @@ def _prove_live(plan: Plan) -> None:
 
 
 def _prove_memory(plan: Plan, memory: Mapping[int, int], hardware: Hardware) -> None:
-    peak = simulate(plan, ITERATIONS, hardware).peak_bytes
+    peak, firing = simulate(plan, ITERATIONS, hardware).peak_bytes, momentary_bytes(plan)
     for rank, cap in memory.items():
-        if peak.get(rank, 0) > cap:
+        if peak.get(rank, 0) + firing.get(rank, 0) > cap:
             raise PlanError(f"plan {plan.name!r}: {too_much(plan, rank, peak[rank], cap)}; {WHAT_TO_DO}")
 
 
-def too_much(plan: Plan, rank: int, needed: int, cap: int) -> str:
-    """What is wrong with a plan one of whose ranks needs more memory than it has."""
+def too_much(plan: Plan, rank: int, held: int, cap: int) -> str:
+    """What is wrong with a plan one of whose ranks, whose registers hold so much, needs more memory than it has."""
     mine = (r for r in plan.registers if plan.home(r) == rank)
     largest = max(mine, key=lambda r: r.nbytes * r.slots)
+    firing = max((a for a in plan.actors if a.rank == rank), key=lambda a: a.momentary)
+    moment = f", and {firing.name} {firing.momentary} more while it fires" if firing.momentary else ""
     return (
-        f"rank {rank} needs {needed} bytes for its registers, {cap} are allowed; the largest is register {largest.id} "
-        f"of {plan.actor(largest.producer).name}, {largest.slots} slots of {largest.nbytes} bytes"
+        f"rank {rank} needs {held} bytes for its registers{moment}, {cap} are allowed; the largest is register "
+        f"{largest.id} of {plan.actor(largest.producer).name}, {largest.slots} slots of {largest.nbytes} bytes"
     )

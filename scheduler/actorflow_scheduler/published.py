@@ -16,14 +16,11 @@ from typing import NamedTuple
 
 
 class Task(NamedTuple):
-    """What one stage does with one piece; ``str`` gives the field's notation, stage, letter, piece: 2F0."""
+    """What one stage does with one piece; ``notation.py`` writes it."""
 
     stage: int
-    kind: str  # "F" forward | "B" backward | "W" gradients of parameters
+    kind: str  # "F" forward | "B" backward, of inputs alone where there is a W | "W" gradients of parameters
     piece: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.piece}"
 
 
 Guide = tuple[tuple[Task, ...], ...]  # for each rank of the pipeline, its tasks in order

@@ -61,6 +61,7 @@ def replicated(plan: Plan, times: int) -> Folded:
         orders=tuple(replace(o, rank=numbers[o.rank][0]) for o in plan.orders),
         variables=tuple(variable(v) for v in plan.variables),
         ranks=tuple(sorted(numbers[rank][0] for rank in parts)),
+        calls=(),  # those of one replica; nothing runs this plan
     )
     return Folded(copied, {numbers[rank][0]: numbers[rank] for rank in parts})
 

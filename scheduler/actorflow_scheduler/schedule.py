@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.errors import CallError, PlanError
-from actorflow_compiler.plan import Plan, verify
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.summary import summarise
 from actorflow_compiler.units import seconds_text
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.alike import Folded, fold, unfold
-from actorflow_scheduler.cost import CPU_CORE, Hardware
+from actorflow_scheduler.cost import CPU_CORE, Hardware, momentary_bytes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio
@@ -22,7 +23,7 @@ from actorflow_scheduler.timeline import Timeline, nanoseconds
 
 __all__ = ["SCHEDULES", "check_name", "schedule"]
 
-Memory = Mapping[int, int]  # rank → bytes that its registers may hold
+Memory = Mapping[int, int]  # rank → bytes that its registers may hold, with what an actor needs while it fires
 
 
 def check_name(name: str) -> str:
@@ -41,10 +42,10 @@ def schedule(
     """Order, size and prove a plan, or the best of those that ``make`` makes.
 
     ``name`` is one of SCHEDULES: "auto" looks for the shortest period, and of equals for the least
-    memory; another name gives that published schedule.  ``memory`` caps the bytes that the registers
-    of a rank hold at a time: where they do not suffice, time is given up, also by computing forward values
-    once more.  Raises DeadlockError if no slot counts let the plan run, PlanError if it is not legal,
-    does not fit, or its stages do not fit the schedule; CallError for an unknown name.
+    memory; another name gives that published schedule.  ``memory`` caps the bytes that the registers of a rank hold
+    at a time, with what an actor needs while it fires: where they do not suffice, time is given up, also by
+    computing forward values once more.  Raises DeadlockError if no slot counts let the plan run, PlanError if it is
+    not legal, does not fit, or its stages do not fit the schedule; CallError for an unknown name.
     """
     check_name(name)
     search = _Search(make, hardware, memory or {}, name)
@@ -76,6 +77,7 @@ class _Search:
         self.sizes: dict[Variant, Sizes] = {}
         self.whole: dict[Variant, Plan] = {}
         self.folded: dict[Variant, Folded] = {}
+        self.momentary: dict[Variant, Mapping[int, int]] = {}  # listed rank → bytes that an actor needs while it fires
 
     def unfolded(self, found: _Sized) -> Plan:
         """The plan of all ranks."""
@@ -87,7 +89,14 @@ class _Search:
         return sum(p.tried for p in self.made.values())
 
     def best(self) -> _Sized:
-        """The fastest that fits; raises PlanError if nothing does."""
+        """The fastest that fits; raises PlanError, which names another schedule that fits, if nothing does."""
+        found = self.fitting()
+        if found is None:
+            raise PlanError(self.refusal())
+        return found
+
+    def fitting(self) -> _Sized | None:
+        """The fastest that fits; None if nothing does."""
         variants = self.variants()
         for variant in variants:
             self.look(variant, self.name)
@@ -98,8 +107,6 @@ class _Search:
                 for variant in again:
                     self.look(variant, self.name)
                 found = self.choose(list(self.made))
-        if found is None:
-            raise PlanError(self.refusal())
         return found
 
     @property
@@ -125,6 +132,7 @@ class _Search:
             times = nanoseconds(plan, self.hardware)
             self.whole[variant] = plan
             self.folded[variant] = folded = fold(Folded(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
+            self.momentary[variant] = momentary_bytes(folded.plan)
             self.made[variant] = Portfolio(folded.plan, {a.id: times[a.id] for a in folded.plan.actors})
         return self.made[variant]
 
@@ -192,9 +200,12 @@ class _Search:
         return self.over(sized.peak, sized.variant)[0] <= 1
 
     def caps(self, variant: Variant) -> dict[int, int]:
-        """Listed rank → the least cap of those that are like it."""
-        alike = self.folded[variant].alike
-        caps = {listed: [self.memory[r] for r in ranks if r in self.memory] for listed, ranks in alike.items()}
+        """Listed rank → the least that those like it have for registers."""
+        alike, firing = self.folded[variant].alike, self.momentary[variant]
+        caps = {
+            listed: [self.memory[r] - firing[listed] for r in ranks if r in self.memory]
+            for listed, ranks in alike.items()
+        }
         return {listed: min(of_all) for listed, of_all in caps.items() if of_all}
 
     def is_fastest(self, found: _Sized) -> bool:
@@ -208,16 +219,19 @@ class _Search:
         )
         sized = self.size(*nearest, len(Sizes.LEVELS) - 1)
         rank = self.over(sized.peak, sized.variant)[1]
-        cap = self.caps(sized.variant)[rank]
+        cap = self.caps(sized.variant)[rank] + self.momentary[sized.variant][rank]
         text = f"plan {sized.plan.name!r}: schedule {self.name!r}: " + too_much(sized.plan, rank, sized.peak[rank], cap)
         fitting: list[tuple[float, str, int]] = []
         for other in (*SCHEDULES[1:], SCHEDULES[0]) if self.name != "auto" else ():
             if other != self.name and not (other == "auto" and fitting):
                 try:
-                    found = _Search(self.make, self.hardware, self.memory, other).best()
-                except PlanError:
+                    search = _Search(self.make, self.hardware, self.memory, other)
+                    found = search.fitting()
+                except PlanError:  # its stages do not fit the schedule
                     continue
-                fitting.append((found.period, other, found.peak[rank]))
+                if found is None:
+                    continue
+                fitting.append((found.period, other, found.peak[rank] + search.momentary[found.variant][rank]))
         if fitting:
             _, other, most = min(fitting)
             return f"{text}; schedule={other!r} needs {most} there and fits"

@@ -88,24 +88,32 @@ class Timeline:
         return {queue: time / total for queue, time in sorted(worked.items())}
 
     @cached_property
-    def peak_bytes(self) -> dict[int, int]:
-        """Rank → most bytes of registers that were live at a time; what is freed at an instant goes first."""
+    def live_bytes(self) -> dict[int, tuple[Times, Times]]:
+        """Rank → when its live bytes of registers change, from 0 on, in nanoseconds, and how many live from then on.
+
+        What is freed at an instant goes first, so that an instant may be named several times.
+        """
         plan = self.plan
-        live = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
-        changes: dict[int, tuple[list[Times], list[Times]]] = {rank: ([], []) for rank in live}
+        changes: dict[int, tuple[list[Times], list[Times]]] = {a.rank: ([], []) for a in plan.actors}
+        begin = dict.fromkeys(changes, 0)
         for r in plan.registers:
             if r.nbytes:
                 home = plan.home(r)
-                live[home] += r.nbytes * r.initial
+                begin[home] += r.nbytes * r.initial
                 for times, change in zip(self._tokens(r), (r.nbytes, -r.nbytes), strict=True):
                     changes[home][0].append(times)
                     changes[home][1].append(np.full(len(times), change))
-        for rank, (whens, whats) in changes.items():
-            if whens:
-                when, what = np.concatenate(whens), np.concatenate(whats)
-                most = np.cumsum(what[np.lexsort((what, when))]).max(initial=0)
-                live[rank] += max(0, int(most))
-        return live
+        found = {}
+        for rank, (whens, whats) in sorted(changes.items()):
+            when, what = np.concatenate([np.zeros(0, np.int64), *whens]), np.concatenate([np.zeros(0, int), *whats])
+            order = np.lexsort((what, when))
+            found[rank] = np.append(0, when[order]), begin[rank] + np.append(0, np.cumsum(what[order]))
+        return found
+
+    @cached_property
+    def peak_bytes(self) -> dict[int, int]:
+        """Rank → most bytes of registers that were live at a time; what is freed at an instant goes first."""
+        return {rank: int(live.max()) for rank, (_, live) in self.live_bytes.items()}
 
     @cached_property
     def peak_slots(self) -> dict[int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.ranks import LIMIT
@@ -25,9 +27,18 @@ class Run:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
         )
 
-    def wait(self) -> int:
-        """The exit status."""
-        return self.process.wait(LIMIT)
+    def wait(self, limit: float = LIMIT) -> int:
+        """The exit status; raises subprocess.TimeoutExpired after ``limit`` seconds."""
+        return self.process.wait(limit)
+
+    def wait_for(self, paths: Sequence[Path]) -> list[str]:
+        """What the run's ranks have written to these files, once all are there; they have to be renamed into place."""
+        deadline = time.monotonic() + LIMIT
+        while not all(path.exists() for path in paths):
+            assert time.monotonic() < deadline, self.output
+            assert self.process.poll() is None, self.output
+            time.sleep(0.02)
+        return [path.read_text() for path in paths]
 
     @property
     def output(self) -> str:

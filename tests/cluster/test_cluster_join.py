@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +11,9 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from actorflow.runtime import control_join
 from actorflow.runtime.settings import Settings
+from actorflow.runtime.ticket import own_ticket
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
@@ -81,7 +85,8 @@ def test_a_port_in_use_is_named(ranks: Ranks, settings: Make) -> None:
         ranks.make(settings(0, 2, master_port=port))
         (e,) = ranks.each(lambda cluster: cluster.join())
     assert isinstance(e, ClusterError)
-    assert f"port {port} " in str(e)
+    assert f"Port {port} on 127.0.0.1 is in use: " in str(e)
+    assert f"(pid {os.getpid()}) listens there" in str(e)
     assert "--ctrl-port" in str(e)
 
 
@@ -103,3 +108,13 @@ def test_ranks_of_one_node_listen_on_the_loopback_alone(joined: Callable[[int], 
     hosts = {ticket.address.rpartition(":")[0] for ticket in ranks.clusters[1]._control.tickets.values()}
     assert hosts == {"127.0.0.1"}
     assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
+
+
+def test_the_first_note_about_who_is_awaited_says_what_may_be_wrong_here(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control_join, "FIRST_NOTICE", 0.02)
+    reception = control_join.Reception(own_ticket(settings(0, 2)), 0.1, lambda: "A firewall is up.")
+    with pytest.raises(ClusterError, match=r"rank 1 \(node 0\) did not join within 0.1 s"):
+        asyncio.run(reception.wait(asyncio.wait_for))
+    assert "waiting for rank 1 (node 0) to join: 0 s of 0.1 s. A firewall is up.\n" in capsys.readouterr().err

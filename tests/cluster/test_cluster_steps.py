@@ -151,3 +151,18 @@ def test_an_error_of_ones_own_is_not_explained_away(joined: Joined) -> None:
     ranks = joined(2)
     error = ValueError("shapes do not match")
     assert ranks.clusters[0].explain(error) is error
+
+
+def test_what_ends_with_the_run_ends_when_all_have_said_goodbye(joined: Joined) -> None:
+    ranks = joined(2)
+    heard: list[bool] = []
+    last = threading.Event()
+
+    def leave(cluster: Cluster) -> None:
+        cluster.on_end(lambda: heard.append(last.is_set()))
+        if cluster.rank:
+            last.set()
+        cluster.goodbye()
+
+    assert ranks.each(leave) == [None, None]
+    assert heard == [True, True]

@@ -43,13 +43,7 @@ current().gather("losses", b"")
 
 def pids_of_ranks(run: Run, folder: Path, count: int) -> list[int]:
     """Wait until all ranks are up."""
-    deadline = time.monotonic() + LIMIT
-    paths = [folder / f"up{rank}" for rank in range(count)]
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline, run.output
-        assert run.process.poll() is None, run.output
-        time.sleep(0.02)
-    return [int(path.read_text()) for path in paths]
+    return [int(pid) for pid in run.wait_for([folder / f"up{rank}" for rank in range(count)])]
 
 
 def ends_within(run: Run, seconds: float) -> int:
@@ -148,5 +142,6 @@ def test_a_port_in_use_is_named_with_its_option(start: Start) -> None:
         port = taken.getsockname()[1]
         run = start("pass", "--devices", "2", "--ctrl-port", str(port))
         assert ends_within(run, LIMIT) == 1
-    assert f"port {port} " in run.output
+    assert f"Port {port} on 127.0.0.1 is in use: " in run.output
+    assert f"(pid {os.getpid()}) listens there" in run.output
     assert "--ctrl-port" in run.output

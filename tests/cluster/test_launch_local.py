@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.ranks import LIMIT
 from cluster.runs import Run
 
 Start = Callable[..., Run]
@@ -49,8 +48,8 @@ print("losses", json.dumps(losses))
 """
 
 
-def said(folder: Path) -> list[Any]:
-    return [json.loads((folder / f"up{rank}").read_text()) for rank in range(2)]
+def said(run: Run, folder: Path) -> list[Any]:
+    return [json.loads(text) for text in run.wait_for([folder / f"up{rank}" for rank in range(2)])]
 
 
 def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(start: Start, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_a_run_trains_the_same_over_unix_sockets_and_over_the_network(start: Sta
         assert run.wait() == 0, run.output
         losses.append([line for line in run.output.splitlines() if line.startswith("losses")])
         near = [[1], [0]] if option == "--local" else [[], []]
-        assert [(rank["planes"], rank["near"]) for rank in said(tmp_path)] == [(planes, n) for n in near]
+        assert [(rank["planes"], rank["near"]) for rank in said(run, tmp_path)] == [(planes, n) for n in near]
     assert losses[0] == losses[1]
     assert len(json.loads(losses[0][0].removeprefix("losses "))) == 6
 
@@ -69,12 +68,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_behind(start: Start, tmp_
     temporary, before = tmp_path / "tmp", set(os.listdir("/dev/shm"))
     temporary.mkdir()
     run = start(PIPELINE, "--devices", "2", "--", str(tmp_path), "-1", env={"TMPDIR": str(temporary)})
-    deadline = time.monotonic() + LIMIT
-    while not all((tmp_path / f"up{r}").exists() for r in range(2)):
-        assert time.monotonic() < deadline, run.output
-        assert run.process.poll() is None, run.output
-        time.sleep(0.02)
-    ranks = said(tmp_path)
+    ranks = said(run, tmp_path)
     assert [r["planes"] for r in ranks] == [["shared"], ["shared"]]
     start_of_end = time.monotonic()
     os.kill(ranks[1]["pid"], signal.SIGKILL)

@@ -107,7 +107,8 @@ def test_a_wrong_command_line_says_what_to_do(
     [
         ([], "actorflow run train.py --devices 4            four devices on this machine"),
         (["run"], "actorflow run train.py --devices 4 -- --epochs 3"),
-        (["plan"], "actorflow plan train.py --devices 64 --out plan.json"),
+        (["plan"], "actorflow plan train.py --devices 4 --out plan.html"),
+        (["doctor"], "actorflow doctor train.py --nodes 10.0.0.1,10.0.0.2 --master-port 29400"),
     ],
 )
 def test_help_shows_commands_to_copy(command: list[str], example: str) -> None:

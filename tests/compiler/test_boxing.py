@@ -200,6 +200,7 @@ def test_every_pair_on_two_axes(shape: tuple[int, ...], other: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_pair_on_three_axes() -> None:
     where = placement("cpu", [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
     for a, b in itertools.product(itertools.product(PLAIN, repeat=3), repeat=2):

@@ -288,8 +288,6 @@ def test_a_mesh_of_another_size_than_the_run_is_refused() -> None:
         planned(gpt(), Layout(2, goal=goal_of({"data": 2, "tensor": 2}, None)))
 
 
-
-
 def test_weights_that_are_hinted_along_a_second_axis_are_used_as_they_are_stored() -> None:
     mesh = placement("cpu", [[0, 1], [2, 3]])
     hints = {

@@ -23,8 +23,8 @@ from actorflow_compiler.plan import (
     Summary,
     TensorSpec,
     Variable,
-    verify,
 )
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.sbp import B, P, Split
 from actorflow_compiler.summary import memory, summarise
 

@@ -26,9 +26,9 @@ from actorflow_compiler.plan import (
     TensorSpec,
     ToResult,
     Variable,
-    verify,
 )
 from actorflow_compiler.plan_text import to_text
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.sbp import B, Split
 from actorflow_compiler.summary import summarise
 

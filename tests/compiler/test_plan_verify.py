@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec, verify
+from actorflow_compiler.plan import Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan_verify import verify
 
 BODY = Body(0, (), ())
 

@@ -338,3 +338,22 @@ def test_a_cell_that_is_not_set_yet_is_no_harm():
 
     assert names(find(step)) == []
     later = global_model
+
+
+def test_the_scaler_of_a_loss_is_found_with_its_tensors_unless_it_is_off():
+    tools = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    off = torch.amp.GradScaler("cpu", enabled=False)
+
+    def step(loss: Tensor) -> None:
+        off.scale(tools.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        tools.scaler.step(global_optimizer)
+        tools.scaler.update()
+
+    state = find(step)
+    assert state.scalers == {"tools.scaler": tools.scaler}
+    assert names(state)[:2] == ["tools.scaler._scale", "tools.scaler._growth_tracker"]
+    assert [state.held[name].tensor.item() for name in names(state)[:2]] == [8.0, 0]
+    assert state.beside == {"tools.scaler._growth_tracker": "tools.scaler._scale"}
+    with stand_ins(state, lambda t: torch.full_like(t, 2)):
+        assert tools.scaler.get_scale() == 2.0
+    assert tools.scaler.get_scale() == 8.0

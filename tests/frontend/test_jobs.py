@@ -390,6 +390,19 @@ def test_a_data_dependent_branch_shows_the_users_line():
         job(torch.randn(2, 8))
 
 
+def test_a_value_that_is_read_inside_of_a_job_shows_the_users_line():
+    model = mlp()
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        out: Tensor = model(x)
+        out.sum().item()
+        return out
+
+    with pytest.raises(flow.CaptureError, match=r"test_jobs\.py:\d+\n  the step looks at the value of a tensor"):
+        job(torch.randn(2, 8))
+
+
 def test_a_step_that_never_clears_its_gradients_is_refused():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

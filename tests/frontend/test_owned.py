@@ -113,6 +113,16 @@ def test_any_other_use_names_the_parameter_and_points_to_a_predict_job(model: An
     assert 'type="predict"' in str(caught.value)
 
 
+def test_tensors_can_be_made_like_it(model: Any):
+    weight = model[0].weight
+    full = torch.full_like(weight, 2.0, dtype=torch.float64)
+    assert type(full) is Tensor
+    assert full.equal(torch.full((3, 2), 2.0, dtype=torch.float64))
+    assert torch.zeros_like(weight, device=None).equal(torch.zeros(3, 2))
+    accumulating = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
+    assert accumulating.state[weight]["sum"].equal(torch.full((3, 2), 0.5))
+
+
 def test_requires_grad_can_be_changed(model: Any):
     model[0].requires_grad_(False)
     assert not model[0].weight.requires_grad
@@ -141,3 +151,14 @@ def test_swapping_makes_every_reference_a_stand_in():
     assert isinstance(kept[0], Owned)
     assert kept[0] is linear.weight is optimizer.param_groups[0]["params"][0]
     assert kept[0] in optimizer.state
+
+
+def test_a_number_that_is_no_parameter_can_be_read_and_set():
+    values.now["scale"] = torch.tensor(4.0)
+    scale = Owned.of(values.now["scale"], "scale", values)
+    assert scale.item() == 4.0
+    assert scale.fill_(8.0) is scale
+    assert values.now["scale"].item() == 8.0
+    values.now["bias"] = torch.tensor(1.0)
+    with pytest.raises(StateError, match="item on bias"):
+        Owned.of(nn.Parameter(torch.tensor(1.0)), "bias", values).item()

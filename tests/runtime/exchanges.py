@@ -8,9 +8,12 @@ from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from actorflow.runtime.data_plane.gloo import GlooPlane
+from actorflow.runtime.data_plane.nccl import NcclPlane, over_gloo
+from actorflow.runtime.data_plane.staged import StagedPlane
+from actorflow.runtime.devices.cpu import Cpu
 from actorflow.runtime.messages import DataPlane
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
@@ -239,6 +242,13 @@ def expected(name: str, rank: int) -> list[Tensor]:
     return [*tensors, torch.tensor([1.5, -2.5], dtype=torch.bfloat16)]
 
 
+PLANES: dict[str, Callable[[int, Store, timedelta], DataPlane]] = {
+    "gloo": lambda rank, store, limit: GlooPlane(rank, store, timeout=limit),
+    "staged": lambda rank, store, limit: StagedPlane(GlooPlane(rank, store, timeout=limit), Cpu()),
+    "nccl": lambda rank, store, limit: NcclPlane(rank, store, Cpu(), make=over_gloo),  # its stand-in
+}
+
+
 def run_all(rank: int, plane: DataPlane) -> dict[str, list[Tensor]]:
     """Every case in order, as one rank."""
     plane.open([p for p in PAIRS if rank in p], [g for g in GROUPS if rank in g])
@@ -251,8 +261,8 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=SECONDS)
     store = TCPStore("127.0.0.1", port, WORLD, rank == 0, timeout=limit)
-    plane = GlooPlane(rank, store, timeout=limit)
-    outputs = run_all(rank, plane)
+    planes = {name: make(rank, PrefixStore(name, store), limit) for name, make in PLANES.items()}
+    outputs = {f"{of} {name}": found for of, plane in planes.items() for name, found in run_all(rank, plane).items()}
     pipe.send(
         {
             name: [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in found]
@@ -261,4 +271,5 @@ def serve(rank: int, port: int, pipe: Connection) -> None:
     )
     pipe.send({name: [(str(t.dtype), tuple(t.shape)) for t in found] for name, found in outputs.items()})
     pipe.recv()  # the test has everybody's
-    plane.close()
+    for plane in planes.values():
+        plane.close()

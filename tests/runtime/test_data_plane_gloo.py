@@ -1,4 +1,4 @@
-"""The data plane between processes: three of them, started once, run every case."""
+"""The data planes between processes: three of them, started once, run every case on each plane."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime.exchanges import CASES, SECONDS, WORLD, expected, serve
+from runtime.exchanges import CASES, PLANES, SECONDS, WORLD, expected, serve
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def outputs(
         for mine, _ in pipes:
             mine.send("done")
         for process in ranks:
-            process.join(10)
+            process.join(SECONDS)
             assert process.exitcode == 0
     finally:
         for process in ranks:
@@ -45,11 +45,12 @@ def outputs(
 
 @pytest.mark.parametrize("rank", range(WORLD))
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("plane", PLANES)
 def test_a_transfer_gives_what_its_boxes_say(
-    outputs: list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]], name: str, rank: int
+    outputs: list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]], plane: str, name: str, rank: int
 ) -> None:
     wanted = [
         (t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), (str(t.dtype), tuple(t.shape)))
         for t in expected(name, rank)
     ]
-    assert outputs[rank][name] == wanted
+    assert outputs[rank][f"{plane} {name}"] == wanted

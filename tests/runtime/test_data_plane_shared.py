@@ -20,7 +20,8 @@ from actorflow.runtime.messages import Credit, Filled, Message, Ready, Region
 from actorflow.runtime.planes import share, unshare
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import ClusterError, PlanError
-from actorflow_compiler.plan import Comm, OfInput, OfPiece, Plan, Read, Register, TensorSpec, verify
+from actorflow_compiler.plan import Comm, OfInput, OfPiece, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.sbp import B
 from runtime.programs import V0, V1, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, TAKE, training
@@ -74,6 +75,12 @@ def test_too_little_memory_is_an_error_that_says_how_much(monkeypatch: pytest.Mo
     monkeypatch.setattr(shared, "available_memory", lambda: 3_000_000)
     with pytest.raises(ClusterError, match=r"rank 2 needs 5\.0 MB .* rank 3, and 3\.0 MB are left"):
         make_region(5_000_000, 2, 3)
+
+
+def test_copies_of_files_in_a_control_group_are_memory_that_can_be_had() -> None:
+    assert shared._cached("anon 7000\ninactive_file 300\nactive_file 20\n") == 320
+    assert shared._cached("inactive_file 1\nactive_file 1\ntotal_inactive_file 500\ntotal_active_file 6\n") == 506
+    assert shared._cached("") == 0
 
 
 def test_a_token_that_does_not_fit_its_slot_is_an_error(region: tuple[tuple[Register, ...], int]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime.data_plane.memory import Switchboard
+from actorflow.runtime.data_plane.memory import MemoryPlane, Switchboard
 from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.messages import Credit, Message, Ready
 from actorflow.runtime.worker import Worker
@@ -212,7 +212,7 @@ def test_a_result_can_be_had_before_its_call_is_done(make: Callable[..., Worker]
     worker.install(0, p.plan().for_rank(0))
     first, second = worker.issue(0, x(5)), worker.issue(0, x(6))
     assert second.result(0, SOON).item() == 6.0
-    assert first.done
+    first.wait(SOON)  # its token has left: the one credit was its own
     assert not second.done
 
 
@@ -238,6 +238,60 @@ def test_a_failing_actor_is_named_with_its_rank_and_op_and_everybody_is_told(mak
     worker.on_failure(heard.append)
     assert len(heard) == 2
     assert heard[0] is heard[1]
+
+
+def test_everybody_hears_of_a_failure_also_where_a_plane_or_a_listener_fails_as_well() -> None:
+    """A device that has failed refuses everything, also what ends the transfers on it."""
+
+    class Broken(MemoryPlane):
+        def close(self) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    heard: list[str] = []
+    worker = Worker(0, Wire(), {"broken": Broken(0, Switchboard(), torch.device("cpu"))}, library={})
+
+    def broken(_: BaseException) -> None:
+        raise RuntimeError("a listener failed")
+
+    worker.on_failure(lambda error: heard.append("first"))
+    worker.on_failure(broken)
+    worker.on_failure(lambda error: heard.append("last"))
+    with pytest.raises(RuntimeError, match="a listener failed"):
+        worker.fail(ClusterError("the cause"))
+    assert sorted(heard) == ["first", "last"]
+    with pytest.raises(ClusterError, match="the cause"):
+        worker.wait_all(SOON)
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 20 bytes. Error code 12"),
+    ],
+)
+def test_an_actor_without_memory_tells_what_the_plan_needs_and_what_needs_less(
+    make: Callable[..., Worker], error: Exception
+) -> None:
+    def greedy(x: Tensor) -> Tensor:
+        raise error
+
+    p = Program()
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    (b,) = p.actor("F3", a, body=body(1, step("actorflow.greedy", V0, outs=[1]), outputs=[1]), out=[spec(3)])
+    p.result(b, HERE, (B,), (3,))
+    worker = make(library={"greedy": greedy})
+    worker.install(0, p.plan())
+    with pytest.raises(ActorError) as caught:
+        worker.issue(0, x()).result(0, SOON)
+    text = str(caught.value)
+    wanted = "20.00 MiB" if isinstance(error, torch.OutOfMemoryError) else "20 bytes"
+    assert f"rank 0, actor F3, firing 0, actorflow.greedy: out of memory for {wanted}" in text
+    assert "16 B at most on this rank: variables 0 B, registers 16 B, at work 0 B" in text
+    assert all(advice in text for advice in ("micro_batches=2 or more", "torch.utils.checkpoint", "memory_budget"))
+    assert str(error) in text
+    assert caught.value.__cause__ is error
 
 
 def test_a_failure_on_one_rank_ends_the_others_too() -> None:

@@ -12,11 +12,17 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.gloo import GlooPlane
-from actorflow.runtime.messages import Message
+from actorflow.runtime.data_plane.nccl import NcclPlane, over_gloo
+from actorflow.runtime.data_plane.patience import Started
+from actorflow.runtime.devices.cpu import Cpu
+from actorflow.runtime.messages import DataPlane, Message
+from actorflow.runtime.settings import NCCL_TIMEOUT
+from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import ClusterError
 from actorflow_compiler.plan import OfInput, OfPiece, OfScalar, OfVariable, Plan, Variable
 from actorflow_compiler.sbp import B
+from actorflow_scheduler.calls import order_calls
 from runtime.programs import V0, V1, V2, V3, V4, V5, V6, Program, body, on, spec, step
 
 SECONDS = 100.0  # for everything that a process does
@@ -147,14 +153,36 @@ class PipeTransport:
                 return worker.fail(ClusterError(f"rank {peer} is gone"))
 
 
-def serve(rank: int, port: int, link: Connection, test: Connection, calls: int, dies: int | None) -> None:
-    """Train as one rank and tell the test (losses, weight), or the error; rank ``dies`` does so in its second call."""
+def serve(
+    rank: int,
+    port: int,
+    link: Connection,
+    test: Connection,
+    calls: int,
+    dies: int | None,
+    over: str,
+    stalls: int | None,
+) -> None:
+    """Train as one rank and tell the test (losses, weight), or the error; rank ``dies`` does so in its second call.
+
+    ``over`` is the plane; rank ``stalls`` leaves out its last call.
+    """
     torch.set_num_threads(1)
     limit = timedelta(seconds=SECONDS)
     store = TCPStore("127.0.0.1", port, 2, rank == 0, timeout=limit)
     transport = PipeTransport(link)
-    worker = Worker(rank, transport, {"gloo": GlooPlane(rank, store, timeout=limit)}, gated=False, library=LIBRARY)
-    worker.install(0, training(plane="gloo").for_rank(rank), {f"w{rank}": weights()[rank]})
+    late = 3.0 if stalls is not None else SECONDS
+
+    def tell(started: Started) -> None:
+        worker.fail(too_late(rank, started, NCCL_TIMEOUT, worker.explain()))
+
+    planes: dict[str, DataPlane] = {
+        "gloo": GlooPlane(rank, store, timeout=limit),
+        "nccl": NcclPlane(rank, store, Cpu(), make=over_gloo, patience=late, late=tell),
+    }
+    worker = Worker(rank, transport, planes, gated=False, library=LIBRARY)
+    plan = order_calls(training(plane=over), "nccl")
+    worker.install(0, plan.for_rank(rank), {f"w{rank}": weights()[rank]})
     transport.deliver_to(worker, 1 - rank)
     made: list[Call] = []
     try:
@@ -162,6 +190,8 @@ def serve(rank: int, port: int, link: Connection, test: Connection, calls: int, 
             if rank == dies and i == 1:
                 made[0].wait(SECONDS)
                 os._exit(1)
+            if rank == stalls and i == calls - 1:
+                break
             made.append(worker.issue(0, {"x": x, "t": t}, {"step": -0.01}))
         worker.wait_all(SECONDS)
         losses = [call.result(0).item() for call in made] if rank == 1 else []

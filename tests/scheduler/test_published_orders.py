@@ -225,7 +225,7 @@ def test_with_communication_no_period_is_longer_than_the_published_orders_take(
 @pytest.mark.parametrize(("ranks", "rounds"), [(2, 2), (3, 2), (4, 3), (5, 2), (8, 2)])
 def test_interleaving_takes_any_number_of_pieces(ranks: int, rounds: int) -> None:
     for pieces in range(1, 25):
-        guide = [[str(t) for t in order] for order in interleaved(ranks, pieces, rounds)]
+        guide = [[f"{t.stage}{t.kind}{t.piece}" for t in order] for order in interleaved(ranks, pieces, rounds)]
         assert all(len(set(order)) == len(order) == 2 * rounds * pieces for order in guide)
         took = alone(guide, ranks * rounds, {"F": 1 / rounds, "B": 2 / rounds}, 0.0)
         if pieces >= ranks:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Plan, verify
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan_verify import verify
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.events import Fire, Instruction, Release

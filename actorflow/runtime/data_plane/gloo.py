@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from actorflow.runtime.data_plane.boxes import check, cut, dtype_of, join, padded, run_bytes, windows
+from actorflow.runtime.data_plane.boxes import check, dtype_of
+from actorflow.runtime.data_plane.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
 from actorflow_compiler.errors import ClusterError
 from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
 
@@ -24,8 +25,6 @@ from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
 # another one and cut down again.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _CPU = torch.device("cpu")
-
-SMALL = 65536  # bytes; up to here a message costs more than its bytes do
 
 
 class _Work(Protocol):
@@ -42,19 +41,19 @@ class _Communicator(Protocol):
 
 
 class GlooPlane:
-    """A data plane over TCP for one rank; tensors that are not on the CPU are staged through it.
+    """A data plane over TCP for one rank, for tensors on the CPU; ``StagedPlane`` makes it one for other devices.
 
-    ``store`` is shared by all ranks of the run.  A call that is blocked when a peer dies fails
-    within milliseconds; one whose peer stands still fails after ``timeout``, as Gloo cannot be woken:
-    the control plane has to notice that.
+    ``room`` makes the memory that it receives into.  ``store`` is shared by all ranks of the run.  A call that is
+    blocked when a peer dies fails within milliseconds; one whose peer stands still fails after ``timeout``, as
+    Gloo cannot be woken: the control plane has to notice that.
     """
 
     def __init__(
-        self, rank: int, store: Store, device: torch.device = _CPU, timeout: timedelta = timedelta(days=1)
+        self, rank: int, store: Store, *, timeout: timedelta = timedelta(days=1), room: Room = plain_room
     ) -> None:
         self._rank = rank
         self._store = PrefixStore("actorflow/gloo", store)
-        self._device = device
+        self._room = room
         self._timeout = timeout
         self._pairs: dict[tuple[int, int], _Communicator] = {}
         self._groups: dict[tuple[int, ...], _Communicator] = {}
@@ -84,9 +83,9 @@ class GlooPlane:
         """See ``DataPlane``."""
         pair = self._pairs[self._rank, to]
         wires = [_wire(t) for t in tensors]
-        small, large = _by_size([w.numel() for w in wires])
+        small, large = by_size([w.numel() for w in wires])
         if small:
-            flat, parts = _one([wires[i].numel() for i in small])
+            flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
             for i, part in zip(small, parts, strict=True):
                 part.copy_(wires[i])
             wires.append(flat)
@@ -97,20 +96,17 @@ class GlooPlane:
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``."""
         pair = self._pairs[source, self._rank]
-        small, large = _by_size([spec.nbytes for spec in specs])
-        wires = [torch.empty(0 if i in small else spec.nbytes, dtype=torch.uint8) for i, spec in enumerate(specs)]
+        small, large = by_size([spec.nbytes for spec in specs])
+        wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
         if small:
-            flat, parts = _one([specs[i].nbytes for i in small])
+            flat, parts = side_by_side([specs[i].nbytes for i in small], self._room)
             for i, part in zip(small, parts, strict=True):
                 wires[i] = part
             wires.append(flat)
             large.append(len(specs))
         for work in [pair.recv([wires[i]], 0, 0) for i in large]:
             work.wait()
-        return [
-            wire.view(dtype_of(spec.dtype)).view(spec.shape).to(self._device)
-            for wire, spec in zip(wires, specs, strict=False)
-        ]
+        return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
     def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``: one Gloo operation in all, or for each dtype of an all_reduce that is not small.
@@ -132,10 +128,10 @@ class GlooPlane:
         outputs: list[Tensor | None] = [None] * len(tensors)
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            flat = torch.cat([tensors[i].reshape(-1) for i in indices]).to(_CPU)
+            flat = torch.cat([tensors[i].reshape(-1) for i in indices])
             wide = flat.to(_SUMMED_AS.get(dtype, dtype))
             group.allreduce([wide]).wait()
-            flat = wide.to(self._device, dtype)
+            flat = wide.to(dtype)
             for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
                 outputs[i] = part.view(tensors[i].shape)
         return cast(list[Tensor], outputs)
@@ -143,36 +139,15 @@ class GlooPlane:
     def _exchange(
         self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
     ) -> list[Tensor]:
-        me = comm.group.index(self._rank)
-        others = [m for m in range(len(comm.group)) if m != me]
-        to = [0] * len(comm.group)
-        come = [0] * len(comm.group)
-        for exchange, spec in zip(comm.exchanges, specs, strict=True):
-            for m in others:
-                to[m] += run_bytes(exchange.send[m], spec.dtype)
-                come[m] += run_bytes(exchange.receive[m], spec.dtype)
-        leaving = torch.empty(sum(to), dtype=torch.uint8)
-        coming = torch.empty(sum(come), dtype=torch.uint8)
-        offset = 0
-        for m in others:
-            for exchange, tensor, spec in zip(comm.exchanges, tensors, specs, strict=True):
-                boxes = exchange.send[m]
-                for window, part in zip(windows(leaving, offset, boxes, tensor.dtype), cut(tensor, boxes), strict=True):
-                    window.copy_(part)
-                offset += run_bytes(boxes, spec.dtype)
-        group.alltoall_base(coming, leaving, come, to).wait()
-        pieces: list[list[list[Tensor]]] = [[[] for _ in comm.group] for _ in tensors]
-        offset = 0
-        for m in others:
-            for i, (exchange, spec) in enumerate(zip(comm.exchanges, specs, strict=True)):
-                boxes = exchange.receive[m]
-                pieces[i][m] = windows(coming, offset, boxes, dtype_of(spec.dtype))
-                offset += run_bytes(boxes, spec.dtype)
-        outputs = []
-        for i, (exchange, tensor, spec) in enumerate(zip(comm.exchanges, tensors, specs, strict=True)):
-            pieces[i][me] = cut(tensor, exchange.send[me])
-            outputs.append(join(exchange, spec, pieces[i], self._device))
-        return outputs
+        parcels = Parcels.of(comm, self._rank, specs)
+        leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
+        parcels.pack(tensors, leaving)
+        group.alltoall_base(coming, leaving, list(parcels.come), list(parcels.to)).wait()
+        return parcels.unpack(tensors, coming, _CPU)
+
+    def explain(self) -> str:
+        """See ``DataPlane``."""
+        return ""
 
     def close(self) -> None:
         """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
@@ -180,22 +155,6 @@ class GlooPlane:
         self._groups.clear()
 
 
-def _by_size(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Which of some tensors travel in one message, and which alone; empty ones do not travel."""
-    small = [i for i, n in enumerate(sizes) if 0 < n <= SMALL]
-    if len(small) < 2:
-        small = []
-    return small, [i for i, n in enumerate(sizes) if n and i not in small]
-
-
-def _one(sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """Flat bytes with room for several runs, and the view of each run."""
-    room = [padded(n) for n in sizes]
-    flat = torch.empty(sum(room), dtype=torch.uint8)
-    return flat, [part[:n] for part, n in zip(torch.split(flat, room), sizes, strict=True)]
-
-
 def _wire(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, flat and on the CPU; the same memory where they lie so already."""
-    flat = tensor.to(_CPU).contiguous().view(-1)
-    return flat.view(torch.uint8)
+    """The bytes of a tensor, flat; the same memory where they lie so already."""
+    return tensor.contiguous().view(-1).view(torch.uint8)

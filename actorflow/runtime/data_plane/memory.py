@@ -99,6 +99,10 @@ class MemoryPlane:
             for i, (e, spec) in enumerate(zip(comm.exchanges, specs, strict=True))
         ]
 
+    def explain(self) -> str:
+        """See ``DataPlane``."""
+        return ""
+
     def close(self) -> None:
         """See ``DataPlane``; it ends the whole switchboard, as the ranks of one process end together."""
         self._board.close()

@@ -68,11 +68,14 @@ def make_region(nbytes: int, rank: int, home: int) -> int:
             f"{free / 1e6:,.1f} MB are left on this machine, or below its limit. Use smaller micro-batches or fewer "
             "slots, or more machines."
         )
+    descriptor = -1
     try:
         descriptor = os.memfd_create("actorflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(descriptor, 0, nbytes)  # now, rather than a kill when the memory is first used
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as e:
+        if descriptor >= 0:
+            os.close(descriptor)
         raise ClusterError(
             f"rank {rank} could not make {nbytes / 1e6:,.1f} MB of shared memory for what it sends to rank {home}: "
             f"{e}. Run with --no-local (ACTORFLOW_LOCAL=0) to do without."
@@ -124,15 +127,26 @@ def owned(outputs: Sequence[Any], rooms: Sequence[Room]) -> Sequence[Any]:
 def available_memory() -> int:
     """Bytes that this process can still use: of the machine, and below the limit of its control group."""
     free = [_meminfo("MemAvailable")]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for limit, used, stat in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "/sys/fs/cgroup/memory/memory.stat",
+        ),
     ):
         try:
-            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _cached(Path(stat).read_text()))
         except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
     return min(free)
+
+
+def _cached(stat: str) -> int:
+    """Of a control group's used memory, what holds copies of files and is given up where memory is short."""
+    found = dict(line.split() for line in stat.splitlines())
+    whole = "total_" if "total_inactive_file" in found else ""  # version 1 says it with the groups below, too
+    return sum(int(found.get(f"{whole}{kind}_file", 0)) for kind in ("inactive", "active"))
 
 
 def _meminfo(key: str) -> int:

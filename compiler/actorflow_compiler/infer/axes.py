@@ -99,7 +99,7 @@ class _Inference:
         targets = [Target(v, B, where) for v, where in self.fixed.results.items()]
         problem = Problem(
             self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
-            variables, free, targets, mode, self.inner_cost, self.fixed.hinted,
+            variables, free, targets, mode, self.inner_cost, self.fixed.hinted, self.goal.mirrored,
         )  # fmt: skip
         rest = 1
         for later in range(axis + 1, axes):

@@ -25,6 +25,7 @@ class Goal:
     budget: float | None = None  # bytes that one device may hold
     taken: float = 0.0  # bytes of it that variables of other jobs need
     mesh: tuple[int, ...] = ()  # of all devices, where no placement is given; (): one axis
+    mirrored: bool = False  # devices compute with values of their own (mirrored.py): nothing may be split
 
     def mode(self, axis: int) -> str:
         """The mode of a mesh axis."""

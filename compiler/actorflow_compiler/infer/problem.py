@@ -57,10 +57,13 @@ class Problem:
         placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
         ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
         free: Mapping[int, Sbp | None], targets: Sequence[Target], mode: str, inner_cost: InnerCost | None,
-        hinted: bool,
+        hinted: bool, mirrored: bool = False,
     ) -> None:  # fmt: skip
-        """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut."""
-        self.inner_cost, self.hinted = inner_cost, hinted
+        """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
+
+        ``mirrored``: every op has its first signature.
+        """
+        self.inner_cost, self.hinted, self.mirrored = inner_cost, hinted, mirrored
         self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
         self.free, self.targets = free, targets
         self.layouts: list[Sbp] = []
@@ -199,7 +202,7 @@ class Problem:
             n, call = self.graph.nodes[k], calls[k]
             assert n.placement is not None
             parts = self.size(n.placement)
-            if parts == 1:
+            if parts == 1 or self.mirrored:
                 found[k] = signatures(call, parts)[:1]
                 return
             values = (*reads[k], *n.outs)
@@ -244,7 +247,7 @@ class Problem:
         if s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
             total += rate * (moved / parts / BANDWIDTH + times * LATENCY)
-        if s.letter is None:
+        if s.letter is None and not self.mirrored:
             total += work * (1 - 1 / parts) * REDUNDANT
         return total
 

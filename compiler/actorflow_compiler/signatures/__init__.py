@@ -9,7 +9,10 @@ from actorflow_compiler.signatures.registered import registration
 from actorflow_compiler.signatures.shards import shard, unshard
 from actorflow_compiler.signatures.table import has_line, term_of
 
-__all__ = ["OpCall", "Signature", "localise", "localised", "notation", "shard", "signatures", "unshard"]
+__all__ = [
+    "OpCall", "Signature", "has_line", "localise", "localised", "notation", "registration", "shard", "signatures",
+    "unshard",
+]  # fmt: skip
 
 
 def notation(call: OpCall) -> str:

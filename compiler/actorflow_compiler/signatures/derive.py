@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.errors import SignatureError
+from actorflow_compiler.mirrored_ops import CASTS
 from actorflow_compiler.sbp import B, P, PartialSum, Sbp, Split, canonical
 from actorflow_compiler.signatures.call import OpCall, Signature
 from actorflow_compiler.signatures.discovery import discovered
@@ -22,10 +23,8 @@ from actorflow_compiler.signatures.table import has_line
 from actorflow_compiler.signatures.verify import fault
 
 
-def signatures(
-    call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False
-) -> tuple[Signature, ...]:
-    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast.
+def signatures(call: OpCall, parts: int, *, wanted: Iterable[Split] = (), inner: bool = False) -> tuple[Signature, ...]:
+    """All legal signatures for a mesh axis of ``parts`` devices; the first is all-broadcast, but for casts.
 
     Every index is cut plainly.  ``wanted`` are further cuts, with blocks or units, that neighbours
     have: where an operand or output can have one of them, it is followed through the op, too.
@@ -43,9 +42,10 @@ def _order(split: Split) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _signatures(
-    call: OpCall, parts: int, wanted: tuple[Split, ...], given: Registered | None
-) -> tuple[Signature, ...]:
+def _signatures(call: OpCall, parts: int, wanted: tuple[Split, ...], given: Registered | None) -> tuple[Signature, ...]:
+    if parts > 1 and call.op in CASTS:  # no op on logical values
+        taken, made = CASTS[call.op]
+        return (Signature((taken,), (made,), None),)
     found = [Signature((B,) * len(call.ins), tuple(None if o is None else B for o in call.outs), None)]
     if parts > 1 and (op := instance(call)) is not None:
         found += _indexed(call, op, parts, wanted)
@@ -67,9 +67,7 @@ def _indexed(call: OpCall, op: Instance, parts: int, wanted: tuple[Split, ...]) 
     yield from _terms(call, op)
 
 
-def _given(
-    call: OpCall, given: Registered, parts: int, wanted: tuple[Split, ...] = ()
-) -> Iterator[Signature]:
+def _given(call: OpCall, given: Registered, parts: int, wanted: tuple[Split, ...] = ()) -> Iterator[Signature]:
     """The signatures of an op of which a user said how it may lie."""
     for text in given.terms(call):
         op = matched(call, text)

@@ -334,9 +334,10 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.unpack", views.unpack),
     ("actorflow.pack", views.pack),
     ("actorflow.uniform", "_,_,_,,_,_,_,_->."),
-    ("actorflow.adam", ".,.,.,.,.,,,,,->.,.,.,."),
-    ("actorflow.sgd", ".,.,.,,,->.,."),
-    ("actorflow.adagrad", ".,.,.,,,->.,."),
+    ("actorflow.finite", ".->"),  # 0 or NaN
+    ("actorflow.adam", ".,.,.,.,.,,,,,,,,,->.,.,.,."),
+    ("actorflow.sgd", ".,.,.,,,,,,,,->.,."),
+    ("actorflow.adagrad", ".,.,.,,,,,,,->.,."),
 )
 
 

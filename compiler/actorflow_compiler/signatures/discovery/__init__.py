@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -20,7 +21,7 @@ from actorflow_compiler.signatures.discovery.sandbox import SANDBOX
 from actorflow_compiler.signatures.discovery.search import Trials, find_rules, searchable
 from actorflow_compiler.torch_internals import python_source, runs_python
 
-__all__ = ["discovered", "forget", "rules_of"]
+__all__ = ["discovered", "forget", "learn", "rules_of"]
 
 _known: dict[tuple[str, str], tuple[Rule, ...]] = {}  # by structure and implementation
 
@@ -48,6 +49,11 @@ def rules_of(call: OpCall) -> tuple[Rule, ...]:
                 cache.write(call, version, found)
         _known[key] = found or ()
     return _known[key]
+
+
+def learn(call: OpCall, rules: Sequence[Rule]) -> None:
+    """Take over what another process has found out about calls like this one."""
+    _known[(structure(call), implementation(call.op) or "")] = tuple(rules)
 
 
 def forget() -> None:

@@ -8,6 +8,7 @@ leaves that out.  A child lives on for other calls, until it is idle, or its par
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -73,7 +74,8 @@ class Sandbox:
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(OSError):  # what the child has not taken is flushed once more
+                        pipe.close()
 
     def _send(self, message: dict[str, Any]) -> bool:
         line = json.dumps(message).encode() + b"\n"

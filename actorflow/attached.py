@@ -1,0 +1,88 @@
+"""``torch.Tensor`` goes in; it comes out with ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global``.
+
+This is all that is changed in torch.  What they do is in ``actorflow.eager``, which is imported when one is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from actorflow_compiler.errors import NotGlobal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["attach", "attach_with_torch"]
+
+
+def to_global(
+    self: Tensor,
+    placement: Any = None,
+    sbp: Any = None,
+    grad_sbp: Any = None,
+    check_meta: bool | None = None,
+) -> Tensor:
+    """See ``actorflow.eager.convert.to_global``."""
+    from actorflow.eager.convert import to_global as convert
+
+    return convert(self, placement, sbp, grad_sbp, check_meta)
+
+
+def to_local(self: Tensor) -> Tensor:
+    """See ``actorflow.eager.convert.to_local``."""
+    from actorflow.eager.convert import to_local as convert
+
+    return convert(self)
+
+
+def _placement(self: Tensor) -> Any:
+    """Where a global tensor is."""
+    raise NotGlobal("a plain tensor has no placement; a global tensor was expected: x.to_global(placement, sbp)")
+
+
+def _sbp(self: Tensor) -> Any:
+    """How a global tensor lies on its placement: one entry for each axis of the mesh."""
+    raise NotGlobal("a plain tensor has no sbp; a global tensor was expected: x.to_global(placement, sbp)")
+
+
+def attach() -> None:
+    """Give them to all tensors; once is enough."""
+    import torch
+
+    tensor: Any = torch.Tensor
+    tensor.to_global, tensor.to_local = to_global, to_local
+    tensor.placement, tensor.sbp = property(_placement), property(_sbp)
+    tensor.is_global = property(lambda self: False)
+
+
+def attach_with_torch() -> None:
+    """Give them to all tensors as soon as torch is imported, by whomever; this does not import it."""
+    if "torch" in sys.modules:
+        attach()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Is asked for every module that is imported, until torch is."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> Any:
+        """How torch is found anyway, with ``attach`` at the end of its import; nothing for other modules."""
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec("torch")
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_attach(module: ModuleType) -> None:
+                execute(module)
+                attach()
+
+            loader.exec_module = execute_and_attach
+        return spec

@@ -1,0 +1,22 @@
+"""PyTorch's ``autograd`` by a stated list."""
+
+from __future__ import annotations
+
+from torch.autograd import (
+    Function,
+    backward,
+    detect_anomaly,
+    enable_grad,
+    grad,
+    gradcheck,
+    gradgradcheck,
+    inference_mode,
+    no_grad,
+    set_detect_anomaly,
+    set_grad_enabled,
+)
+
+__all__ = [
+    "Function", "backward", "detect_anomaly", "enable_grad", "grad", "gradcheck", "gradgradcheck", "inference_mode",
+    "no_grad", "set_detect_anomaly", "set_grad_enabled",
+]  # fmt: skip

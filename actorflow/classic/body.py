@@ -1,0 +1,176 @@
+"""A job's function and its settings go in; how a call of it is taken, rehearsed, run and answered comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow import layers
+from actorflow.arguments import Arguments
+from actorflow.classic.callbacks import callbacks
+from actorflow.classic.config import FunctionConfig
+from actorflow.classic.devices import device_kind
+from actorflow.classic.forms import Given, forms_of, give, is_callback, unbound
+from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
+from actorflow.classic.views import MIRRORED, seen
+from actorflow.runtime.start import asked
+from actorflow.scope import placements_of_scopes
+from actorflow_compiler.capture import without_memory
+from actorflow_compiler.errors import CallError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.variables import State
+
+__all__ = ["Body"]
+
+# names of what makes state inside of a job function, as the search for state notes them
+LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", "actorflow.layers")]
+MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", *LAYERS])
+
+
+class Body:
+    """What a job function of the first generation has that others have not; for others it does nothing."""
+
+    def __init__(self, function: Callable[..., Any], name: str, train: bool, config: FunctionConfig | None) -> None:
+        settings = config or FunctionConfig()
+        self.function, self.name, self.train = function, name, train
+        self.view, self.placed, self.dtype = settings.view, settings.placed, settings.dtype
+        self.mirrored = self.view is MIRRORED
+        self.forms = forms_of(function, name, self.view)
+        self.first_generation = config is not None or not self.forms.plain
+        self._found: dict[Any, Recording] = {}  # by what decides which plan runs, of the arguments
+        self.last = Recording(name)  # what the last rehearsal has found
+        self._entered: set[Placement] = set()  # by scopes in the function
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Given:
+        """The arguments as placeholders want them; raises CallError for those that do not fit."""
+        return self.forms.take(args, kwargs, devices)
+
+    def own(self, arguments: Arguments, given: Given) -> tuple[bool, ...] | None:
+        """In the mirrored view, for each tensor argument, whether every device has one of its own; else None."""
+        return tuple(spec.name in given.own for spec in arguments.specs) if self.mirrored else None
+
+    # -- state that is made inside of the function -----------------------------------------------------
+
+    def makes_state(self, state: State) -> bool:
+        """Whether the function is of the first generation, and is to be rehearsed."""
+        return self.first_generation or not MAKERS.isdisjoint(state.named)
+
+    def recording(self, arguments: Arguments) -> Recording | None:
+        """What a rehearsal with such arguments has found; None before it."""
+        return self._found.get(arguments.key)
+
+    def rehearse(self, arguments: Arguments, own: Sequence[bool] | None, state: State | None) -> Recording:
+        """Run the function once without memory, which makes its variables and its optimizer.
+
+        ``state`` is what the search has found for the function; None says that it makes nothing by itself, and is
+        not to be run.
+        """
+        found = Recording(self.name)
+        if state is not None:
+            alike = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in arguments.specs]
+            shapes = [t[0] if o else t for t, o in zip(alike, own or [False] * len(alike), strict=True)]
+            with (
+                without_memory(state, shapes, train=self.train) as (mode, tensors),
+                rehearsing(mode, self.name, self.dtype or torch.float32, self.last) as rehearsal,
+                placements_of_scopes(self._entered),
+                self._around(),
+            ):
+                args, kwargs = arguments.restore(tensors)
+                self.function(*args, **kwargs)
+            found = self.last = rehearsal.recording
+        self._found[arguments.key] = found
+        return found
+
+    def holds(self, recording: Recording) -> dict[str, Any]:
+        """What the job holds besides what a search finds: variables and the optimizer, by names for them."""
+        held: dict[str, Any] = {"variables": REGISTRY} if recording.variables else {}
+        return held | {f"{self.name}.optimizer": m.optimizer for m in recording.optimizers}
+
+    @property
+    def placements(self) -> frozenset[Placement]:
+        """Those that the function's scopes and its settings name."""
+        return frozenset(self._entered | ({self.placed.placement} if self.placed is not None else set()))
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of devices ("cpu", "cuda") that the script names where the function names no placement."""
+        asks = not self.placements and asked().gpu is not None  # flow.config.gpu_device_num
+        return frozenset({device_kind("gpu")} if asks else ())
+
+    # -- running it --------------------------------------------------------------------------------------
+
+    def playing(self, recording: Recording) -> Callable[..., Any]:
+        """The function as it is captured, or run eagerly, after its rehearsal."""
+
+        @functools.wraps(self.function)
+        def play(*args: Any, **kwargs: Any) -> Any:
+            with self._around(), running(recording):
+                return self.function(*args, **kwargs)
+
+        return play
+
+    def eagerly(self, recording: Recording, arguments: Arguments, own: Sequence[bool] | None, devices: int) -> Any:
+        """What a call gives without a plan; in the mirrored view device after device, each with a step of its own."""
+        play = self.playing(recording)
+        if own is None:
+            args, kwargs = arguments.restore(arguments.tensors)
+            return self.give(play(*args, **kwargs))
+        found = []
+        for device in range(devices):
+            args, kwargs = arguments.restore(
+                [t[device] if o else t for t, o in zip(arguments.tensors, own, strict=True)]
+            )
+            found.append(play(*args, **kwargs))
+        return self._answer(_listed(found))
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        """What the settings say, around one run of the function."""
+        before = torch.get_default_dtype()
+        try:
+            if self.dtype is not None:
+                torch.set_default_dtype(self.dtype)
+            with seen(self.view), self.placed or contextlib.nullcontext():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    # -- its results ---------------------------------------------------------------------------------------
+
+    def give(self, value: Any) -> Any:
+        """What a call returns, in the form that the annotation says; ``value`` has handles on logical results."""
+        return self._answer(unbound(value) if self.mirrored else value)
+
+    def _answer(self, value: Any) -> Any:
+        form = self.forms.gives
+        if form is None:
+            return value
+        if not is_callback(form):
+            return give(form, value, self.name)
+        (inner,) = form.__args__
+
+        def take(callback: Callable[[Any], object]) -> None:
+            """Have ``callback`` called, once, with the result."""
+            if not callable(callback):
+                raise CallError(f"{self.name}: {callback!r} was given for a callback; a function was expected")
+            callbacks.add(callback, lambda: give(inner, value, self.name))
+
+        return take
+
+
+def _listed(found: Sequence[Any]) -> Any:
+    """The results of all devices as one, whose tensors are lists."""
+    first = found[0]
+    if isinstance(first, Tensor):
+        return list(found)
+    if isinstance(first, Mapping):
+        return {key: _listed([f[key] for f in found]) for key in first}
+    if isinstance(first, list | tuple):
+        made = [_listed(items) for items in zip(*found, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
+    return first

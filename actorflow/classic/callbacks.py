@@ -1,0 +1,60 @@
+"""Results of calls and callbacks go in, in any order; each callback is called once, on a thread of its own, in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+__all__ = ["Callbacks"]
+
+
+class Callbacks:
+    """The callbacks of one process, called one after the other in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[tuple[Callable[[Any], object], Callable[[], Any]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._left = 0
+        self._changed = threading.Condition()  # guards the three before it
+
+    def add(self, callback: Callable[[Any], object], result: Callable[[], Any]) -> None:
+        """Call ``callback(result())`` when its turn comes.  Raises what an earlier callback has raised."""
+        self._raise()
+        with self._changed:
+            self._left += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="actorflow-callbacks", daemon=True)
+                self._thread.start()
+        self._waiting.put((callback, result))
+
+    def finish(self) -> None:
+        """Return when all callbacks that were given have been called; raises what one of them has raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left or threading.current_thread() is self._thread)
+        self._raise()
+
+    def _raise(self) -> None:
+        with self._changed:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            callback, result = self._waiting.get()
+            error: BaseException | None = None
+            try:
+                if self._error is None:  # after an error nothing more is called
+                    callback(result())
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                self._error = self._error or error
+                self._left -= 1
+                self._changed.notify_all()
+
+
+callbacks = Callbacks()  # of this process

@@ -1,0 +1,111 @@
+"""The settings of a job function go in, one call each; what a job reads of them comes out."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NoReturn
+
+import torch
+
+from actorflow.classic.views import CONSISTENT, View
+from actorflow.scope import Placed
+from actorflow_compiler.errors import CallError
+
+__all__ = ["FunctionConfig", "function_config"]
+
+# settings of OneFlow's that scripts of the time use → what there is instead
+_INSTEAD = {
+    "enable_auto_mixed_precision": "use torch.autocast inside of the job",
+    "default_distribute_strategy": "use default_logical_view",
+    "default_initializer_conf": "give get_variable and the layers their initializer",
+    "train": "use flow.optimizer.SGD(…).minimize(loss) inside of the job",
+    "use_xla_jit": "there is nothing to switch on; leave it out",
+    "use_tensorrt": "there is nothing to switch on; leave it out",
+    "concurrency_width": "the schedule is found when the job is compiled; leave it out",
+    "enable_inplace": "memory is planned when the job is compiled; leave it out",
+    "prune_parallel_cast_ops": "casts cost nothing; leave it out",
+    "enable_fuse_add_to_output": "leave it out",
+    "cudnn_conv_heuristic_search_algo": "use torch.backends.cudnn",
+    "cudnn_buf_limit_mbyte": "use global_function(memory_budget=…)",
+    "enable_cudnn": "use torch.backends.cudnn",
+    "all_reduce_group_num": "gradients are bucketed when the job is compiled; leave it out",
+    "all_reduce_fp16": "use torch.autocast inside of the job",
+    "enable_non_distributed_optimizer": "use flow.zero",
+    "optimizer_placement_optimization_mode": "use flow.zero",
+}
+
+
+class _UnknownSetting(CallError, AttributeError):
+    """A setting that is not there; Python asks whether attributes are there by AttributeError."""
+
+
+class FunctionConfig:
+    """The settings of job functions: ``@flow.global_function(function_config=func_config)``.
+
+    A job reads them when it is made; what is set later is for later jobs.
+    """
+
+    def __init__(self) -> None:
+        self._view: View = CONSISTENT
+        self._placed: Placed | None = None
+        self._dtype: torch.dtype | None = None
+
+    @property
+    def view(self) -> View:
+        """The consistent view, if nothing else was set."""
+        return self._view
+
+    @property
+    def placed(self) -> Placed | None:
+        """The placement scope around the whole function; None: all devices."""
+        return self._placed
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of floating tensors and variables that say none of their own; None: torch's default."""
+        return self._dtype
+
+    def default_logical_view(self, view: View) -> None:
+        """Take ``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``; raises CallError for others."""
+        if not isinstance(view, View):
+            _wrong("default_logical_view", view, "flow.scope.consistent_view() or flow.scope.mirrored_view()")
+        self._view = view
+
+    def default_placement_scope(self, scope: Placed) -> None:
+        """Take ``flow.scope.placement("gpu", "0:0-1")``: where the ops of the function run.
+
+        Raises CallError for anything else.
+        """
+        if not isinstance(scope, Placed):
+            _wrong("default_placement_scope", scope, 'flow.scope.placement("gpu", "0:0-1")')
+        self._placed = scope
+
+    def default_data_type(self, dtype: torch.dtype) -> None:
+        """Take a floating dtype such as ``flow.float``; raises CallError for anything else."""
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            _wrong("default_data_type", dtype, "a floating dtype such as flow.float or flow.double")
+        self._dtype = dtype
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say what there is: a setting that is accepted and does nothing would be worse."""
+        settings = [s for s in dir(FunctionConfig) if s.startswith("default_")]
+        near = difflib.get_close_matches(name, settings, 1)
+        advice = f"did you mean {near[0]}?" if near else _INSTEAD.get(name, "leave it out")
+        raise _UnknownSetting(
+            f"function_config().{name} was found, which is no setting here; there are {', '.join(settings)}: {advice}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            getattr(self, name)  # of what is not there, the error
+            raise _UnknownSetting(f"function_config().{name} = {value!r} was found; a call was expected: {name}(…)")
+        object.__setattr__(self, name, value)
+
+
+def function_config() -> FunctionConfig:
+    """Settings for job functions, to be filled in and given to ``flow.global_function(function_config=…)``."""
+    return FunctionConfig()
+
+
+def _wrong(setting: str, found: object, expected: str) -> NoReturn:
+    raise CallError(f"function_config().{setting}: {found!r} was found; {expected} was expected")

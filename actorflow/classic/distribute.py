@@ -1,0 +1,49 @@
+"""``flow.distribute``: called, it says how a model's tensors lie; its attributes say so for one variable."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from actorflow_compiler import hints
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.hints import Layouts
+from actorflow_compiler.sbp import B, Broadcast, Split
+
+__all__ = ["distribute"]
+
+
+class _Distribute:
+    """``flow.distribute(model, …)``, and ``.split(axis)``, ``.broadcast()`` and ``.auto()`` for ``get_variable``."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        layouts: Layouts | None = None,
+        *,
+        outputs: Layouts | None = None,
+        optimizer: Layouts | None = None,
+    ) -> None:
+        hints.distribute(model, layouts, outputs=outputs, optimizer=optimizer)
+
+    @staticmethod
+    def split(axis: int) -> Split:
+        """Dimension ``axis`` of the variable is cut over the devices.  Raises LayoutError for anything but a number."""
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            raise LayoutError(f"distribute.split({axis!r}) was found; the number of a dimension was expected: split(0)")
+        return Split(axis)
+
+    @staticmethod
+    def broadcast() -> Broadcast:
+        """Every device holds the whole variable."""
+        return B
+
+    @staticmethod
+    def auto() -> None:
+        """Say nothing: the job's ``parallel=`` decides how the variable lies, as it does by default."""
+
+    def __repr__(self) -> str:
+        return "<flow.distribute>"
+
+
+_Distribute.__call__.__doc__ = hints.distribute.__doc__
+distribute = _Distribute()

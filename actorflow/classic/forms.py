@@ -1,0 +1,328 @@
+"""The annotations of a job function go in; what its arguments and results have to be, and making them so, come out."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorflow.classic.views import MIRRORED, View
+from actorflow.lazy import Promise, Result
+from actorflow.owned import real
+from actorflow.typing import Callback, ListNumpy, Numpy, Placeholder
+from actorflow_compiler.errors import CallError
+
+__all__ = ["Forms", "Given", "forms_of", "give", "unbound"]
+
+_NAMES = re.compile(r"\b(Placeholder|ListNumpy|Numpy|Callback)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments of one call, checked."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    own: frozenset[str]  # those with one item for each device, which are stacked: train_job.images → "images"
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What annotations say of one job function."""
+
+    job: str
+    signature: inspect.Signature
+    takes: Mapping[str, Any]  # parameter → its annotation, where it has a placeholder
+    gives: Any  # the annotation of the result, where it has a form of ``tp``; else None
+    each: bool = False  # the mirrored view
+
+    @property
+    def plain(self) -> bool:
+        """Whether no annotation is of the first generation."""
+        return not self.takes and self.gives is None
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Given:
+        """The arguments as their placeholders want them; raises CallError for those that do not fit."""
+        if not self.takes and not self.each:
+            return Given(args, dict(kwargs), frozenset())
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:  # said where arguments are taken apart
+            return Given(args, dict(kwargs), frozenset())
+        fit = _Fit(self.job, devices)
+        for name in bound.arguments.keys() - self.takes.keys() if self.each else ():
+            value = bound.arguments[name]
+            if isinstance(value, list) and any(isinstance(item, Tensor | np.ndarray) for item in value):
+                raise CallError(
+                    f"{self.job}: argument {name} is a list of {len(value)} arrays, and has no placeholder; in the "
+                    f"mirrored view tp.ListNumpy.Placeholder(shape, dtype) was expected for what every device has one "
+                    f"of, or an array or a tuple for what is the same on all devices"
+                )
+        for name, wanted in self.takes.items():
+            if name not in bound.arguments:
+                continue
+            value, kind = bound.arguments[name], self.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(fit(wanted, v, f"{name}.{i}") for i, v in enumerate(value))
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: fit(wanted, v, key) for key, v in value.items()}
+            else:
+                bound.arguments[name] = fit(wanted, value, name)
+        return Given(bound.args, dict(bound.kwargs), frozenset(fit.own))
+
+
+def forms_of(function: Callable[..., Any], job: str, view: View) -> Forms:
+    """Read the annotations of a function; raises CallError for those that do not go with the job's view."""
+    signature = inspect.signature(function)
+    found = _annotations(function, job)
+    takes = {name: a for name, a in found.items() if name in signature.parameters and _placeholders(a)}
+    gives = found.get("return")
+    each = view is MIRRORED
+    forms = Forms(job, signature, takes, gives if _forms(gives) else None, each)
+    for name, annotation in takes.items():
+        for placeholder in _placeholders(annotation):
+            if placeholder.each != each:
+                raise CallError(_other_view(job, view, f"argument {name} is {placeholder}", "ListNumpy.Placeholder"))
+    for form in _forms(forms.gives):
+        if (form is ListNumpy) != each:
+            raise CallError(_other_view(job, view, f"its result is tp.{form.__name__}", "ListNumpy"))
+    return forms
+
+
+def give(annotation: Any, value: Any, job: str, where: str = "the result") -> Any:
+    """What a job function returned, in the form that its annotation says; waits for arrays.
+
+    Raises CallError where the two do not go together.
+    """
+    if annotation is Numpy or annotation is ListNumpy:
+        if annotation is ListNumpy and isinstance(value, list):
+            return [_array(item) for item in value]
+        if isinstance(value, Tensor | int | float) and annotation is Numpy:
+            return _array(value)
+        raise CallError(
+            f"{job}: {where} is {type(value).__name__} and annotated as tp.{annotation.__name__}; a tensor was expected"
+        )
+    if not _forms(annotation):
+        return value
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is dict and isinstance(value, Mapping):
+        return {key: give(parts[1], item, job, f"{where}[{key!r}]") for key, item in value.items()}
+    several = len(parts) == 2 and parts[1] is Ellipsis
+    if origin in (list, tuple) and isinstance(value, list | tuple):
+        wanted = [parts[0]] * len(value) if origin is list or several else list(parts)
+        if len(wanted) == len(value):
+            found = [give(a, v, job, f"{where}[{i}]") for i, (a, v) in enumerate(zip(wanted, value, strict=True))]
+            return found if origin is list else tuple(found)
+    size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+    raise CallError(f"{job}: {where} is {type(value).__name__}{size}, and is annotated as {annotation}")
+
+
+def unbound(value: Any) -> Any:
+    """Every tensor in what a mirrored job returned, as a list with one item for each device."""
+    if isinstance(value, Result):
+        whole = value
+        return [
+            Result.of(_item(whole, i), tuple(whole.shape[1:]), whole.dtype, whole.device) for i in range(len(whole))
+        ]
+    if isinstance(value, Tensor):
+        return list(value)
+    if isinstance(value, Mapping):
+        return {key: unbound(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(unbound(item) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(unbound(item) for item in value)
+    return value
+
+
+def _item(whole: Result, index: int) -> Promise:
+    return Promise(lambda: whole._promise.value()[index])
+
+
+def _array(value: Tensor | float) -> np.ndarray[Any, Any]:
+    """A result as an array; NumPy has no bfloat16."""
+    if not isinstance(value, Tensor):
+        return np.asarray(value)
+    now = (value._promise.value() if isinstance(value, Result) else value).detach().cpu()
+    return (now.float() if now.dtype == torch.bfloat16 else now).numpy()
+
+
+# ---- annotations
+
+
+def _annotations(function: Callable[..., Any], job: str) -> dict[str, Any]:
+    """The annotations of a function as objects; those that are texts and cannot be read are left out."""
+    plain = inspect.unwrap(function)
+    plain = getattr(plain, "__func__", plain)
+    found = dict(getattr(plain, "__annotations__", {}))
+    code = getattr(plain, "__code__", None)
+    cells = zip(code.co_freevars, plain.__closure__ or (), strict=True) if code is not None else ()
+    scope: dict[str, Any] = {}
+    for name, cell in cells:
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    for name, annotation in list(found.items()):
+        if isinstance(annotation, str):
+            try:
+                found[name] = eval(annotation, getattr(plain, "__globals__", {}), scope)
+            except Exception as error:
+                del found[name]
+                if _NAMES.search(annotation):
+                    raise CallError(
+                        f"{job}: the annotation {annotation!r} of {name} was found, which cannot be read "
+                        f"({type(error).__name__}: {error}); a name that the function's module knows was expected: "
+                        f"leave `from __future__ import annotations` out, or define it at the top of the module"
+                    ) from error
+    return found
+
+
+def _parts(annotation: Any) -> Sequence[Any]:
+    """What an annotation is made of: the arguments of ``Tuple[…]``, the items of a plain list, tuple or dictionary."""
+    if isinstance(annotation, list | tuple):
+        return annotation
+    if isinstance(annotation, Mapping):
+        return list(annotation.values())
+    return () if isinstance(annotation, types.UnionType) else typing.get_args(annotation)
+
+
+def _placeholders(annotation: Any) -> list[Placeholder]:
+    if isinstance(annotation, Placeholder):
+        return [annotation]
+    return [p for part in _parts(annotation) for p in _placeholders(part)]
+
+
+def _forms(annotation: Any) -> list[type[Numpy]]:
+    """The forms of ``tp`` in the annotation of a result."""
+    if annotation is Numpy or annotation is ListNumpy:
+        return [annotation]
+    return [form for part in _parts(annotation) for form in _forms(part)]
+
+
+def is_callback(annotation: Any) -> bool:
+    """Whether a result is ``tp.Callback[…]``."""
+    return typing.get_origin(annotation) is Callback
+
+
+def _other_view(job: str, view: View, found: str, listed: str) -> str:
+    if view is MIRRORED:
+        return (
+            f"job {job!r} has the mirrored view, and {found}; tp.{listed} was expected: a list with one item for each "
+            f"device"
+        )
+    return (
+        f"job {job!r} has the consistent view, and {found}; tp.{listed.removeprefix('List')} was expected: one whole "
+        f"batch, or function_config().default_logical_view(flow.scope.mirrored_view())"
+    )
+
+
+# ---- arguments
+
+
+class _Fit:
+    """Makes the arguments of one call fit their placeholders."""
+
+    def __init__(self, job: str, devices: int) -> None:
+        self.job, self.devices = job, devices
+        self.own: set[str] = set()
+
+    def __call__(self, wanted: Any, value: Any, where: str) -> Any:
+        if isinstance(wanted, Placeholder):
+            if not wanted.each:
+                return self.one(wanted, value, f"argument {where}")
+            self.own.add(where)
+            return self.listed(wanted, value, where)
+        if not _placeholders(wanted):
+            return value
+        if isinstance(wanted, Mapping) or typing.get_origin(wanted) is dict:
+            inner = dict(wanted) if isinstance(wanted, Mapping) else None
+            if not isinstance(value, Mapping) or (inner is not None and inner.keys() != value.keys()):
+                raise self.error(where, wanted, value)
+            of_all = typing.get_args(wanted)[1:]
+            return {k: self(of_all[0] if inner is None else inner[k], v, f"{where}.{k}") for k, v in value.items()}
+        parts = list(_parts(wanted))
+        if not isinstance(value, list | tuple):
+            raise self.error(where, wanted, value)
+        if typing.get_origin(wanted) is list or (len(parts) == 2 and parts[1] is Ellipsis):
+            parts = parts[:1] * len(value)
+        if len(parts) != len(value):
+            raise self.error(where, wanted, value)
+        found = [self(p, v, f"{where}.{i}") for i, (p, v) in enumerate(zip(parts, value, strict=True))]
+        return tuple(found) if isinstance(value, tuple) else found
+
+    def error(self, where: str, wanted: Any, value: Any) -> CallError:
+        size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
+        return CallError(f"{self.job}: argument {where} is {type(value).__name__}{size}; {wanted} was expected")
+
+    def listed(self, wanted: Placeholder, value: Any, where: str) -> Tensor:
+        """A list with one item for each device, as one tensor with dim 0 for the devices."""
+        n = self.devices
+        if not isinstance(value, list | tuple):
+            found = _spoken(value) if isinstance(value, Tensor | np.ndarray) else type(value).__name__
+            raise CallError(
+                f"{self.job}: argument {where} is {found}; a list with {n} item{'s' * (n != 1)} was expected, one for "
+                f"each device: the mirrored view"
+            )
+        if len(value) != n:
+            raise CallError(
+                f"{self.job}: argument {where} is a list with {len(value)} item{'s' * (len(value) != 1)}; {n} "
+                f"{'were' if n != 1 else 'was'} expected, one for each of the run's {n} device{'s' * (n != 1)}"
+            )
+        items = [self.one(wanted, item, f"item {i} of argument {where}") for i, item in enumerate(value)]
+        return torch.stack(items)
+
+    def one(self, wanted: Placeholder, value: Any, what: str) -> Tensor:
+        """An array or tensor of the placeholder's shape and dtype."""
+        if not isinstance(value, Tensor | np.ndarray | np.generic):
+            raise CallError(
+                f"{self.job}: {what} is {type(value).__name__}; a NumPy array or a tensor was expected: {wanted}"
+            )
+        if not isinstance(value, Tensor):
+            try:
+                tensor = torch.tensor(np.ascontiguousarray(value).reshape(value.shape))
+            except TypeError:
+                raise CallError(
+                    f"{self.job}: {what} is an array of {value.dtype}, of which there are no tensors; {wanted} was "
+                    f"expected"
+                ) from None
+        else:
+            tensor = real(value)
+        if tuple(tensor.shape) != wanted.shape:
+            short = tensor.ndim == len(wanted.shape) > 0 and tensor.shape[1:] == wanted.shape[1:]
+            advice = ": a shorter last batch is to be left out, filled up, or has a job of its own" if short else ""
+            raise CallError(f"{self.job}: {what} is {_spoken(tensor)}; {wanted} was expected{advice}")
+        return tensor if tensor.dtype == wanted.dtype else self.cast(wanted, tensor, what)
+
+    def cast(self, wanted: Placeholder, tensor: Tensor, what: str) -> Tensor:
+        """The same numbers in another dtype of the same kind; raises CallError where they do not fit."""
+        found = tensor.to(wanted.dtype) if _kind(tensor.dtype) == _kind(wanted.dtype) else None
+        if found is not None and wanted.dtype.is_floating_point:
+            lost = bool((found.isfinite() != tensor.isfinite()).any())
+        else:
+            lost = found is None or not torch.equal(found.to(tensor.dtype), tensor)
+        if found is None or lost:
+            why = "whose numbers do not all fit" if found is not None else "which is another kind of number"
+            raise CallError(
+                f"{self.job}: {what} is {_spoken(tensor)}, {why}; {wanted} was expected: convert it first (astype)"
+            )
+        return found
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "bool"
+    return "complex" if dtype.is_complex else "floating" if dtype.is_floating_point else "integer"
+
+
+def _spoken(value: Any) -> str:
+    """As ``float32[4,2]``."""
+    return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"

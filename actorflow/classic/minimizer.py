@@ -1,0 +1,71 @@
+"""A loss inside of a job goes in; gradients, and a step of the optimizer that ``minimize`` made, come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred import Deferred, materialize
+from actorflow.owned import real
+from actorflow.regularizers import Regularizer
+
+__all__ = ["Minimizer", "Settings"]
+
+Settings = Callable[[int], Sequence[Mapping[str, float]]]  # steps so far → settings of each parameter group
+
+
+@dataclass(slots=True, eq=False)
+class Minimizer:
+    """What one ``minimize`` made at the first call of its job; it lives as long as the job."""
+
+    job: str
+    where: str  # the user's line
+    optimizer: torch.optim.Optimizer
+    variables: tuple[str, ...]  # that it trains
+    settings: Settings
+    clip: Callable[[Iterable[Tensor]], object] | None
+    regularize: Mapping[str, Regularizer]  # by variable
+    steps: int = 0  # calls of the job so far
+
+    def before_call(self) -> None:
+        """Set the settings (the learning rate) of the coming call, on the host: they are inputs of the plan."""
+        for group, now in zip(self.optimizer.param_groups, self.settings(self.steps), strict=True):
+            group.update(now)
+
+    def after_call(self) -> None:
+        """Count a call that was issued."""
+        self.steps += 1
+
+    def saved(self) -> dict[str, Any]:
+        """How far it is, and what the optimizer keeps of each variable: numbers and tensors, for ``restore``."""
+        kept = pytree.tree_map_only(Tensor, real, self.optimizer.state_dict()["state"])
+        return {"steps": self.steps, "state": {n: dict(kept[i]) for i, n in enumerate(self.variables) if i in kept}}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from ``saved``; what is not there of a variable starts anew."""
+        state = {i: saved["state"][n] for i, n in enumerate(self.variables) if n in saved["state"]}
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.steps = int(saved["steps"])
+
+    def run(self, losses: Sequence[Tensor], variables: Mapping[str, Tensor]) -> None:
+        """One step, as a user of PyTorch writes it: backward, regularising, clipping, ``step``, ``zero_grad``."""
+        trained = {name: variables[name] for name in self.variables}
+        total = sum(loss.mean() for loss in losses[1:]) + losses[0].mean()
+        torch.autograd.backward(total, inputs=list(trained.values()))
+        for name, variable in trained.items():
+            gradient, extra = variable.grad, self.regularize.get(name)
+            if gradient is not None and extra is not None:
+                now = variable.detach()
+                gradient = gradient + extra.l1 * now.sign() if extra.l1 else gradient
+                variable.grad = gradient + extra.l2 * now if extra.l2 else gradient
+        if self.clip is not None:
+            self.clip(list(trained.values()))
+        if any(isinstance(t, Deferred) for t in pytree.tree_leaves(list(self.optimizer.state.values()))):
+            materialize(self.optimizer)  # it made state of variables that had no memory yet; a plan never sees it
+        self.optimizer.step()
+        self.optimizer.zero_grad()

@@ -1,0 +1,206 @@
+"""Names, shapes and initialisers go in; variables, made once and shared by name between jobs, come out."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actorflow.classic.initializers import Initializer
+from actorflow.classic.minimizer import Minimizer
+from actorflow.classic.where import user_line
+from actorflow.deferred import deferred_init
+from actorflow.owned import real
+from actorflow.regularizers import Regularizer
+from actorflow.seeds import seeds
+from actorflow_compiler.errors import LayoutError, StateError
+from actorflow_compiler.hints import distribute as distribute_model
+from actorflow_compiler.sbp import Sbp
+from actorflow_compiler.torch_internals import real_tensors
+
+__all__ = ["REGISTRY", "Registry"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is known of a variable besides its value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trainable: bool
+    where: str  # the line that made it
+    layout: Sbp | None
+    regularizer: Regularizer | None
+
+
+@dataclass(slots=True)
+class _Book:
+    """What a registry knows; no part of its state as a module."""
+
+    made: dict[str, _Made] = field(default_factory=dict)
+    minimizers: dict[str, Minimizer] = field(default_factory=dict)  # by job
+    waiting: dict[str, Tensor] = field(default_factory=dict)  # values for variables that are not made yet
+    later: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # job → what its minimizer goes on from
+
+
+class Registry(nn.Module):
+    """The variables of all first-generation jobs of this process, by name: parameters, or buffers if not trainable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._book = _Book()
+
+    def __getitem__(self, name: str) -> Tensor:
+        found: Tensor | None = self._parameters.get(name)
+        return self._of_buffers(name) if found is None else found
+
+    def _of_buffers(self, name: str) -> Tensor:
+        found = self._buffers[name]
+        assert found is not None
+        return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._book.made
+
+    def names(self) -> tuple[str, ...]:
+        """Of all variables, in the order in which they were made."""
+        return tuple(self._book.made)
+
+    def layout(self, name: str) -> Sbp | None:
+        """What ``distribute=`` said of a variable; None where the job decides."""
+        return self._book.made[name].layout
+
+    def regularizer(self, name: str) -> Regularizer | None:
+        """What is added to a variable's gradient."""
+        return self._book.made[name].regularizer
+
+    def write(self, values: Mapping[str, Tensor]) -> None:
+        """Give variables values; those that are not made yet take them when they are, instead of their initialisers'.
+
+        Every rank does the same.  Raises StateError, before anything is written, where a shape is another.
+        """
+        for name, value in values.items():
+            made = self._book.made.get(name)
+            if made is not None and tuple(value.shape) != made.shape:
+                raise StateError(
+                    f"a value of shape {list(value.shape)} was found for variable {name!r}; {list(made.shape)} was "
+                    f"expected, as it was made at\n{made.where}\n  load the checkpoint of this network, or give the "
+                    f"variable another name"
+                )
+        with torch.no_grad():
+            for name, value in values.items():
+                if name in self:
+                    self[name].copy_(value)
+                else:
+                    self._book.waiting[name] = value
+
+    def values(self) -> dict[str, Tensor]:
+        """Copies of all values, and of those that wait for their variables."""
+        return {**self._book.waiting, **{name: real(self[name]).detach().clone() for name in self.names()}}
+
+    def keep(self, minimizer: Minimizer) -> None:
+        """Know a minimizer that was made; it goes on from what was loaded for its job.
+
+        Jobs of one name are told apart by the order of their first calls.
+        """
+        job, count = minimizer.job, 1
+        while job in self._book.minimizers:
+            count += 1
+            job = f"{minimizer.job}_{count}"
+        self._book.minimizers[job] = minimizer
+        if job in self._book.later:
+            minimizer.restore(self._book.later.pop(job))
+
+    def saved(self) -> dict[str, Mapping[str, Any]]:
+        """What the minimizers of all jobs go on from, by job."""
+        return {**self._book.later, **{job: m.saved() for job, m in self._book.minimizers.items()}}
+
+    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let minimizers go on from ``saved``; those that are not made yet do so when they are."""
+        for job, state in saved.items():
+            if job in self._book.minimizers:
+                self._book.minimizers[job].restore(state)
+            else:
+                self._book.later[job] = state
+
+    def make(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None,
+        dtype: torch.dtype | None,
+        initializer: Initializer | None,
+        regularizer: Regularizer | None,
+        trainable: bool | None,
+        seed: int | None,
+        layout: Sbp | None,
+    ) -> None:
+        """Make a variable of this name, unless there is one; raises StateError for one of another kind.
+
+        It takes no memory until each rank makes the parts that its plan gives it.
+        """
+        known = self._book.made.get(name)
+        if known is not None:
+            _same(name, known, shape, dtype, trainable, layout)
+            return
+        where = user_line()
+        dtype, trainable = dtype or torch.float32, trainable is not False
+        if shape is None or initializer is None:
+            missing = "shape" if shape is None else "initializer"
+            raise StateError(
+                f"{where}\n  get_variable({name!r}) without {missing} was found, and there is no variable of this "
+                f"name yet; the first get_variable of a name makes it: give it a shape and an initializer"
+            )
+        with real_tensors(), torch.no_grad(), deferred_init():
+            value = torch.empty(shape, dtype=dtype, device="cpu")
+            waiting = self._book.waiting.pop(name, None)
+            if waiting is None:
+                initializer(value, _generator(name, seed))
+            else:
+                if tuple(waiting.shape) != shape:
+                    raise StateError(
+                        f"{where}\n  variable {name!r} has shape {list(shape)}, and the checkpoint that was loaded "
+                        f"has one of shape {list(waiting.shape)}; the same shape was expected: load the checkpoint "
+                        f"of this network, or give the variable another name"
+                    )
+                value.copy_(waiting)
+            if trainable:
+                self._parameters[name] = nn.Parameter(value)  # any name will do: register_parameter refuses dots
+            else:
+                self._buffers[name] = value
+        self._book.made[name] = _Made(shape, dtype, trainable, where, layout, regularizer)
+        if layout is not None:
+            try:
+                distribute_model(self, {re.escape(name): layout})
+            except LayoutError as error:
+                del self._book.made[name], (self._parameters if trainable else self._buffers)[name]
+                raise LayoutError(f"{where}\n  get_variable({name!r}, distribute={layout}): {error}") from error
+
+
+REGISTRY = Registry()
+
+
+def _same(name: str, known: _Made, *asked: Any) -> None:
+    """Raise StateError unless a variable is asked for again as it was made."""
+    made = (known.shape, known.dtype, known.trainable, known.layout)
+    for what, old, new in zip(("shape", "dtype", "trainable", "distribute"), made, asked, strict=True):
+        if new is not None and old != new:
+            raise StateError(
+                f"{user_line()}\n  variable {name!r} with {what}={_plain(new)} was found; it was made with "
+                f"{what}={_plain(old)} at\n{known.where}\n  the same was expected, or another name"
+            )
+
+
+def _plain(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _generator(name: str, seed: int | None) -> torch.Generator:
+    """The generator of a variable's first value."""
+    start = seed if seed is not None else seeds.seed if seeds.seed is not None else torch.initial_seed()
+    digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

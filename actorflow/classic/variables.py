@@ -1,0 +1,280 @@
+"""``get_variable`` calls of job functions go in; parameters, made once and shared by name between jobs, come out.
+
+A job function is run once over tensors without memory before it is captured (``rehearsing``): that makes its
+variables and its optimizer.  Whenever it runs after that (``running``), ``get_variable`` returns what was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actorflow.classic.initializers import Initializer
+from actorflow.classic.minimizer import Minimizer
+from actorflow.classic.registry import REGISTRY, Registry
+from actorflow.classic.where import user_line
+from actorflow.deferred import Deferred, materialize
+from actorflow.regularizers import Regularizer
+from actorflow_compiler.errors import CallError, LayoutError, StateError
+from actorflow_compiler.sbp import Broadcast, Sbp, Split
+from actorflow_compiler.torch_internals import real_tensors
+
+__all__ = [
+    "REGISTRY",
+    "Recording",
+    "Registry",
+    "Rehearsal",
+    "current_recording",
+    "get_variable",
+    "is_rehearsing",
+    "rehearsing",
+    "running",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a rehearsal of a job function found."""
+
+    job: str = "job"
+    variables: tuple[str, ...] = ()  # that it uses, in the order of their first use
+    optimizers: tuple[Minimizer, ...] = ()  # one or none
+    dtype: torch.dtype = torch.float32  # of variables that do not say it
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Around each call of the job on this rank: sets learning rates before it, counts it if it was issued."""
+        for minimizer in self.optimizers:
+            minimizer.before_call()
+        yield
+        for minimizer in self.optimizers:
+            minimizer.after_call()
+
+
+class _Run:
+    """One run of a job function's body, over stand-ins or real tensors."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.counts: dict[str, int] = {}  # default names given so far
+        self.used: set[str] = set()  # names of variables
+
+    def unique(self, prefix: str) -> str:
+        """``Dense``, ``Dense_1`` and so on: the same in every run of the job."""
+        count = self.counts[prefix] = self.counts.get(prefix, -1) + 1
+        return f"{prefix}_{count}" if count else prefix
+
+    def variable(self, name: str) -> Tensor:
+        """A variable that was made; while the body is captured, what stands there for it."""
+        found = REGISTRY[name]
+        return materialize(found) if isinstance(found, Deferred) else found
+
+    def minimize(self, losses: Sequence[Tensor], names: Sequence[str] | None, make: MakeMinimizer) -> None:
+        """One step of the recorded optimizer."""
+        if not self.recording.optimizers:
+            raise CallError(
+                f"{user_line()}\n  minimize was found, which this job did not come to at its first call; the same "
+                f"minimize in every call was expected: an if around it has to be one for all calls of a job"
+            )
+        variables = {name: self.variable(name) for name in self.recording.optimizers[0].variables}
+        self.recording.optimizers[0].run(losses, variables)
+
+
+class Rehearsal(_Run):
+    """A run of a job function's body over tensors without memory; ``recording`` is what it found."""
+
+    def __init__(self, mode: AbstractContextManager[Any], job: str, dtype: torch.dtype, again: Recording) -> None:
+        super().__init__(Recording(job, dtype=dtype))
+        self.mode, self.again = mode, again
+        self.fakes: dict[str, Tensor] = {}
+        self.minimized: list[str] = []  # lines
+
+    def variable(self, name: str) -> Tensor:
+        """A stand-in for a variable, the same one for the same name."""
+        if name not in self.fakes:
+            real = REGISTRY[name]
+            with self.mode, torch.enable_grad():
+                empty = torch.empty(tuple(real.shape), dtype=real.dtype, device=real.device)
+                self.fakes[name] = nn.Parameter(empty) if real.requires_grad else empty
+            self.recording = replace(self.recording, variables=tuple(self.fakes))
+        return self.fakes[name]
+
+    def minimize(self, losses: Sequence[Tensor], names: Sequence[str] | None, make: MakeMinimizer) -> None:
+        """Make the optimizer over what the losses depend on."""
+        where = user_line()
+        if not torch.is_grad_enabled():
+            raise CallError(f'{where}\n  minimize in a job that makes predictions; type="train" was expected')
+        if self.minimized:
+            raise CallError(
+                f"{where}\n  a second minimize was found in job {self.recording.job!r}; the first is\n"
+                f"{self.minimized[0]}\n  one was expected: minimize([loss_a, loss_b]) takes several losses, and "
+                f"another optimizer has a job of its own"
+            )
+        self.minimized.append(where)
+        below = _leaves(losses)
+        trained = [n for n, fake in self.fakes.items() if id(fake) in below and (names is None or n in names)]
+        unknown = [n for n in names or () if n not in trained]
+        if unknown:
+            raise StateError(
+                f"{where}\n  minimize is to train {', '.join(map(repr, unknown))}, on which the loss does not depend; "
+                f"it depends on {', '.join(n for n, f in self.fakes.items() if id(f) in below) or 'no variable'}"
+            )
+        if not trained:
+            raise StateError(
+                f"{where}\n  the loss depends on no trainable variable; one that is computed from "
+                f"flow.get_variable(…) or flow.layers was expected, without detach and outside of no_grad"
+            )
+        if self.again.optimizers:
+            made = self.again.optimizers[0]
+            if set(made.variables) != set(trained):
+                raise StateError(
+                    f"{where}\n  job {self.recording.job!r} trains {_few(trained)} with these arguments, and at its "
+                    f"first call {_few(made.variables)}; the same was expected: make another job for it"
+                )
+        else:
+            with real_tensors():
+                made = make({n: REGISTRY[n] for n in trained}, self.recording.job, where)
+                REGISTRY.keep(made)
+        self.recording = replace(self.recording, optimizers=(made,))
+
+
+MakeMinimizer = Callable[[Mapping[str, Tensor], str, str], Minimizer]  # trained variables, job, line
+_now: ContextVar[_Run | None] = ContextVar("actorflow_classic_run", default=None)
+
+
+@contextlib.contextmanager
+def rehearsing(
+    mode: AbstractContextManager[Any],
+    job: str = "job",
+    dtype: torch.dtype = torch.float32,
+    again: Recording = Recording(),
+) -> Iterator[Rehearsal]:
+    """Around the run of a job's body that makes its variables and its optimizer.
+
+    ``mode`` is the mode in which tensors have no memory, which the caller has entered.  ``again`` is what an
+    earlier rehearsal of the same job found (with arguments of other shapes): its optimizer is kept.
+    """
+    run = Rehearsal(mode, job, dtype, again)
+    token = _now.set(run)
+    try:
+        yield run
+    finally:
+        _now.reset(token)
+
+
+@contextlib.contextmanager
+def running(recording: Recording) -> Iterator[None]:
+    """Around each later run of a job's body: while it is captured, or eagerly."""
+    token = _now.set(_Run(recording))
+    try:
+        yield
+    finally:
+        _now.reset(token)
+
+
+def is_rehearsing() -> bool:
+    """Whether a job function is being run over tensors without memory to find its variables."""
+    return isinstance(_now.get(), Rehearsal)
+
+
+def current_recording() -> Recording | None:
+    """What is known of the job function that is running; None outside of first-generation job functions."""
+    run = _now.get()
+    return None if run is None else run.recording
+
+
+def current_run(what: str) -> _Run:
+    """The run of a job's body that is under way; raises CallError outside of one.  ``what`` was called."""
+    run = _now.get()
+    if run is None:
+        raise CallError(
+            f"{user_line()}\n  {what} was called outside of a job function; variables of the first generation belong "
+            f"to jobs: call it inside of a function with @flow.global_function, or use torch.nn"
+        )
+    return run
+
+
+def get_variable(
+    name: str,
+    shape: int | Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    initializer: Initializer | None = None,
+    regularizer: Regularizer | None = None,
+    trainable: bool | None = None,
+    model_name: str | None = None,
+    random_seed: int | None = None,
+    distribute: Sbp | None = None,
+    reuse: bool = True,
+) -> Tensor:
+    """The variable of this name, which all jobs share; the first call makes it.
+
+    ``shape`` and ``initializer`` are needed by the first call.  ``dtype`` is the job's (float32) by default.
+    A variable that is not ``trainable`` is a buffer.  ``distribute`` says how it lies on the devices
+    (``flow.distribute.split(axis)``, ``.broadcast()``); by default, and with ``.auto()``, the job's ``parallel=``
+    decides: whole on every device where that is "data".  ``reuse=False`` makes a second call with this name in one
+    job an error.  Values depend on the seed (``random_seed``, else that of ``flow.manual_seed``, else torch's) and the
+    name alone, so that they are equal on every rank.  ``model_name`` has no meaning here.
+
+    Raises CallError outside of a job function, StateError for another shape, dtype or trainability than before and
+    for a new variable without shape or initializer, LayoutError for a layout that does not fit.
+    """
+    run = current_run(f"get_variable({name!r})")
+    if not isinstance(name, str) or not name:
+        raise StateError(f"{user_line()}\n  get_variable({name!r}) was found; a name that is not empty was expected")
+    if distribute is not None and not isinstance(distribute, Split | Broadcast):
+        raise LayoutError(
+            f"{user_line()}\n  get_variable({name!r}, distribute={distribute}) was found; flow.distribute.split(axis), "
+            f".broadcast() or .auto() was expected"
+        )
+    for what, given, kind, example in (
+        ("initializer", initializer, Initializer, "flow.truncated_normal(0.1)"),
+        ("regularizer", regularizer, Regularizer, "flow.regularizers.l2(0.01)"),
+    ):
+        if given is not None and not isinstance(given, kind):
+            raise StateError(
+                f"{user_line()}\n  get_variable({name!r}, {what}={given!r}) was found; one such as {example} was "
+                f"expected"
+            )
+    dims = None if shape is None else (shape,) if isinstance(shape, int) else tuple(int(d) for d in shape)
+    if not reuse and name in run.used:
+        raise StateError(
+            f"{user_line()}\n  a second variable {name!r} was found in one job, and reuse=False; another name was "
+            f"expected, or reuse=True to share the variable"
+        )
+    run.used.add(name)
+    if isinstance(run, Rehearsal):
+        default = run.recording.dtype if dtype is None and name not in REGISTRY else dtype
+        REGISTRY.make(name, dims, default, initializer, regularizer, trainable, random_seed, distribute)
+    elif name not in REGISTRY:
+        raise StateError(
+            f"{user_line()}\n  variable {name!r} was not there at this job's first call; the same variables in every "
+            f"call were expected"
+        )
+    return run.variable(name)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _leaves(losses: Sequence[Tensor]) -> set[int]:
+    """The ids of the leaf tensors that tensors were computed from."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [loss.grad_fn for loss in losses]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # it accumulates a leaf's gradient
+            found.add(id(node.variable))
+        waiting.extend(next_node for next_node, _ in node.next_functions)
+    return found

@@ -1,0 +1,24 @@
+"""The collectives of ``flow.distributed`` under their second name: PyTorch's signatures, over all ranks of the run."""
+
+from __future__ import annotations
+
+from actorflow.distributed.collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+
+__all__ = [
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "broadcast", "barrier", "gather", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "recv", "scatter", "send",
+]  # fmt: skip

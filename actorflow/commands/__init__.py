@@ -1,0 +1,1 @@
+"""The commands of ``actorflow``, a file for each."""

@@ -1,0 +1,72 @@
+"""``actorflow run --on ray`` as it was typed goes in; the run starts on a Ray cluster, and a status comes out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import click
+from click.core import ParameterSource
+
+from actorflow.commands.placing import Flags
+from actorflow.runtime.engines import RAY
+from actorflow_compiler.errors import ClusterError
+
+__all__ = ["on_ray", "starts_on_ray"]
+
+_ANSWERED = frozenset({"script", "arguments", "devices", "nnodes", "on", "token_file", "insecure"})  # by the driver
+
+
+def starts_on_ray(on: str, environ: Mapping[str, str]) -> bool:
+    """Whether this process is to start a run on Ray, and is not one that such a run has started."""
+    return on == RAY.option and not any(environ.get(mark) for mark in RAY.marks)
+
+
+def on_ray(context: click.Context, flags: Flags) -> int:
+    """Start the run and see it to its end; raises UsageError where it cannot be started."""
+    from actorflow.runtime.ray_run import OnRay, run_on_ray
+
+    parameters = context.params
+    try:
+        _check(flags)
+        return run_on_ray(
+            OnRay(
+                script=os.path.abspath(parameters["script"]),
+                argv=tuple(parameters["arguments"]),
+                options=tuple(_passed_on(context)),
+                devices=flags.devices,
+                nnodes=flags.nnodes,
+                gpus=flags.gpus,
+                token=flags.token,
+                timeout=flags.join_timeout,
+            )
+        )
+    except ClusterError as e:
+        raise click.UsageError(str(e)) from e
+
+
+def _check(flags: Flags) -> None:
+    for flag, value in (("--node-rank", flags.node_rank), ("--master-addr", flags.master_addr)):
+        if value is not None:
+            raise ClusterError(
+                f"{flag} {value} contradicts --on ray, which starts the ranks on all nodes of the Ray cluster by "
+                "itself; drop one of them"
+            )
+    if flags.insecure:
+        raise ClusterError("--insecure contradicts --on ray, which gives the ranks a secret by itself; drop it")
+
+
+def _passed_on(context: click.Context) -> list[str]:
+    """The options that each rank's launcher gets, as they were typed."""
+    words: list[str] = []
+    for option in context.command.params:
+        name = option.name or ""
+        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not typed or name in _ANSWERED or not isinstance(option, click.Option):
+            continue
+        value = context.params[name]
+        if option.is_flag:
+            words.append((option.opts if value else option.secondary_opts)[0])
+        else:
+            words += [option.opts[0], str(value)]
+    return words

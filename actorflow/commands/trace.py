@@ -1,0 +1,57 @@
+"""``actorflow trace``: the folder of a run that was traced goes in; what the run waited for, and a page, come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Say what a run that was traced waited for, beside its forecast.")
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option(
+    "--out", type=click.Path(dir_okay=False), help="The page to write, .html.  [default: trace.html in the folder]"
+)
+@click.option("--plan", "number", type=click.IntRange(0), help="Which plan the page shows.  [default: the busiest]")
+@click.option("--text", is_flag=True, help="Print what there is to say, and write no page.")
+def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
+    """Say what a run waited for that was started with: actorflow run SCRIPT --trace FOLDER.
+
+    Prints for each plan the step time beside the forecast, what the compute queues waited for
+    (data, credit, queue, host) and the actors whose cost was forecast worst; writes a page with the
+    measured timeline beside the forecast.  trace.json in the folder opens in https://ui.perfetto.dev
+    and in chrome://tracing.
+
+    \b
+      actorflow run train.py --devices 4 --trace traced
+      actorflow trace traced
+    """  # noqa: D301 -- click's own mark
+    if out is not None and Path(out).suffix != ".html":
+        raise click.BadParameter(f"{out!r} does not end in .html.", param_hint="--out")
+
+    from actorflow.tracing import folder as folders
+    from actorflow.tracing.report import report, to_text
+    from actorflow_compiler.errors import ActorflowError
+
+    try:
+        traced = folders.read(folder)
+        reports = [report(traced, ran) for ran in traced.ran]
+        if not reports:
+            raise click.ClickException(f"{folder} holds no plan: the script that ran called no job.")
+        known = {found.ran.number: found for found in reports}
+        if number is not None and number not in known:
+            raise click.BadParameter(f"{number} is none of the plans {sorted(known)} of {folder}.", param_hint="--plan")
+        click.echo("\n".join(to_text(traced, found) for found in reports), nl=False)
+        if text:
+            return
+        shown = max(reports, key=lambda r: r.period * r.measured.iterations) if number is None else known[number]
+        from actorflow.tracing.view import html
+
+        path = Path(folder, "trace.html") if out is None else Path(out)
+        page = html(traced, shown)
+        path.write_text(page, encoding="utf-8")
+        click.echo(f"\npage written to {path}")
+    except ActorflowError as e:
+        raise click.ClickException(str(e)) from None
+    except OSError as e:
+        raise click.ClickException(f"{e.filename or out} cannot be written: {e.strerror}.") from None

@@ -1,0 +1,107 @@
+"""This process's place in its run goes in; torch.distributed's default group over all ranks, made once, comes out."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from actorflow.runtime import cluster
+from actorflow.runtime.cluster import DATA_TIMEOUT
+from actorflow.runtime.elastic import torch_place
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import ClusterError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["default_group", "rank", "use_own_device", "world"]
+
+
+def default_group() -> ProcessGroup:
+    """``torch.distributed``'s default group over all ranks; the first call makes it, and is collective.
+
+    Gloo moves what is on the CPU and, on machines with CUDA, NCCL what is on GPUs.  The ranks meet
+
+    - under ``actorflow run`` in the run's own store,
+    - under ``python -m actorflow.distributed.launch`` and ``torchrun`` at ``MASTER_ADDR:MASTER_PORT``,
+    - alone nowhere: the group has one member.
+
+    A group that the script has made itself is taken as it is.  What is made here is closed when the
+    process ends.  Raises ClusterError where the ranks do not meet, and in a pretended cluster
+    (``actorflow plan``), which has no ranks to meet.
+    """
+    if not distributed.is_initialized():
+        _make(cluster.place())
+        atexit.register(_close)
+    group = distributed.group.WORLD
+    assert group is not None
+    return group
+
+
+def rank() -> int:
+    """This process's number in its run; makes no group."""
+    return cluster.place().rank
+
+
+def world() -> int:
+    """The number of ranks; makes no group."""
+    return cluster.place().world
+
+
+def use_own_device() -> None:
+    """Make "cuda" mean this rank's own GPU, where each rank of this machine has one, or may share; else do nothing."""
+    run = cluster.joined()
+    place = torch_place() if run is None else run.settings  # begins no run
+    if place is None or place.devices == 1 or place.pretend or place.device_type == "cpu":
+        return
+    count = torch.cuda.device_count()
+    if count >= place.devices or (count and place.oversubscribe):
+        torch.cuda.set_device(place.local_rank % count)
+
+
+def _make(place: Settings) -> None:
+    if place.pretend:
+        raise ClusterError(
+            f"`actorflow plan` pretends a cluster of {place.world} ranks, which have no process group; eager "
+            "collectives, global tensors and DistributedDataParallel need `actorflow run`"
+        )
+    use_own_device()
+    shared = place.oversubscribe and torch.cuda.device_count() < place.devices  # NCCL refuses two ranks on a GPU
+    nccl = torch.cuda.is_available() and distributed.is_nccl_available() and not shared
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    joined = cluster.joined()
+    if joined is None and place.world > 1:
+        _meet(place, backend)
+        return
+    store = (joined or cluster.current()).store()
+    make: Any = distributed  # its stubs lack what follows
+    distributed.init_process_group(
+        backend,
+        store=make.PrefixStore("actorflow/default", store),
+        rank=place.rank,
+        world_size=place.world,
+        timeout=DATA_TIMEOUT if place.world > 1 else None,  # a peer that fails is noticed by the control plane
+    )
+
+
+def _meet(place: Settings, backend: str) -> None:
+    """Meet where torch's variables say.  Gloo and NCCL keep torch's own timeouts: no control plane watches."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        distributed.init_process_group(backend, rank=place.rank, world_size=place.world)
+    except (ValueError, RuntimeError) as error:
+        raise ClusterError(
+            f"rank {place.rank} of {place.world} could not meet the others at {where} (MASTER_ADDR, MASTER_PORT): "
+            f"{error}. Start the script on every node with the same --nnodes, --nproc_per_node, --master_addr and "
+            "--master_port."
+        ) from error
+
+
+def _close() -> None:
+    """Close what `default_group` made; a script may have closed it already."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

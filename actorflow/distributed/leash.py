@@ -1,0 +1,27 @@
+"""A launcher's process id and a command go in; the command runs in this process, and ends when the launcher does.
+
+Run as a file, ``python -I -S leash.py PID COMMAND …``: it imports nothing of this package, so that it costs little.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its parent's thread ends; exec keeps it
+
+
+def main(arguments: list[str]) -> None:
+    """Take the leash, then become the command; ends with status 1 where there is no such program."""
+    launcher, command = int(arguments[0]), arguments[1:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before we asked
+        sys.exit(1)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"actorflow: {command[0]} cannot be started: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

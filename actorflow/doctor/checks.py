@@ -1,0 +1,44 @@
+"""The table of what can be seen on one machine: its facts go in, the conditions that hold come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actorflow.doctor import cards, containers, loopback, ports, proxies, shm, twins
+from actorflow.doctor.finding import Finding
+from actorflow.doctor.here import Here
+from actorflow.doctor.reach import reach, unreached
+
+# (what is looked at, the check)
+CHECKS: tuple[tuple[str, Callable[[Here], Finding | None]], ...] = (
+    ("port of the run", ports.master_port),
+    ("master's address", loopback.master_is_loopback),
+    ("node 0", twins.not_the_master),
+    ("container", containers.unpublished),
+    ("libraries in the way", proxies.preloaded),
+    ("proxy variables", proxies.proxied),
+    ("cards that libraries use", cards.misnamed),
+    ("way to the nodes", cards.through_virtual),
+    ("virtual cards", cards.ambiguous),
+    ("shared memory", shm.small),
+)
+_NOT_OF_A_JOIN = (ports.master_port, cards.ambiguous, shm.small)  # the first has its own error, the others stop no join
+
+
+def findings(here: Here) -> list[Finding]:
+    """The conditions that may keep this node from joining, the certain ones first."""
+    found = [finding for _, check in CHECKS if check not in _NOT_OF_A_JOIN and (finding := check(here))]
+    return sorted(found, key=lambda finding: not finding.certain)
+
+
+def why_unreached(here: Here, host: str, port: int, who: str) -> str:
+    """A paragraph on why ``who`` ("the master") at an address cannot be reached from here; blocks for some seconds."""
+    attempt = reach(host, port)
+    first = unreached(attempt, who)
+    texts = [first.text] if first else [f"A connection to {host} port {port} can be made ({attempt.tried})."]
+    return " ".join([*texts, *(finding.text for finding in findings(here))])
+
+
+def why_alone(here: Here) -> str:
+    """What on the master's machine may keep others from reaching it; empty where nothing is seen."""
+    return " ".join(finding.text for finding in findings(here))

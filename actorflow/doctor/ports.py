@@ -1,0 +1,98 @@
+"""An address and a port go in; why nobody can listen there, and who has it, comes out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actorflow.doctor.addresses import interfaces, own_addresses
+from actorflow.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from actorflow.doctor.here import Here
+
+_LISTENING = "0A"  # a state in /proc/net/tcp
+CHOOSE = "Choose a free port with --ctrl-port, or flow.config.ctrl_port in the script (the same on every node)."
+
+
+def listen(host: str, port: int) -> None:
+    """Try to listen there, for a moment; raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do no harm
+        s.bind(address)
+        s.listen(1)
+
+
+def unusable(host: str, port: int, listen: Callable[[str, int], None] = listen) -> Finding | None:
+    """Why the run's control server cannot listen on an address and port of this machine; None where it can."""
+    try:
+        listen(host, port)
+    except OSError as e:
+        return _why(host, port, e)
+    return None
+
+
+def _why(host: str, port: int, error: OSError) -> Finding:
+    if error.errno == errno.EADDRINUSE:
+        holder = owner(port)
+        by = f": {holder} listens there" if holder else " by another program (of another user, or in a container)"
+        return Finding(
+            "port in use", f"Port {port} on {host} is in use{by}.", "The run's control server needs it for itself.",
+            f"End that program, or choose another one. {CHOOSE}",
+        )  # fmt: skip
+    if error.errno == errno.EACCES:
+        least = _unprivileged()
+        return Finding(
+            "port without rights",
+            f"Port {port} on {host} may not be used by this user (uid {os.geteuid()}).",
+            f"Ports below {least} are kept for the administrator.",
+            f"Choose one from {least} to 65535 with --ctrl-port, or flow.config.ctrl_port in the script (the same on "
+            "every node).",
+        )
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return Finding(
+            "address of another machine",
+            f"{host} is not an address of this machine, whose addresses are {own_addresses(interfaces())}.",
+            "Node 0 listens on the master's address.",
+            "Give node 0's own address as the master's, or start this as another node.",
+        )
+    return Finding("port cannot be used", f"Port {port} on {host} cannot be used ({error}).", "", CHOOSE)
+
+
+def _unprivileged() -> int:
+    """The first port that anybody may use."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    except (OSError, ValueError):
+        return 1024
+
+
+def owner(port: int) -> str:
+    """Who listens on a port of this machine: "python3 (pid 4711)"; empty where this user may not know."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *rest = line.split()
+                if state == _LISTENING and int(local.rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{rest[5]}]")
+    for pid in filter(str.isdigit, os.listdir("/proc")) if inodes else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            for fd in os.scandir(f"/proc/{pid}/fd"):
+                if os.readlink(fd.path) in inodes:
+                    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+    return ""
+
+
+def master_port(here: Here) -> Finding | None:
+    """On node 0: the run's port cannot be listened on."""
+    if not here.port or here.node != 0:
+        return None
+    own = [a for a in here.resolve(here.master) if here.is_own(a)]
+    return unusable(own[0] if own else "0.0.0.0", here.port)

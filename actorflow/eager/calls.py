@@ -1,0 +1,238 @@
+"""A call of one of torch's functions goes in; where each of its ops runs on the parts alone, the whole call does so.
+
+``linear`` is four ops and ``scaled_dot_product_attention`` eighteen, with as many in the backward pass, and each costs
+a way through torch's dispatcher and a global tensor.  A function whose ops need nothing from other ranks can be called
+on the parts instead, once, and autograd goes back through it on the parts.  Whether that is so is found out the first
+time (``learning.py``): the function is run op by op, then on the parts, and both have to be the same ops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.convert import moved
+from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.learning import UNKNOWN, Together, fill, known, learn, leaves
+from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.plain import taken_whole
+from actorflow_compiler.torch_internals import (
+    end_of_graph,
+    gradients,
+    in_transform,
+    keeps_graph,
+    only_dispatch,
+    packs_saved,
+    plain_apply,
+)
+
+
+def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """``GlobalTensor.__torch_function__``: on the parts at once if that is known to be possible, else op by op."""
+    with only_dispatch():
+        prepare = _PREPARED.get(func)
+        if prepare is not None:
+            return prepare(func, args, kwargs or {})
+        first = args[0] if args else None
+        if type(first) is not GlobalTensor or func in first._spec.wires.one_by_one or not _free(first._spec):
+            return func(*args, **kwargs) if kwargs else func(*args)
+        grad = torch.is_grad_enabled()
+        recorded = False
+        key: list[Any] = [func]
+        operands: list[GlobalTensor] = []
+        for value in (*args, *kwargs, *kwargs.values()) if kwargs else args:
+            kind = type(value)
+            if kind is GlobalTensor:
+                operands.append(value)
+                needs = grad and value.requires_grad
+                recorded = recorded or needs
+                key += (value._spec, needs)
+            elif kind in _PLAIN:
+                key.append((kind, value))
+            elif isinstance(value, list | tuple) and all(type(v) in _PLAIN for v in value):
+                key.append((kind, *map(type, value), *value))
+            else:
+                return func(*args, **kwargs) if kwargs else func(*args)
+        names = tuple(key)
+        found = known(names)
+        if found is UNKNOWN:
+            return learn(names, func, args, kwargs or {}, operands, recorded)
+        made = NotImplemented if found is None else _run(found, operands, recorded)
+        if made is NotImplemented:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return made
+
+
+# kinds of arguments that calls are told apart by
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+
+
+def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function with the values of all tensors but its first; collective unless every rank has them."""
+
+    def plain(value: Any) -> Any:
+        return torch.tensor(value.tolist()) if isinstance(value, GlobalTensor) else value
+
+    named = {k: v if k in ("input", "self") else plain(v) for k, v in kwargs.items()}
+    return func(*args[:1], *map(plain, args[1:]), **named)
+
+
+def _with_its_own(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that makes a plain tensor in an argument's place: whole where all that is given is global."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    with taken_whole() if all(isinstance(t, GlobalTensor) for t in given) else contextlib.nullcontext():
+        return func(*args, **kwargs)
+
+
+def _without_chunks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function without ``options`` for chunks where it would go back by writing into plain tensors."""
+    return func(*args, **(kwargs | {"options": None} if kwargs.get("reduction") == "none" else kwargs))
+
+
+# function of torch → how it is called
+_PREPARED: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    # they cut their first argument where the values of another say, which is read before there is an op
+    torch.tensor_split: _by_value,
+    Tensor.tensor_split: _by_value,
+    torch.nn.functional.embedding_bag: _with_its_own,  # offsets
+}
+if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
+    _PREPARED[torch.nn.functional.linear_cross_entropy] = _without_chunks
+
+
+def _free(spec: Spec) -> bool:
+    """Whether nothing is about that has to see each op."""
+    return not (spec.wires.checks or torch.is_autocast_enabled(spec.device.type) or packs_saved() or in_transform())
+
+
+def _run(together: Together, operands: list[GlobalTensor], recorded: bool) -> Any:
+    """The call on the parts; NotImplemented where a result is a view of an operand."""
+    parts = leaves(operands) if recorded else [t._local for t in operands]
+    made = fill(together, parts)
+    outs = (made,) if together.form is None else tuple(made)
+    for t in outs:
+        if t._is_view() and any(t._base is p or t._base is p._base for p in parts):
+            return NotImplemented
+    if recorded:
+        wrapped = _call(_Recorded(together, parts, outs), *operands)
+    else:
+        wrapped = tuple([wrap(t, spec) for t, spec in zip(outs, together.outs, strict=True)])
+    return wrapped[0] if together.form is None else together.form(wrapped)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """A call that was made on the parts, to be gone back through."""
+
+    together: Together
+    parts: list[Tensor]  # those that need a gradient are leaves
+    outs: tuple[Tensor, ...]
+
+
+class _Call(torch.autograd.Function):
+    """What was called on the parts, as one node of the graph of global tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: _Recorded, *operands: GlobalTensor) -> tuple[GlobalTensor, ...]:
+        together, outs = recorded.together, recorded.outs
+        recorded.outs = ()  # their memory belongs to whoever holds the results; the graph needs only where it ends
+        made = tuple([wrap(t.detach(), spec) for t, spec in zip(outs, together.outs, strict=True)])
+        ctx.set_materialize_grads(False)
+        ctx.recorded, ctx.ends = recorded, [end_of_graph(t) for t in outs]
+        # what changes a global tensor in place is not counted by its part: of what the graph keeps, it is seen here
+        ctx.save_for_backward(*[operands[i] for i in together.kept_ins], *[made[i] for i in together.kept_outs])
+        ctx.others = [
+            (i, t, None if t.is_inference() else t._version)
+            for i, t in enumerate(operands)
+            if i not in together.kept_ins
+        ]
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        together: Together = ctx.recorded.together
+        needs = ctx.needs_input_grad[1:]
+        kept = ctx.saved_tensors  # raises where one was changed, or the graph is gone
+        if ctx.ends is None:
+            raise RuntimeError("Trying to backward through the graph a second time: give retain_graph=True the first")
+        if torch.is_grad_enabled():
+            return None, *_differentiable(together, _operands(ctx, kept), needs, grads)
+        ends, given = [], []
+        for end, g, layout in zip(ctx.ends, grads, together.back, strict=True):
+            if g is not None:
+                if isinstance(g, LinkedTensor):
+                    refresh(g)
+                ends.append(end)
+                given.append(g._local if g._spec.layout is layout else moved(g, layout, "the backward pass")._local)
+        made: list[Any] = [None] * (1 + len(needs))
+        parts = ctx.recorded.parts
+        which = [i for i, need in enumerate(needs) if need]
+        keep = keeps_graph()
+        if ends:
+            seen = list(given)
+            for i, g in zip(which, gradients(ends, given, [parts[i] for i in which], keep), strict=True):
+                if g is not None:
+                    # what two tensors get must not be one memory: each may be added to in place
+                    made[1 + i] = _wrapped(g.clone() if any(g is s for s in seen) else g, together.grads[i])
+                    seen.append(g)
+        if not keep:
+            ctx.ends, ctx.recorded.parts, ctx.others = None, [], []
+        return tuple(made)
+
+
+_call: Callable[..., Any] = plain_apply(_Call)
+
+
+def _wrapped(part: Tensor, spec: Spec) -> GlobalTensor:
+    """A gradient, which may lie in memory otherwise than what it is a gradient of."""
+    if not part.is_contiguous():
+        steps = part.stride()
+        order = sorted(range(part.dim()), key=lambda d: (-steps[d], d))
+        if not part.permute(order).is_contiguous():
+            part = part.contiguous()  # an expanded one
+        else:
+            strides, step = [0] * part.dim(), 1
+            for d in reversed(order):
+                strides[d] = step
+                step *= max(spec.shape[d], 1)
+            spec = spec_of(spec.wires, spec.layout, spec.shape, tuple(strides), spec.dtype, spec.device)
+    return wrap(part, spec)
+
+
+def _operands(ctx: Any, kept: Sequence[Any]) -> list[Any]:
+    """What the function was called with."""
+    found = dict(zip(ctx.recorded.together.kept_ins, kept, strict=False))
+    for i, t, version in ctx.others:
+        if version is not None and t._version != version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"operand {i} of {ctx.recorded.together.func}, of shape {tuple(t.shape)}"
+            )
+        found[i] = t
+    return [found[i] for i in sorted(found)]
+
+
+def _differentiable(
+    together: Together, operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
+) -> list[Any]:
+    """The gradients as results of ops on global tensors, op by op, so that they can be differentiated as well."""
+    with torch.enable_grad(), only_dispatch():
+        given = [t.view_as(t) for t in operands]  # one that is given twice gets a gradient for each
+        made = fill(together, given)
+        pairs = [(t, g) for t, g in zip([made] if together.form is None else made, grads, strict=True) if g is not None]
+        found: list[Any] = [None] * len(given)
+        which = [i for i, need in enumerate(needs) if need]
+        if pairs:
+            outs, received = zip(*pairs, strict=True)
+            of = torch.autograd.grad(outs, [given[i] for i in which], received, create_graph=True, allow_unused=True)
+            for i, g in zip(which, of, strict=True):
+                found[i] = g
+    return found
+
+
+GlobalTensor.__torch_function__ = classmethod(call)

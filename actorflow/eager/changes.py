@@ -1,0 +1,145 @@
+"""An op that changes tensors in place goes in; their parts are changed, and the bases of views; layouts stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.boxes import box
+from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.layout import everywhere
+from actorflow.eager.links import LinkedTensor, write_back
+from actorflow.eager.perform import operands_of, perform, spec_seen
+from actorflow.eager.plans import device_of, direct
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.torch_internals import without_dispatch
+
+
+def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op that changes some of its arguments."""
+    changed: list[GlobalTensor] = written(func, args, kwargs)
+    computes = _computes(func)
+    if torch.Tag.inplace_view in func.tags and computes is not None:
+        return _reshaped(func, computes, args, kwargs)
+    if computes is not None and len(changed) == 1 and changed[0] is args[0]:
+        self = args[0]
+        made = perform(computes, args, kwargs, changed=func)
+        if made is not self:
+            put(self, made)
+        elif isinstance(self, LinkedTensor):
+            write_back(self)
+        return self
+    return _change_whole(func, args, kwargs, changed)
+
+
+def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``transpose_`` and its like: a tensor becomes a view of what it was."""
+    self = args[0]
+    new = computes(*args, **kwargs)
+    if isinstance(new, LinkedTensor) and (self._is_view() or isinstance(self, LinkedTensor)):
+        raise LayoutError(
+            f"{func} on a view that lies as {self._spec.layout} would cut it from its base: clone() it first"
+        )
+    with without_dispatch():
+        func(*args, **kwargs)
+    self._local, self._spec = new._local, new._spec
+    return self
+
+
+def put(self: GlobalTensor, value: GlobalTensor) -> None:
+    """Let a tensor have the values of another of its shape, and keep its layout and dtype."""
+    spec, new = self._spec, value._spec
+    part = value._local
+    if new.dtype != spec.dtype and new.layout is not spec.layout:
+        value = torch.ops.aten._to_copy.default(value, dtype=spec.dtype)
+        new, part = value._spec, value._local
+    part = box(part, spec.shape, new.layout, spec.layout, spec.wires, "a change in place")
+    if spec.here:
+        self._local.copy_(part)
+    if isinstance(self, LinkedTensor):
+        write_back(self)
+
+
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an op changes; raises LayoutError where one is plain."""
+    found: list[Any] = []
+    for i, a in enumerate(func._schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(a.name)
+            found.extend(value if isinstance(value, list | tuple) else [value])
+    if any(not isinstance(t, GlobalTensor) for t in found if t is not None):
+        raise LayoutError(
+            f"{func}: a plain tensor was to be changed to what global tensors give; a global tensor was expected "
+            f"there, or plain values: x.to_local(), or x.numpy() for the whole"
+        )
+    return [t for t in found if t is not None]
+
+
+# ops whose overload of the same name means something else
+_OTHERWISE = {
+    torch.ops.aten.pow_.Scalar: torch.ops.aten.pow.Tensor_Scalar,
+    torch.ops.aten.pow_.Tensor: torch.ops.aten.pow.Tensor_Tensor,
+    torch.ops.aten.transpose_.default: torch.ops.aten.transpose.int,
+    torch.ops.aten.float_power_.Scalar: torch.ops.aten.float_power.Tensor_Scalar,
+    torch.ops.aten.float_power_.Tensor: torch.ops.aten.float_power.Tensor_Tensor,
+}
+
+
+def _computes(func: Any) -> Any:
+    """The op that returns what this one changes its first argument to; None if there is none."""
+    if func in _OTHERWISE:
+        return _OTHERWISE[func]
+    namespace, _, name = func._schema.name.partition("::")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    if packet is None:
+        return None
+    kind = func._schema.overload_name or "default"
+    found = getattr(packet, kind) if kind in packet.overloads() else None
+    return found if found is not None and _takes(found) == _takes(func) else None
+
+
+def _takes(func: Any) -> list[tuple[str, str]]:
+    """Names and types of an op's arguments: ``polygamma`` has those of ``polygamma_`` in another order."""
+    return [(a.name, str(a.type)) for a in func._schema.arguments]
+
+
+def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Sequence[GlobalTensor]) -> Any:
+    """On whole copies, which are then brought back."""
+    operands, _ = operands_of(args, kwargs)
+    first = changed[0]._spec
+    place = first.layout.placement
+    if any(rank not in place for rank in first.wires.everybody):
+        place = type(place)(place.type, first.wires.everybody, (first.wires.world,))
+    target = everywhere(place)
+    parts = []
+    for t in operands:
+        part = box(t._local, t._spec.shape, t._spec.layout, target, t._spec.wires, str(func))
+        parts.append(part.clone() if any(t is c for c in changed) else part)
+    made = direct(func)(parts, args, kwargs)
+    where = {id(t): part for t, part in zip(operands, parts, strict=True)}
+    for t in changed:
+        part, spec = where[id(t)], t._spec
+        if tuple(part.shape) != spec.shape:
+            raise LayoutError(
+                f"{func} gives a tensor of shape {tuple(part.shape)} another shape than it had, {spec.shape}; a global "
+                f"tensor keeps its shape: take the result as a new tensor"
+            )
+        put(t, wrap(part, spec_of(spec.wires, target, spec.shape, None, part.dtype, device_of([t], place))))
+    by_part = {id(part): t for t, part in zip(operands, parts, strict=True) if any(t is c for c in changed)}
+
+    def result(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if id(x) in by_part:
+            return by_part[id(x)]
+        found = spec_seen(x, operands)
+        return wrap(x, found) if found is not None else x
+
+    if isinstance(made, list | tuple):
+        return type(made)(map(result, made))
+    return result(made)

@@ -1,0 +1,187 @@
+"""An op on tensors that lie somehow goes in; how each operand has to lie, and what this rank then runs, come out.
+
+The same table as for jobs says which layouts may go together; here the cheapest for this one op is taken, one mesh
+axis after the other.  Pure: every rank comes to the same choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actorflow.eager.layout import Layout
+from actorflow_compiler.boxing import bytes_bound, bytes_moved
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.infer.prices import BANDWIDTH, LATENCY, LOCAL
+from actorflow_compiler.ops import ITEM_BYTES, Meta
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.region import coordinates
+from actorflow_compiler.sbp import B, NdSbp, P, Sbp, Split, local_shape
+from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """What is known of one operand."""
+
+    meta: Meta  # of the whole
+    layout: Layout
+    name: str  # "argument 1 of aten.add.Tensor"
+    small: bool = False  # a number or plain tensor, which every rank has
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How an op is run."""
+
+    needs: tuple[Layout, ...]  # of each operand
+    outs: tuple[Layout | None, ...]  # of each output
+    local: OpCall | None  # what this rank runs; None outside of the placement
+
+
+def placement_for(operands: Sequence[Operand], fixed: Placement | None = None) -> Placement:
+    """Where an op runs: where its operands are, else where the fewest bytes have to move to.
+
+    ``fixed`` is the placement of what the op changes in place.  Raises LayoutError where two placements cost the same.
+    """
+    if fixed is not None:
+        return fixed
+    where = list(dict.fromkeys(o.layout.placement for o in operands if not o.small))
+    if len(where) == 1:
+        return where[0]
+    cost = {p: sum(_move_bytes(o, p) for o in operands if not o.small) for p in where}
+    best = min(cost.values())
+    cheapest = [p for p in where if cost[p] == best]
+    if len(cheapest) > 1:
+        big = [o for o in operands if not o.small and (o.meta.shape or len(operands) == 2)] or operands
+        lines = "\n".join(f"  {o.name}: {o.meta} {o.layout}" for o in big)
+        ways = " or ".join(f"x.to_global(placement={_spelled(p)})" for p in cheapest)
+        raise LayoutError(
+            f"the operands are on different placements, and moving either way costs {best:.0f} bytes:\n{lines}\n"
+            f"  say where the op is to run: move one of them with {ways}"
+        )
+    return cheapest[0]
+
+
+def _spelled(p: Placement) -> str:
+    """As a user writes it."""
+    ranks: list[Any] = list(p.ranks)
+    for n in reversed(p.hierarchy[1:]):
+        ranks = [ranks[i : i + n] for i in range(0, len(ranks), n)]
+    return f'flow.placement("{p.type}", {ranks})'
+
+
+def _move_bytes(o: Operand, to: Placement) -> float:
+    here = o.layout.placement
+    if here == to:
+        return 0.0
+    sbp = o.layout.sbp if here.hierarchy == to.hierarchy else (B,) * len(to.hierarchy)
+    return bytes_bound(o.meta.shape, ITEM_BYTES[o.meta.dtype], here, o.layout.sbp, to, sbp)
+
+
+def choose(
+    call: OpCall, operands: Sequence[Operand], placement: Placement, rank: int, kept: Sequence[tuple[int, int]] = ()
+) -> Choice:
+    """Choose a signature for each mesh axis.
+
+    ``kept`` are (operand, output) pairs that have to lie as the operand does now, because the op changes it in place;
+    where no signature does, the cheapest is taken, and the caller brings the result back.
+    """
+    at = coordinates(placement, placement.index(rank)) if rank in placement else None
+    first = mine = call
+    needs: list[list[Sbp]] = [[] for _ in operands]
+    outs: list[list[Sbp]] = [[] for _ in call.outs]
+    ragged: set[tuple[int, int]] = set()
+    for axis, parts in enumerate(placement.hierarchy):
+        have = [_entry(o, placement, axis) for o in operands]
+        s = _cheapest(first, operands, have, placement, parts, ragged, kept)
+        ragged |= _ragged(first, s, parts)
+        for need, entry in zip(needs, s.ins, strict=True):
+            need.append(entry)
+        for out, made in zip(outs, s.outs, strict=True):
+            out.append(made if made is not None else B)
+        first = localised(first, s, parts, 0)
+        if at is not None:
+            mine = localised(mine, s, parts, at[axis])
+    return Choice(
+        tuple(Layout(placement, tuple(need)) for need in needs),
+        tuple(
+            Layout(placement, tuple(out)) if meta is not None else None
+            for out, meta in zip(outs, call.outs, strict=True)
+        ),
+        mine if at is not None else None,
+    )
+
+
+def _entry(o: Operand, placement: Placement, axis: int) -> Sbp:
+    here: NdSbp = o.layout.sbp
+    if o.layout.placement == placement:
+        return here[axis]
+    return here[axis] if o.layout.placement.hierarchy == placement.hierarchy else B
+
+
+def _cheapest(
+    call: OpCall,
+    operands: Sequence[Operand],
+    have: Sequence[Sbp],
+    placement: Placement,
+    parts: int,
+    ragged: set[tuple[int, int]],
+    kept: Sequence[tuple[int, int]],
+) -> Signature:
+    cuts = [e for e in have if isinstance(e, Split) and (e.blocks > 1 or e.unit > 1)]
+    options = signatures(call, parts, wanted=cuts)
+    if parts == 1:
+        return options[0]
+    fits = [s for s in options if not _splits_ragged(ragged, s) and _fits(call, s, parts)]
+    assert fits, call  # all broadcast always fits
+
+    def cost(s: Signature) -> tuple[float, int]:
+        """Seconds, and of equal ones the bytes that are held more than once."""
+        total = 0.0
+        for o, meta, entry, need in zip(operands, call.ins, have, s.ins, strict=True):
+            total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement)
+        for i, out in kept:
+            made, meta = s.outs[out], call.ins[i]
+            total += _seconds(made if made is not None else B, have[i], meta.nbytes, parts, True)
+        held = sum(m.nbytes for m, e in zip(call.outs, s.outs, strict=True) if m and not isinstance(e, Split))
+        return total, held
+
+    return min(fits, key=cost)
+
+
+def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool) -> float:
+    if same and have == need:
+        return 0.0
+    if need == P and isinstance(have, Split):  # nothing moves now, but the sum has to be made in the end
+        have, need = P, B
+    moved = bytes_moved(have, need, nbytes, parts, parts, same)
+    return moved / parts / BANDWIDTH + LATENCY if moved else LOCAL
+
+
+def _fits(call: OpCall, s: Signature, parts: int) -> bool:
+    """Whether every device can be given its part."""
+    try:
+        for meta, entry in zip(call.ins, s.ins, strict=True):
+            local_shape(meta.shape, entry, parts, 0)
+        localised(call, s, parts, 0)
+    except LayoutError:
+        return False
+    return True
+
+
+def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
+    """Whether a signature splits a dim of which the devices of an earlier axis have different numbers."""
+    return any(isinstance(e, Split) and (i, e.dim) in ragged for i, e in enumerate((*s.ins, *s.outs)))
+
+
+def _ragged(call: OpCall, s: Signature, parts: int) -> set[tuple[int, int]]:
+    """(number of the operand or output, dim) of the dims that are cut unevenly."""
+    return {
+        (i, e.dim)
+        for i, (meta, e) in enumerate(zip((*call.ins, *call.outs), (*s.ins, *s.outs), strict=True))
+        if meta is not None
+        and isinstance(e, Split)
+        and local_shape(meta.shape, e, parts, 0) != local_shape(meta.shape, e, parts, parts - 1)
+    }

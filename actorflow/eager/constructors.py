@@ -1,0 +1,332 @@
+"""A logical shape, a placement and an SBP go in; a global tensor of which each rank has made only its part comes out.
+
+Without ``placement=`` each of these is torch's function of that name, exactly.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.boxes import box
+from actorflow.eager.current import current
+from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
+from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
+from actorflow.eager.wires import Wires
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.random_table import RULES
+from actorflow_compiler.region import region
+
+__all__ = [
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "rand", "rand_like", "randint",
+    "randn", "randn_like", "tensor", "zeros", "zeros_like",
+]  # fmt: skip
+
+Shape = tuple[int, ...]
+_FREE = ("dtype", "requires_grad")  # keyword arguments of torch that mean the same with a placement
+_NOT_NEEDED = {
+    "device": None, "layout": torch.strided, "pin_memory": False, "out": None, "names": None,
+    "memory_format": None,
+}  # fmt: skip  # keyword arguments of torch, and their only value beside a placement
+
+
+def tensor(data: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.tensor``; with a placement the global tensor whose logical value is ``data`` (equal on every rank).
+
+    >>> flow.tensor([1.0, 2.0], placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0)).shape
+    torch.Size([2])
+    """
+    if placement is None:
+        return torch.tensor(data, **_plain("tensor", sbp, options))
+    dtype, requires_grad = _options("tensor", options)
+    if isinstance(data, GlobalTensor):
+        raise LayoutError(
+            f"flow.tensor: a global tensor ({data._spec}) was found; data were expected: write "
+            f"x.to_global(placement=…, sbp=…).clone().detach()"
+        )
+    whole = torch.tensor(data, dtype=dtype)
+    return _sliced("tensor", whole, placement, sbp, requires_grad)
+
+
+def zeros(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.zeros``; with a placement a global tensor of logical shape ``size``."""
+    if placement is None:
+        return torch.zeros(*size, **_plain("zeros", sbp, options))
+    return _filled("zeros", _size("zeros", size, options), 0, placement, sbp, options)
+
+
+def ones(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.ones``; with a placement a global tensor of logical shape ``size``."""
+    if placement is None:
+        return torch.ones(*size, **_plain("ones", sbp, options))
+    return _filled("ones", _size("ones", size, options), 1, placement, sbp, options)
+
+
+def empty(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.empty``; with a placement a global tensor of logical shape ``size`` and of any values.
+
+    They are the same on devices that hold copies: zeros.
+    """
+    if placement is None:
+        return torch.empty(*size, **_plain("empty", sbp, options))
+    return _filled("empty", _size("empty", size, options), 0, placement, sbp, options)
+
+
+def full(size: Any, fill_value: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.full``; with a placement a global tensor of logical shape ``size``."""
+    if placement is None:
+        return torch.full(size, fill_value, **_plain("full", sbp, options))
+    return _filled("full", _size("full", (size,), {}), fill_value, placement, sbp, options)
+
+
+def rand(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.rand``; with a placement a global tensor, whose numbers depend on ``flow.manual_seed`` and no layout."""
+    if placement is None:
+        return torch.rand(*size, **_plain("rand", sbp, options))
+    return _drawn("rand", {"size": _size("rand", size, options)}, placement, sbp, options)
+
+
+def randn(*size: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.randn``; with a placement a global tensor, whose numbers depend on ``flow.manual_seed`` and no layout.
+
+    >>> x = flow.randn(4, 5, placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0))
+    >>> x.shape, x.to_local().shape
+    (torch.Size([4, 5]), torch.Size([2, 5]))
+    """
+    if placement is None:
+        return torch.randn(*size, **_plain("randn", sbp, options))
+    return _drawn("randn", {"size": _size("randn", size, options)}, placement, sbp, options)
+
+
+def randint(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.randint([low,] high, size)``; with a placement a global tensor, equal under every layout."""
+    if placement is None:
+        return torch.randint(*bounds, **_plain("randint", sbp, options))
+    given = dict(zip(("low", "high", "size") if len(bounds) == 3 else ("high", "size"), bounds, strict=False))
+    for name in ("low", "high", "size"):
+        if name in options:
+            given[name] = options.pop(name)
+    if not {"high", "size"} <= given.keys() or len(bounds) > 3:
+        raise TypeError(f"flow.randint takes ([low,] high, size); {bounds} was found")
+    given["size"] = _size("randint", (given["size"],), {})
+    options.setdefault("dtype", torch.int64)
+    return _drawn("randint", given, placement, sbp, options)
+
+
+def arange(*bounds: Any, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.arange([start,] end[, step])``; with a placement a global tensor of the same values."""
+    if placement is None:
+        return torch.arange(*bounds, **_plain("arange", sbp, options))
+    named: dict[str, Any] = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
+    start, end, step = _bounds(bounds, named)
+    dtype, requires_grad = _options("arange", options)
+    if dtype is None or not dtype.is_floating_point:
+        like = torch.arange(start, end, step, dtype=dtype, device="meta")
+        if not like.dtype.is_floating_point and all(isinstance(n, int) for n in (start, step)):
+
+            def make(shape: Shape, runs: Any, device: torch.device) -> Tensor:
+                parts = [
+                    torch.arange(start + lo * step, start + hi * step, step, dtype=like.dtype, device=device)
+                    for lo, hi in runs[0]
+                ]
+                return torch.cat(parts) if parts else torch.empty(0, dtype=like.dtype, device=device)
+
+            return _parts("arange", tuple(like.shape), make, like.dtype, placement, sbp, requires_grad)
+    # rounding depends on how many elements are made at once: floats are cut out of the whole
+    return _sliced("arange", torch.arange(start, end, step, dtype=dtype), placement, sbp, requires_grad)
+
+
+def eye(n: int, m: int | None = None, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.eye``; with a placement a global tensor of logical shape (n, m)."""
+    if placement is None:
+        given = _plain("eye", sbp, options)
+        return torch.eye(n, **given) if m is None else torch.eye(n, m, **given)
+    dtype, requires_grad = _options("eye", options)
+    dtype = dtype or torch.get_default_dtype()
+
+    def make(shape: Shape, runs: Any, device: torch.device) -> Tensor:
+        rows, columns = (
+            torch.cat([torch.arange(lo, hi, device=device) for lo, hi in r] or [torch.empty(0, device=device)])
+            for r in runs
+        )
+        return (rows.unsqueeze(1) == columns).to(dtype)
+
+    return _parts("eye", (n, n if m is None else m), make, dtype, placement, sbp, requires_grad)
+
+
+# ---- like another tensor
+
+
+def zeros_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.zeros_like``; placement and sbp are those of ``input`` unless they are given."""
+    return _like(torch.zeros_like, zeros, input, placement, sbp, options)
+
+
+def ones_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.ones_like``; placement and sbp are those of ``input`` unless they are given."""
+    return _like(torch.ones_like, ones, input, placement, sbp, options)
+
+
+def empty_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.empty_like``; placement and sbp are those of ``input`` unless they are given."""
+    return _like(torch.empty_like, empty, input, placement, sbp, options)
+
+
+def full_like(input: Tensor, fill_value: Any, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.full_like``; placement and sbp are those of ``input`` unless they are given."""
+
+    def plain(x: Tensor, **given: Any) -> Tensor:
+        return torch.full_like(x, fill_value, **given)
+
+    def made(size: Shape, **given: Any) -> Tensor:
+        return full(size, fill_value, **given)
+
+    return _like(plain, made, input, placement, sbp, options)
+
+
+def rand_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.rand_like``; placement and sbp are those of ``input`` unless they are given."""
+    return _like(torch.rand_like, rand, input, placement, sbp, options)
+
+
+def randn_like(input: Tensor, *, placement: Any = None, sbp: Any = None, **options: Any) -> Tensor:
+    """``torch.randn_like``; placement and sbp are those of ``input`` unless they are given."""
+    return _like(torch.randn_like, randn, input, placement, sbp, options)
+
+
+def _like(
+    plain: Callable[..., Tensor], made: Callable[..., Tensor], input: Tensor, placement: Any, sbp: Any, options: Any
+) -> Tensor:
+    if placement is None and sbp is None:
+        return plain(input, **options)
+    if isinstance(input, GlobalTensor):
+        own = input._spec.layout
+        placement = own.placement if placement is None else placement
+        sbp = own.sbp if sbp is None else sbp
+    options = {**options, "dtype": options.get("dtype") or input.dtype}
+    return made(tuple(input.shape), placement=placement, sbp=sbp, **options)
+
+
+# ---- how they are made
+
+
+def _plain(name: str, sbp: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments for torch."""
+    if sbp is not None:
+        raise LayoutError(
+            f"flow.{name}: sbp={sbp} was found without a placement; write placement=flow.placement(…), sbp=…"
+        )
+    return options
+
+
+def _options(name: str, options: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
+    """Dtype and requires_grad; raises LayoutError for what means nothing beside a placement."""
+    for key, value in options.items():
+        if key not in _FREE and (key not in _NOT_NEEDED or value != _NOT_NEEDED[key]):
+            what = "the placement says on which devices it is" if key == "device" else "a global tensor has none"
+            raise LayoutError(f"flow.{name}: {key}={value} was found beside placement=…; leave it out: {what}")
+    return options.get("dtype"), bool(options.get("requires_grad", False))
+
+
+def _size(name: str, size: Sequence[Any], options: dict[str, Any]) -> Shape:
+    """The logical shape of ``(4, 5)``, ``((4, 5),)`` or ``size=(4, 5)``."""
+    if not size and "size" in options:
+        size = (options.pop("size"),)
+    given = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+    try:
+        shape = tuple(operator.index(n) for n in given)
+    except TypeError:
+        raise TypeError(f"flow.{name}: {size} was found; a shape was expected, such as 4, 5 or (4, 5)") from None
+    if any(n < 0 for n in shape):
+        raise ValueError(f"flow.{name}: a shape of {shape} was found; sizes are not negative")
+    return shape
+
+
+def _bounds(bounds: Sequence[Any], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """start, end and step of ``arange``."""
+    names = {1: ("end",), 2: ("start", "end"), 3: ("start", "end", "step")}.get(len(bounds), ())
+    given = {"start": 0, "step": 1, **named, **dict(zip(names, bounds, strict=False))}
+    if len(bounds) > 3 or "end" not in given or set(names) & named.keys():
+        raise TypeError(f"flow.arange takes ([start,] end[, step]); {tuple(bounds)} and {named} were found")
+    return given["start"], given["end"], given["step"]
+
+
+def _where(name: str, shape: Shape, placement: Any, sbp: Any) -> tuple[Wires, Layout]:
+    wires = current()
+    if sbp is None:
+        raise LayoutError(
+            f"flow.{name}: a placement was found without an sbp; write sbp=flow.sbp.split(0), flow.sbp.broadcast or "
+            f"flow.sbp.partial_sum"
+        )
+    layout = layout_of(placement, sbp, shape, f"flow.{name}")
+    wires.know(layout.placement)
+    return wires, layout
+
+
+def _wrapped(
+    wires: Wires, layout: Layout, shape: Shape, local: Tensor, dtype: torch.dtype, requires_grad: bool
+) -> Tensor:
+    made = wrap(local, spec_of(wires, layout, shape, None, dtype, wires.device(layout.placement)))
+    return made.requires_grad_() if requires_grad else made
+
+
+def _filled(name: str, shape: Shape, value: Any, placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
+    dtype, requires_grad = _options(name, options)
+    wires, layout = _where(name, shape, placement, sbp)
+    dtype = dtype or (torch.full((), value).dtype if name == "full" else torch.get_default_dtype())
+    outside = wires.rank not in layout.placement
+    here = value if outside or keeps_terms(layout, wires.rank) else 0
+    local = torch.full(local_shape(layout, shape, wires.rank), here, dtype=dtype, device=wires.device(layout.placement))
+    return _wrapped(wires, layout, shape, local, dtype, requires_grad)
+
+
+def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
+    generator = options.pop("generator", None)
+    dtype, requires_grad = _options(name, options)
+    shape = given["size"]
+    wires, layout = _where(name, shape, placement, sbp)
+    numbers = LocalNumbers(wires, without_terms(layout), generator)
+    # the rules of these ops take each number alone, so that they hold for a part
+    local = RULES[name](numbers, {**given, "dtype": dtype, "generator": generator})
+    if wires.rank in layout.placement and not keeps_terms(layout, wires.rank):
+        local.zero_()
+    return _wrapped(wires, layout, shape, local, local.dtype, requires_grad)
+
+
+def _parts(
+    name: str,
+    shape: Shape,
+    make: Callable[[Shape, Any, torch.device], Tensor],
+    dtype: torch.dtype,
+    placement: Any,
+    sbp: Any,
+    requires_grad: bool,
+) -> Tensor:
+    """Of what ``make`` makes of this rank's runs of indices."""
+    wires, layout = _where(name, shape, placement, sbp)
+    device = wires.device(layout.placement)
+    if wires.rank not in layout.placement:
+        local = torch.empty(NOWHERE, dtype=dtype, device=device)
+    else:
+        index = layout.placement.index(wires.rank)
+        local = make(shape, region(shape, layout.sbp, layout.placement, index), device)
+        if not keeps_terms(layout, wires.rank):
+            local.zero_()
+    return _wrapped(wires, layout, shape, local, dtype, requires_grad)
+
+
+def _sliced(name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool) -> Tensor:
+    """Of a tensor that every rank has."""
+    shape = tuple(whole.shape)
+    wires, layout = _where(name, shape, placement, sbp)
+    if wires.rank in layout.placement:
+        local = box(whole, shape, everywhere(layout.placement), layout, wires)
+    else:
+        local = whole.new_empty(NOWHERE)
+    local = local.to(wires.device(layout.placement))
+    return _wrapped(wires, layout, shape, local, whole.dtype, requires_grad)

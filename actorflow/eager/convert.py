@@ -1,0 +1,298 @@
+"""Plain tensors and global ones go in; global tensors, other layouts of them, or this rank's parts come out.
+
+All of it can be differentiated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.boxes import box
+from actorflow.eager.current import current
+from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
+from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.wires import Doing, Wires
+from actorflow.lazy import Result, known_now
+from actorflow_compiler.errors import CallError, LayoutError, NotGlobal
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.region import coordinates
+from actorflow_compiler.sbp import B, P, Split
+
+_MEETING = Doing.of("to_global of a plain tensor: shapes are compared")
+
+
+def to_global(
+    x: Tensor,
+    placement: Placement | None = None,
+    sbp: Any = None,
+    grad_sbp: Any = None,
+    check_meta: bool | None = None,
+) -> Tensor:
+    """A plain tensor as this rank's part of a global one; or a global tensor with another placement or sbp.
+
+    A plain tensor is the part of this rank: along an axis that is ``split`` the parts are joined in the order of
+    the ranks, along one that is ``partial_sum`` they are terms, and along one that is ``broadcast`` the first rank's
+    is everybody's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
+    to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the placement call it, too;
+    their tensors are not used.
+
+    Of a global tensor, what is left out stays as it is.  ``grad_sbp`` is how the gradient is to lie in the backward
+    pass; without it, as ``x`` does, and whole where ``x`` is a sum of terms.
+
+    Raises LayoutError for an unknown rank, an sbp that does not fit the mesh or the tensor, and where the parts do
+    not make one tensor, with the shapes of all ranks.
+
+    >>> x.to_global(placement=flow.placement("cpu", [0, 1]), sbp=flow.sbp.split(0))
+    """
+    if isinstance(x, GlobalTensor):
+        if placement is None and sbp is None:
+            if grad_sbp is None:
+                return x
+            placement, sbp = x._spec.layout.placement, x._spec.layout.sbp
+        old = x._spec.layout
+        place = old.placement if placement is None else placement
+        if sbp is None:
+            if isinstance(place, Placement) and len(place.hierarchy) != len(old.placement.hierarchy):
+                raise LayoutError(
+                    f"a tensor that lies as {old} was to go to {place}, whose mesh has another number of axes; an sbp "
+                    f"for each of them was expected: x.to_global(placement=…, sbp=[…])"
+                )
+            sbp = old.sbp
+        target = layout_of(place, sbp, x.shape, "a global tensor")
+        x._spec.wires.know(target.placement)
+        local_shape(target, tuple(x.shape), target.placement.ranks[0])
+        wanted = layout_of(place, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
+        if target is old and wanted is None:
+            return x
+        moved: Tensor = _Move.apply(x, target, wanted)  # type: ignore[no-untyped-call]
+        return moved
+    if placement is None or sbp is None:
+        raise LayoutError(
+            f"to_global of a plain tensor of shape {tuple(x.shape)} was given "
+            f"{'no placement' if placement is None else 'no sbp'}; both were expected: "
+            f"x.to_global(placement=flow.placement({x.device.type!r}, [0, 1]), sbp=flow.sbp.split(0))"
+        )
+    if isinstance(x, Result):  # of a job: every rank can have the whole
+        whole = known_now(x)
+        layout = layout_of(placement, sbp, whole.shape, "a job's result")
+        return from_whole(whole, layout)
+    wires = current()
+    layout = layout_of(placement, sbp, x.shape, "this tensor")
+    wires.know(layout.placement)
+    wanted = layout_of(placement, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
+    shape, dtype = _meet(x, layout, wires) if check_meta is not False else (_multiplied(x, layout), x.dtype)
+    spec = spec_of(wires, layout, shape, None, dtype, wires.device(layout.placement))
+    made: Tensor = _Join.apply(x, spec, check_meta is not False, wanted)  # type: ignore[no-untyped-call]
+    return made
+
+
+def to_local(x: Tensor) -> Tensor:
+    """This rank's part of a global tensor; it shares the memory.  Raises LayoutError for a plain tensor.
+
+    The gradient of the part is taken as the part of the whole's gradient; that of a part that is ``broadcast`` or a
+    term as the whole's, equal on all ranks.
+    """
+    if not isinstance(x, GlobalTensor):
+        raise NotGlobal("to_local() was called on a plain tensor; a global tensor was expected: see x.is_global")
+    part: Tensor = _Part.apply(x)  # type: ignore[no-untyped-call]
+    return part
+
+
+def from_whole(whole: Tensor, layout: Layout, wires: Wires | None = None, from_first: bool = False) -> GlobalTensor:
+    """A global tensor of which every rank has the whole; no gradient flows.
+
+    With ``from_first`` it is the value of the placement's first rank that counts.
+    """
+    here = wires or current()
+    here.know(layout.placement)
+    shape = tuple(whole.shape)
+    place = layout.placement
+    begin = (
+        Layout(Placement(place.type, place.ranks[:1], (1,)), (B,))
+        if from_first
+        else Layout(place, (B,) * len(layout.sbp))
+    )
+    part = whole.detach().resolve_conj().resolve_neg().to(here.device(place))
+    part = part if here.rank in begin.placement else part.new_empty(NOWHERE)
+    part = box(part, shape, begin, layout, here, "to_global")
+    if begin is layout:
+        part = part.clone()
+    return wrap(part, spec_of(here, layout, shape, None, whole.dtype, here.device(place)))
+
+
+# ---- differentiable steps
+
+
+def moved(x: GlobalTensor, target: Layout, why: str = "to_global") -> GlobalTensor:
+    """The same tensor in another layout; no gradient flows."""
+    if isinstance(x, LinkedTensor):
+        refresh(x)
+    spec = x._spec
+    part = box(x._local, spec.shape, spec.layout, target, spec.wires, why)
+    device = spec.device if target.placement.type == spec.layout.placement.type else spec.wires.device(target.placement)
+    return wrap(part, spec_of(spec.wires, target, spec.shape, spec.strides, spec.dtype, device))
+
+
+def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
+    """A gradient in another layout; one that is to be differentiated itself still can be."""
+    if target is g._spec.layout:
+        return g
+    if torch.is_grad_enabled() and g.requires_grad:
+        made: GlobalTensor = _Move.apply(g, target, None)  # type: ignore[no-untyped-call]
+        return made
+    return moved(g, target, why)
+
+
+def without_terms(layout: Layout) -> Layout:
+    """The layout with what is a sum of terms whole: how a gradient lies."""
+    return Layout(layout.placement, tuple(B if e == P else e for e in layout.sbp)) if has_terms(layout) else layout
+
+
+class _Move(torch.autograd.Function):
+    """From a layout to another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: GlobalTensor, target: Layout, grad: Layout | None) -> GlobalTensor:
+        ctx.back = without_terms(x._spec.layout)
+        ctx.grad = grad
+        if target is x._spec.layout:
+            return wrap(x._local, x._spec)
+        return moved(x, target)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        if ctx.grad is not None:
+            g = moved_gradient(g, ctx.grad, "grad_sbp")
+        return moved_gradient(g, ctx.back, "the backward pass of to_global"), None, None
+
+
+class _Join(torch.autograd.Function):
+    """From this rank's part to the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, spec: Spec, from_first: bool, grad: Layout | None) -> GlobalTensor:
+        ctx.back, ctx.grad, ctx.shape = without_terms(spec.layout), grad, tuple(x.shape)
+        part = x.detach().resolve_conj().resolve_neg()
+        if not spec.here:
+            return wrap(torch.empty(NOWHERE, dtype=spec.dtype, device=spec.device), spec)
+        if from_first:
+            part = _first_of_copies(part, spec)
+        return wrap(part.to(spec.device), spec)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        if ctx.grad is not None:
+            g = moved_gradient(g, ctx.grad, "grad_sbp")
+        g = moved_gradient(g, ctx.back, "the backward pass of to_global")
+        part = _Part.apply(g) if torch.is_grad_enabled() else g._local  # type: ignore[no-untyped-call]
+        if tuple(part.shape) != ctx.shape:
+            part = part.new_zeros(ctx.shape)  # of a rank outside of the placement
+        return part, None, None, None
+
+
+class _Part(torch.autograd.Function):
+    """From the whole to this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: GlobalTensor) -> Tensor:
+        if isinstance(x, LinkedTensor):
+            refresh(x)
+        ctx.spec = x._spec
+        return x._local.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        spec: Spec = ctx.spec
+        made = spec_of(spec.wires, without_terms(spec.layout), spec.shape, None, g.dtype, spec.device)
+        if torch.is_grad_enabled() and g.requires_grad:
+            return _Join.apply(g, made, False, None)  # type: ignore[no-untyped-call]
+        return wrap(g, made)
+
+
+def _first_of_copies(part: Tensor, spec: Spec) -> Tensor:
+    """Along axes that are broadcast, the part of the first rank."""
+    place, sbp = spec.layout.placement, spec.layout.sbp
+    if not any(e == B and n > 1 for e, n in zip(sbp, place.hierarchy, strict=True)):
+        return part
+    firsts = []
+    for i, rank in enumerate(place.ranks):
+        at = coordinates(place, i)
+        if all(c == 0 for c, e in zip(at, sbp, strict=True) if e == B):
+            firsts.append(rank)
+    mesh = tuple(1 if e == B else n for e, n in zip(sbp, place.hierarchy, strict=True))
+    source = Layout(Placement(place.type, tuple(firsts), mesh), sbp)
+    mine = part if spec.wires.rank in source.placement else part.new_empty(NOWHERE)
+    return box(mine, spec.shape, source, spec.layout, spec.wires, "to_global of a plain tensor")
+
+
+# ---- what the ranks have
+
+
+def _multiplied(x: Tensor, layout: Layout) -> tuple[int, ...]:
+    """The shape of the whole where all parts have the shape of this one."""
+    shape = list(x.shape)
+    for entry, n in zip(layout.sbp, layout.placement.hierarchy, strict=True):
+        if isinstance(entry, Split):
+            shape[entry.dim] *= n
+    return tuple(shape)
+
+
+def _meet(x: Tensor, layout: Layout, wires: Wires) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype of the whole, from those of all ranks."""
+    if wires.world == 1:
+        return tuple(x.shape), x.dtype
+    mine = {"shape": list(x.shape), "dtype": str(x.dtype), "layout": str(layout)}
+    found = [json.loads(t) for t in wires.gather(_MEETING, wires.everybody, json.dumps(mine).encode())]
+    if any(f["layout"] != mine["layout"] for f in found):
+        lines = "\n".join(f"  rank {r}: {f['layout']}" for r, f in enumerate(found))
+        raise CallError(f"to_global was called with different layouts; the same on every rank was expected:\n{lines}")
+    place = layout.placement
+    parts = [(rank, tuple(found[rank]["shape"]), found[rank]["dtype"]) for rank in place.ranks]
+    shape = _joined(layout, [s for _, s, _ in parts])
+    ok = shape is not None and all(local_shape(layout, shape, r) == s for r, s, _ in parts) and _fits(layout, shape)
+    if not ok or len({d for *_, d in parts}) > 1:
+        lines = "\n".join(f"  rank {r}: {s} {d.removeprefix('torch.')}" for r, s, d in parts)
+        raise LayoutError(
+            f"the plain tensors of the ranks are no parts of one tensor that lies as {layout}; "
+            f"{_expected(layout)} was expected:\n{lines}"
+        )
+    assert shape is not None
+    return shape, getattr(torch, parts[0][2].removeprefix("torch."))
+
+
+def _fits(layout: Layout, shape: Sequence[int]) -> bool:
+    return all(not isinstance(e, Split) or e.dim < len(shape) for e in layout.sbp)
+
+
+def _joined(layout: Layout, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that parts have together: along a split dim, the sum over the ranks of that axis."""
+    place = layout.placement
+    if len({len(s) for s in shapes}) > 1 or not _fits(layout, shapes[0]):
+        return None
+    whole = []
+    for d in range(len(shapes[0])):
+        cut = [isinstance(e, Split) and e.dim == d for e in layout.sbp]
+        lines = [
+            s[d]
+            for i, s in enumerate(shapes)
+            if all(c == 0 or is_cut for c, is_cut in zip(coordinates(place, i), cut, strict=True))
+        ]
+        whole.append(sum(lines))
+    return tuple(whole)
+
+
+def _expected(layout: Layout) -> str:
+    cuts = {e.dim for e in layout.sbp if isinstance(e, Split)}
+    if not cuts:
+        return "one dtype and one shape"
+    dims = " and ".join(f"dim {d}" for d in sorted(cuts))
+    return f"one dtype, and shapes that are equal but for {dims}, of which the first ranks may have one more"

@@ -1,0 +1,221 @@
+"""An op and its arguments go in, global tensors among them; what the op returns comes out, global as well.
+
+What needs nothing but the op on the parts is looked up and done at once (``run``); anything else goes the long way
+(``carry_out``), on which operands are brought to a layout that the op can run in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager import random
+from actorflow.eager.changes import change, written
+from actorflow.eager.held import GlobalTensor, Spec, wrap
+from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.perform import DIRECT, LOOSE, SIGN, perform
+from actorflow.eager.plain import check, count_references, flat, plain_at
+from actorflow.eager.plans import op_name
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.signatures import has_line
+from actorflow_compiler.torch_internals import is_composed, only_dispatch
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}  # ops that are done otherwise; ``special.py`` fills it
+
+
+def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """``GlobalTensor.__torch_dispatch__``: the short way for what is known to need nothing but the op on the parts."""
+    if _watchers:
+        watcher = _watchers.pop(threading.get_ident(), None)
+        if watcher is not None:
+            return _watched(watcher, func, args, kwargs)
+    key: Any
+    parts: Any
+    if len(args) == 2 and not kwargs and type(args[0]) is GlobalTensor and type(args[1]) is GlobalTensor:
+        a, b = args
+        key, parts = (id(func), a._spec, b._spec), (a._local, b._local)
+    elif len(args) == 1 and not kwargs and type(args[0]) is GlobalTensor:
+        a = args[0]
+        key, parts = (id(func), a._spec), (a._local,)
+    else:
+        loose = id(func) in LOOSE
+        key, parts = [id(func)], []
+        for a in args:
+            t = type(a)
+            if t is GlobalTensor:
+                key.append(a._spec)
+                parts.append(a._local)
+                continue
+            if t is list:
+                if a and type(a[0]) is GlobalTensor:
+                    parts.append([e._local if type(e) is GlobalTensor else e for e in a])
+                    key.append(tuple([e._spec if type(e) is GlobalTensor else e for e in a]))
+                else:
+                    parts.append(a)
+                    key.append(tuple(a))
+            else:
+                parts.append(a)
+                key.append((t, SIGN[not a] if loose and t is float else a))
+        if kwargs:
+            for name, a in kwargs.items():
+                key.append((name, type(a), SIGN[not a] if loose and type(a) is float else a))
+        key = tuple(key)
+    try:
+        found = DIRECT.get(key)
+    except TypeError:  # an argument without a hash
+        found = None
+    if found is not None and not (found[1] if type(found[1]) is Spec else _spec_in(args)).wires.checks:
+        call, spec = found
+        try:
+            local = call(*parts, **kwargs) if kwargs else call(*parts)
+        except RuntimeError:  # a view that is not possible, or what the op has to say: the long way tells
+            pass
+        else:
+            if type(spec) is Spec:
+                made = spec.make()
+                made._local = local
+                made._spec = spec
+                return made
+            return args[0] if spec is None else _several(local, spec)
+    a = b = key = parts = None  # nothing but the arguments may hold plain tensors: see ``plain.py``
+    return carry_out(func, args, kwargs or {})
+
+
+def _spec_in(args: tuple[Any, ...]) -> Spec:
+    """What a global tensor is, of those among the arguments."""
+    found: Spec = next(t for t in flat(args, {}) if isinstance(t, GlobalTensor))._spec
+    return found
+
+
+# ---- seeing the ops that a function is made of
+
+Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]  # op, arguments, what it has returned
+_watchers: dict[int, Watcher] = {}  # by thread, and not while an op runs, which may run others
+
+
+@contextlib.contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Tell of each op on global tensors that this thread runs in the body, after it has run."""
+    thread = threading.get_ident()
+    before = _watchers.pop(thread, None)
+    _watchers[thread] = watcher
+    try:
+        yield
+    finally:
+        _watchers.pop(thread, None)
+        if before is not None:
+            _watchers[thread] = before
+
+
+def _watched(watcher: Watcher, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    try:
+        made = run(None, func, (), args, kwargs)
+        watcher(func, args, kwargs or {}, made)
+        return made
+    finally:
+        _watchers[threading.get_ident()] = watcher
+
+
+def _several(parts: Any, specs: Any) -> Any:
+    """Several outputs."""
+    return type(parts)(
+        [
+            part if spec is None or not isinstance(part, Tensor) else wrap(part, spec)
+            for part, spec in zip(parts, specs, strict=True)
+        ]
+    )
+
+
+def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Any op, the long way."""
+    if not isinstance(func, torch._ops.OpOverload):
+        raise LayoutError(
+            f"{func} was given a global tensor; it is no op that runs on tensors part by part: give it x.to_local(), "
+            f"or the whole value: x.to_global(sbp=flow.sbp.broadcast).to_local()"
+        )
+    leaves = flat(args, kwargs)
+    plain = plain_at(leaves)
+    if plain and func._schema.is_mutable and "_fused_" not in func._schema.name:
+        written(func, args, kwargs)
+    for i in plain:
+        check(leaves[i], count_references(leaves[i]), str(func))
+    _begin(func, leaves)
+    handler = HANDLERS.get(func)
+    if handler is not None:
+        made = handler(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+    if _is_composed(func):
+        made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        made = random.run(func, args, kwargs)
+        if made is not NotImplemented:
+            return made
+    if func._schema.is_mutable:
+        return change(func, args, kwargs)
+    return perform(func, args, kwargs)
+
+
+@functools.cache
+def _is_composed(func: Any) -> bool:
+    """Whether an op is made of others and has no line; such arrive where a decomposition calls them."""
+    return is_composed(func) and not has_line(op_name(func))
+
+
+def _begin(func: Any, leaves: Sequence[Any]) -> None:
+    """Let views show what their bases are now.
+
+    In the mode that checks each op: let all ranks compare what they are about to do.
+    """
+    operands = [leaf for leaf in leaves if isinstance(leaf, GlobalTensor)]
+    for t in operands:
+        if isinstance(t, LinkedTensor):
+            refresh(t)
+    if operands and operands[0]._spec.wires.checks:
+        operands[0]._spec.wires.compare(f"{func}({'; '.join(str(t._spec) for t in operands)})")
+
+
+GlobalTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[method-assign, assignment]
+
+
+# ---- arithmetic that needs no gradients: the parts at once, without a way through torch's dispatcher and back
+
+
+def _arithmetic(name: str, func: Any) -> None:
+    usual = getattr(Tensor, name)
+    number = id(func)
+    enabled = torch.is_grad_enabled
+
+    def method(self: Any, other: Any) -> Any:
+        with only_dispatch():
+            if (
+                type(other) is GlobalTensor
+                and type(self) is GlobalTensor
+                and not (enabled() and (self.requires_grad or other.requires_grad))
+            ):
+                found = DIRECT.get((number, self._spec, other._spec))
+                if found is not None and not self._spec.wires.checks:
+                    call, spec = found
+                    assert type(spec) is Spec
+                    made = spec.make()
+                    made._local = call(self._local, other._local)
+                    made._spec = spec
+                    return made
+            return usual(self, other)
+
+    method.__name__ = name
+    setattr(GlobalTensor, name, method)
+
+
+for _name in ("add", "sub", "mul"):
+    _arithmetic(f"__{_name}__", getattr(torch.ops.aten, _name).Tensor)
+_arithmetic("__truediv__", torch.ops.aten.div.Tensor)

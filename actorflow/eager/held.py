@@ -1,0 +1,106 @@
+"""This rank's part of a tensor and how the whole lies go in; one tensor of the whole's shape comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.layout import Layout
+from actorflow.eager.wires import Wires
+from actorflow_compiler.ops import Meta
+from actorflow_compiler.torch_internals import make_wrapper, no_torch_function
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spec:
+    """All that is known of a global tensor without its values; one object for equal ones, on each rank.
+
+    What an op does is looked up by the specs of its operands, so they hash by identity.
+    """
+
+    wires: Wires  # of this rank
+    layout: Layout
+    shape: Shape  # of the whole
+    strides: Shape  # of the whole, as one device would have it
+    dtype: torch.dtype
+    device: torch.device
+    make: Callable[[], Any] = field(init=False)  # a tensor of this kind, of which the part is missing
+    size: torch.Size = field(init=False)  # the shape as torch gives it
+    here: bool = field(init=False)  # whether this rank is in the placement
+
+    def __post_init__(self) -> None:
+        about: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        if self.strides != dense_strides(self.shape):
+            about["strides"] = self.strides
+        object.__setattr__(self, "make", partial(make_wrapper, GlobalTensor, self.shape, **about))
+        object.__setattr__(self, "size", torch.Size(self.shape))
+        object.__setattr__(self, "here", self.wires.rank in self.layout.placement)
+
+    @property
+    def meta(self) -> Meta:
+        """Shape and dtype as the compiler writes them."""
+        return Meta(self.shape, str(self.dtype).removeprefix("torch."))
+
+    def __str__(self) -> str:
+        return f"{self.meta}, {self.layout}"
+
+
+_specs: dict[tuple[Any, ...], Spec] = {}
+
+
+def spec_of(
+    wires: Wires, layout: Layout, shape: Shape, strides: Shape | None, dtype: torch.dtype, device: torch.device
+) -> Spec:
+    """The one Spec; strides left out are those of a new tensor."""
+    key = (wires, layout, shape, strides, dtype, device)
+    found = _specs.get(key)
+    if found is None:
+        made = Spec(wires, layout, shape, dense_strides(shape) if strides is None else strides, dtype, device)
+        found = _specs.setdefault(key if strides is not None else (*key[:3], made.strides, *key[4:]), made)
+        _specs[key] = found
+    return found
+
+
+def dense_strides(shape: Shape) -> Shape:
+    """The strides of a new tensor."""
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(out))
+
+
+class GlobalTensor(torch.Tensor):
+    """A tensor that lies over the ranks of a placement; its shape is that of the whole.
+
+    Every op on it runs on all ranks, on the part that each holds.  Ranks outside of the placement have an empty part.
+    """
+
+    _local: Tensor
+    _spec: Spec
+    _leaf: tuple[Tensor, Tensor]  # this part, and the same as the beginning of a graph; missing until it is needed
+
+    __slots__ = ("_leaf", "_local", "_spec")
+    __torch_function__ = no_torch_function  # replaced by ``calls.py``, once ops are known
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub knows no class method
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replaced by ``dispatch.py``, which knows the ops."""
+        raise NotImplementedError(func)
+
+
+def wrap(local: Tensor, spec: Spec) -> GlobalTensor:
+    """The global tensor of which ``local`` is this rank's part; nothing is checked, nothing is differentiated."""
+    made: GlobalTensor = spec.make()
+    made._local = local
+    made._spec = spec
+    return made

@@ -1,0 +1,292 @@
+"""A call of one of torch's functions goes in, seen for the first time; whether it can be made on the parts comes out.
+
+The function is run op by op and its ops are watched; where none of them has to move anything it is run again, on the
+parts.  If both times it is the same ops with the same arguments, a call on the parts gives the parts of the result.
+
+How gradients lie follows from how the tensors do: what a rank computes is a function of its parts, and going back
+through that gives ``S`` where a tensor is split, ``B`` for the terms of a sum, and terms of a sum (``P``) for what is
+broadcast to ranks that do not all compute the same.
+
+The answer depends on nothing that differs between ranks: all have to make their calls in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actorflow.eager import dispatch
+from actorflow.eager.held import GlobalTensor, Spec, spec_of
+from actorflow.eager.layout import Layout, local_shape
+from actorflow.eager.perform import plan_of
+from actorflow.eager.plain import flat
+from actorflow.eager.plans import RESHAPES
+from actorflow_compiler.sbp import B, P, Sbp
+from actorflow_compiler.torch_internals import memory_of
+
+MOST = 1 << 14  # calls that are remembered
+TRIES = 3  # kinds of calls after which a function that never was a call on the parts is not looked at any more
+LEAST, LIMIT = 2, 100  # ops of a function that this is worth for
+# what these do is told by the shapes of what enters and leaves
+_SHAPED = RESHAPES | {"aten.expand.default", "aten.split.Tensor", "aten.split_with_sizes.default"}
+_DETACH = torch.ops.aten.detach.default  # autograd calls it or not for what it saves
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A call that can be made on the parts."""
+
+    func: Any
+    args: tuple[Any, ...]  # with a Slot for each operand
+    kwargs: dict[str, Any]
+    form: type | None  # list or tuple of results; None: one
+    outs: tuple[Spec, ...]
+    back: tuple[Layout, ...]  # how the gradients of the results have to lie
+    grads: tuple[Spec, ...]  # what those of the operands then are
+    kept_ins: tuple[int, ...] = ()  # operands whose memory the graph of the parts keeps
+    kept_outs: tuple[int, ...] = ()  # and results
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for an operand."""
+
+    number: int
+
+
+UNKNOWN: Any = object()
+_calls: dict[tuple[Any, ...], Together | None] = {}  # None: op by op
+
+
+def known(key: tuple[Any, ...]) -> Any:
+    """How a call is made on the parts; None if it is made op by op; UNKNOWN if it is seen for the first time."""
+    return _calls.get(key, UNKNOWN)
+
+
+def fill(together: Together, tensors: Sequence[Any]) -> Any:
+    """Call the function with tensors in the place of its operands."""
+    args = [tensors[a.number] if type(a) is Slot else a for a in together.args]
+    if not together.kwargs:
+        return together.func(*args)
+    kwargs = {k: tensors[a.number] if type(a) is Slot else a for k, a in together.kwargs.items()}
+    return together.func(*args, **kwargs)
+
+
+def leaves(operands: Sequence[GlobalTensor]) -> list[Tensor]:
+    """The parts, as the beginnings of a graph of their own where there is a gradient to be found."""
+    return [_leaf(t) if t.requires_grad else t._local for t in operands]
+
+
+def _leaf(t: GlobalTensor) -> Tensor:
+    """Kept, since parameters are used again and again."""
+    part = t._local
+    kept: tuple[Tensor, Tensor] | None = getattr(t, "_leaf", None)
+    if kept is not None and kept[0] is part:
+        return kept[1]
+    leaf = part.detach().requires_grad_()
+    t._leaf = part, leaf
+    return leaf
+
+
+def learn(
+    key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
+    recorded: bool,
+) -> Any:  # fmt: skip
+    """Make a call op by op, return what it returns, and remember whether it can be made on the parts."""
+    watched = _Watched()
+    with dispatch.watched_by(watched.run):
+        made = func(*args, **kwargs)
+    found = _examine(watched, func, args, kwargs, operands, made, recorded)
+    if len(_calls) > MOST:
+        _calls.clear()
+    _calls[key] = found
+    wires = operands[0]._spec.wires
+    if found is not None:
+        wires.tried[func] = -(1 << 60)
+    else:
+        wires.tried[func] = wires.tried.get(func, 0) + 1
+        if wires.tried[func] >= TRIES:
+            wires.one_by_one.add(func)
+    return made
+
+
+# ---- what a function does op by op
+
+_Op = tuple[Any, ...]  # an op and its arguments, with a description in the place of each tensor
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The ops of a function, as far as they run on the parts alone."""
+
+    ops: list[_Op] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)  # plain tensors that the function made, in order of use
+    alone: bool = True
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        """See an op that has run."""
+        if not self.alone or func is _DETACH:
+            return
+        op = self._seen(func, args, kwargs, made)
+        if op is None or len(self.ops) == LIMIT:
+            self.alone = False
+            self.constants.clear()
+        else:
+            self.ops.append(op)
+
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> _Op | None:
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        results = made if isinstance(made, list | tuple) else [made]
+        if not all(type(t) is GlobalTensor or t is None for t in results):
+            return None
+        used = [t for t in flat(args, kwargs) if isinstance(t, Tensor)]
+        if not all(type(t) is GlobalTensor for t in used if isinstance(t, GlobalTensor)):
+            return None
+        plan = plan_of(func, args, kwargs)
+        if plan is None or plan.moves or not (plan.same or str(func) in _SHAPED):
+            return None
+        self.constants += [t.detach() for t in used if type(t) is not GlobalTensor]
+        return _described(func, args, kwargs, made)
+
+
+def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> _Op:
+    """What an op does to parts."""
+
+    def described(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            part = value._local if isinstance(value, GlobalTensor) else value
+            return ("tensor", tuple(part.shape), part.dtype)
+        if isinstance(value, list | tuple):
+            return tuple(map(described, value))
+        return (type(value), value)
+
+    if str(func) in _SHAPED:
+        return func, described(args[0]), described(made)
+    return func, *map(described, args), *((k, described(v)) for k, v in sorted(kwargs.items())), described(made)
+
+
+class _Parts(TorchDispatchMode):
+    """The ops of a function that is called on parts."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.ops: list[_Op] = []
+        self.constants: list[Tensor] = []
+        self._of_parts: dict[int, Any] = {id(t): t for t in parts}  # all that depends on the parts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an op and see it, unless it is about constants alone."""
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        used = [t for t in flat(args, kwargs) if isinstance(t, Tensor)]
+        if any(id(t) in self._of_parts for t in used):
+            self.constants += [t for t in used if id(t) not in self._of_parts]
+            if func is not _DETACH:
+                self.ops.append(_described(func, args, kwargs, made))
+            for t in made if isinstance(made, list | tuple) else [made]:
+                self._of_parts[id(t)] = t
+        return made
+
+
+# ---- whether it is the same on the parts
+
+
+def _examine(
+    watched: _Watched, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
+    made: Any, recorded: bool,
+) -> Together | None:  # fmt: skip
+    form = type(made) if isinstance(made, list | tuple) else None
+    outs: list[Any] = list(made) if form is not None else [made]
+    if not watched.alone or len(watched.ops) < LEAST or form not in (None, list, tuple):
+        return None
+    if not outs or any(type(t) is not GlobalTensor or t.requires_grad != recorded for t in outs):
+        return None
+    ins, results = [t._spec for t in operands], [t._spec for t in outs]
+    if not all(_alike_on_all_ranks(spec, ins[0]) for spec in (*ins, *results)):
+        return None
+    layouts = _gradients([s.layout for s in ins], [s.layout for s in results])
+    if layouts is None:
+        if recorded:
+            return None
+        layouts = [s.layout for s in results], [s.layout for s in ins]
+    numbers = iter(range(len(operands)))
+    grads = tuple(spec_of(s.wires, g, s.shape, None, s.dtype, s.device) for s, g in zip(ins, layouts[1], strict=True))
+    found = Together(
+        func, tuple(Slot(next(numbers)) if isinstance(a, Tensor) else a for a in args),
+        {k: Slot(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
+        form, tuple(results), tuple(layouts[0]), grads,
+    )  # fmt: skip
+    return _same_on_parts(found, watched, operands, outs, recorded)
+
+
+def _alike_on_all_ranks(spec: Spec, first: Spec) -> bool:
+    """Whether each rank of the run has a part, all of one shape, on the same mesh."""
+    place = spec.layout.placement
+    if place != first.layout.placement or len(place.ranks) != spec.wires.world:
+        return False
+    return len({local_shape(spec.layout, spec.shape, rank) for rank in place.ranks}) == 1
+
+
+def _gradients(ins: Sequence[Layout], outs: Sequence[Layout]) -> tuple[list[Layout], list[Layout]] | None:
+    """How gradients of results have to lie, and those of operands then do; None where a result is the same on ranks
+    that do not compute the same.
+    """
+    place = ins[0].placement
+    differ = [
+        n > 1 and any(layout.sbp[axis] != B for layout in (*ins, *outs)) for axis, n in enumerate(place.hierarchy)
+    ]
+    if any(d and layout.sbp[axis] == B for layout in outs for axis, d in enumerate(differ)):
+        return None
+
+    def back(layout: Layout) -> Layout:
+        entries: list[Sbp] = [
+            B if e == P else P if e == B and d else e for e, d in zip(layout.sbp, differ, strict=True)
+        ]
+        return Layout(place, tuple(entries))
+
+    return [back(layout) for layout in outs], [back(layout) for layout in ins]
+
+
+def _same_on_parts(
+    together: Together, watched: _Watched, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
+) -> Together | None:
+    """The same with what its graph keeps, if the function does on parts what it does on the whole."""
+    parts = leaves(operands) if recorded else [t._local for t in operands]
+    kept: set[int] = set()
+
+    def keep(t: Tensor) -> Tensor:
+        kept.add(memory_of(t))
+        return t
+
+    try:
+        with _Parts(parts) as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            made = fill(together, parts)
+    except Exception:  # what the function has to say of the parts does not matter: it goes op by op
+        return None
+    if seen.ops != watched.ops or (type(made) if isinstance(made, list | tuple) else None) is not together.form:
+        return None
+    results = [made] if together.form is None else list(made)
+    if len(seen.constants) != len(watched.constants) or not all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        for a, b in zip(seen.constants, watched.constants, strict=True)
+    ):
+        return None
+    memory = {memory_of(p) for p in parts}
+    for t, out in zip(results, outs, strict=True):
+        if not isinstance(t, Tensor) or t.shape != out._local.shape or t.requires_grad != recorded:
+            return None
+        if memory_of(t) in memory:
+            return None
+    return replace(
+        together,
+        kept_ins=tuple(i for i, p in enumerate(parts) if memory_of(p) in kept),
+        kept_outs=tuple(i for i, t in enumerate(results) if memory_of(t) in kept),
+    )

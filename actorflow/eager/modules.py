@@ -1,0 +1,126 @@
+"""Modules, tensors and trees of them go in; the same, global, or this rank's parts, come out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.eager import convert
+from actorflow.eager.convert import from_whole, moved
+from actorflow.eager.held import GlobalTensor
+from actorflow.eager.layout import Layout, layout_of
+from actorflow.eager.plain import IS_GLOBAL
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B
+
+__all__ = ["to_global", "to_local"]
+
+SbpOf = Callable[[str, Tensor], Any]
+
+
+def to_global(x: Any, placement: Placement | None = None, sbp: Any = None, **options: Any) -> Any:
+    r"""Make a tensor, the tensors of a tree (lists, tuples, dicts), or a module global.
+
+    Tensors are each as by ``Tensor.to_global``, which takes the same ``options``; what is no tensor stays.
+
+    The parameters and buffers of a module are whole tensors, as a script that runs on one device makes them: those
+    of the placement's first rank count.  ``sbp`` says how they lie: one sbp for all; a dict from regular expressions,
+    which must match whole names, to sbps (the last that matches counts, what none matches is broadcast); or a
+    function of (name, tensor) that returns one.  The module is changed and returned; in its forward, plain tensors
+    count as equal on every rank.  Make the optimizer after it: its state lies as the parameters do.
+
+    >>> flow.to_global(model, flow.placement("cpu", [[0, 1], [2, 3]]), {r".*c_fc\.weight": [B, S(1)]})
+
+    Raises LayoutError for a pattern that matches nothing and for what does not fit a tensor or the mesh.
+    """
+    if isinstance(x, nn.Module):
+        return _module_to_global(x, placement, sbp)
+    if callable(sbp) and not isinstance(sbp, type(B)):
+        raise LayoutError("an sbp that is a function of (name, tensor) was given for tensors; it is for modules")
+
+    def one(t: Tensor) -> Tensor:
+        return convert.to_global(t, placement, sbp, **options)
+
+    return pytree.tree_map_only(Tensor, one, x)
+
+
+def to_local(x: Any) -> Any:
+    """This rank's parts of the global tensors of a tree; what is not global stays."""
+    return pytree.tree_map_only(GlobalTensor, convert.to_local, x)
+
+
+def _module_to_global(module: nn.Module, placement: Placement | None, sbp: Any) -> nn.Module:
+    if placement is None:
+        raise LayoutError("to_global of a module was given no placement; write flow.to_global(model, placement, sbp)")
+    how = _sbp_of(module, sbp)
+    made: dict[int, GlobalTensor] = {}  # tied parameters stay tied
+    for prefix, child in module.named_modules():
+        for store in (child._parameters, child._buffers):
+            for name, tensor in list(store.items()):
+                if tensor is None:
+                    continue
+                full = f"{prefix}.{name}" if prefix else name
+                if id(tensor) not in made:
+                    entry = how(full, tensor)
+                    whole = (B,) * len(placement.hierarchy)
+                    layout = layout_of(placement, whole if entry is None else entry, tensor.shape, full)
+                    made[id(tensor)] = _converted(tensor, layout)
+                store[name] = made[id(tensor)]
+        if not child.__dict__.get(IS_GLOBAL):
+            child.__dict__[IS_GLOBAL] = True
+            child.register_load_state_dict_pre_hook(_take_plain)
+    return module
+
+
+def _converted(tensor: Tensor, layout: Layout) -> GlobalTensor:
+    """A parameter or buffer, global; its gradient goes."""
+    value: Any
+    value = moved(tensor, layout) if isinstance(tensor, GlobalTensor) else from_whole(tensor, layout, from_first=True)
+    if isinstance(tensor, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+    elif tensor.requires_grad:
+        value.requires_grad_()
+    for key, extra in tensor.__dict__.items():
+        if key not in ("_is_param", "_actorflow_hooked"):
+            value.__dict__.setdefault(key, extra)
+    return value  # type: ignore[no-any-return]
+
+
+def _sbp_of(module: nn.Module, sbp: Any) -> SbpOf:
+    """A function that says how a parameter is to lie."""
+    if sbp is None:
+        raise LayoutError("to_global of a module was given no sbp; flow.sbp.broadcast keeps every parameter whole")
+    if isinstance(sbp, Mapping):
+        patterns = {re.compile(p): entry for p, entry in sbp.items()}
+        names = [n for n, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())]
+        for pattern in patterns:
+            if not any(pattern.fullmatch(n) for n in names):
+                raise LayoutError(
+                    f"to_global: the pattern {pattern.pattern!r} matches no parameter or buffer of "
+                    f"{type(module).__name__}; it has to match a whole name, such as {', '.join(names[:3])}"
+                )
+
+        def by_name(name: str, tensor: Tensor) -> Any:
+            found = [entry for pattern, entry in patterns.items() if pattern.fullmatch(name)]
+            return found[-1] if found else None
+
+        return by_name
+    if callable(sbp) and not isinstance(sbp, type(B)):
+        function: SbpOf = sbp
+        return function
+    return lambda name, tensor: sbp
+
+
+def _take_plain(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state dict is loaded: whole tensors in it become global ones that lie as the module's do."""
+    for name, own in (*module._parameters.items(), *module._buffers.items()):
+        given = state.get(prefix + name)
+        if not isinstance(own, GlobalTensor) or not isinstance(given, Tensor) or isinstance(given, GlobalTensor):
+            continue
+        if given.shape == own.shape:
+            state[prefix + name] = from_whole(given, own._spec.layout, own._spec.wires)

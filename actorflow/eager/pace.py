@@ -1,0 +1,139 @@
+"""What each rank is doing goes in; which ranks wait for each other for ever, and why, comes out: pure functions.
+
+Global tensors need all ranks to run the same ops in the same order.  A rank that does not makes others wait in a
+collective that it will never join; ``blame`` finds that out from what all ranks say of themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["Ended", "State", "Waiting", "blame", "read", "show_rank", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A rank is in a collective."""
+
+    ranks: tuple[int, ...]  # that take part
+    number: int  # of the collective, among those of the same ranks
+    what: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
+    peers: tuple[int, ...]  # that this rank gives something to or takes something from
+    where: str = ""  # the line of the user's script
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rank has come to the end of its script."""
+
+    how: str  # "has ended its script", "raised ValueError: no"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a rank says of itself."""
+
+    doing: Waiting | Ended | None  # None: it computes
+    entered: Mapping[tuple[int, ...], int] = field(default_factory=dict)  # collectives so far, by the ranks in them
+    where: str = ""  # the line of the user's script
+
+    def has_passed(self, other: Waiting) -> bool:
+        """Whether this rank is through with a collective."""
+        entered = self.entered.get(other.ranks, 0)
+        inside = isinstance(self.doing, Waiting) and self.doing.ranks == other.ranks
+        return entered - inside > other.number
+
+    def is_in(self, other: Waiting) -> bool:
+        """Whether this rank is in the same collective."""
+        d = self.doing
+        return isinstance(d, Waiting) and (d.ranks, d.number, d.what) == (other.ranks, other.number, other.what)
+
+
+def blame(states: Mapping[int, State]) -> str | None:
+    """Why some ranks will wait for ever: a peer has ended, or they are in different collectives; None if none does."""
+    waits: dict[int, list[int]] = {}
+    for rank, state in states.items():
+        if not isinstance(state.doing, Waiting):
+            continue
+        for peer in state.doing.peers:
+            other = states.get(peer)
+            if other is None or other.is_in(state.doing) or other.has_passed(state.doing):
+                continue
+            if isinstance(other.doing, Ended):
+                return (
+                    f"rank {rank} waits for rank {peer}, which {other.doing.how}: all ranks have to run the same "
+                    f"ops on global tensors in the same order\n{show_rank(rank, state)}\n{show_rank(peer, other)}"
+                )
+            if isinstance(other.doing, Waiting):
+                waits.setdefault(rank, []).append(peer)
+    cycle = _cycle(waits)
+    if cycle is None:
+        return None
+    who = " and ".join(f"rank {rank}" for rank in sorted(cycle))
+    lines = "\n".join(show_rank(rank, states[rank]) for rank in sorted(cycle))
+    return (
+        f"{who} wait for each other in different ops, for ever: all ranks have to run the same ops on global tensors "
+        f"in the same order\n{lines}"
+    )
+
+
+def show_rank(rank: int, state: State) -> str:
+    """One line about a rank."""
+    where = f" ({state.where})" if state.where else ""
+    if isinstance(state.doing, Waiting):
+        others = ",".join(map(str, state.doing.ranks))
+        return f"  rank {rank} is in collective {state.doing.number} of ranks [{others}]: {state.doing.what}{where}"
+    if isinstance(state.doing, Ended):
+        return f"  rank {rank} {state.doing.how}"
+    return f"  rank {rank} is in no collective{where}"
+
+
+def _cycle(waits: Mapping[int, Collection[int]]) -> list[int] | None:
+    """The ranks of a shortest cycle of a graph."""
+    best: list[int] | None = None
+    for start in waits:
+        paths = [[start]]
+        seen = {start}
+        while paths and (best is None or len(paths[0]) < len(best)):
+            path = paths.pop(0)
+            for peer in waits.get(path[-1], ()):
+                if peer == start:
+                    best = path
+                    paths.clear()
+                    break
+                if peer not in seen:
+                    seen.add(peer)
+                    paths.append([*path, peer])
+    return best
+
+
+# ---- as text, for a store that all ranks share
+
+
+def write(state: State, beat: int) -> str:
+    """A state and the number of the moment at which it was so."""
+    doing = state.doing
+    return json.dumps(
+        {
+            "beat": beat,
+            "waiting": asdict(doing) if isinstance(doing, Waiting) else None,
+            "ended": doing.how if isinstance(doing, Ended) else None,
+            "entered": [[list(ranks), n] for ranks, n in state.entered.items()],
+            "where": state.where,
+        }
+    )
+
+
+def read(text: str) -> tuple[State, int]:
+    """What ``write`` was given."""
+    found = json.loads(text)
+    doing: Waiting | Ended | None = None
+    if found["waiting"]:
+        waiting = found["waiting"]
+        doing = Waiting(**{**waiting, "ranks": tuple(waiting["ranks"]), "peers": tuple(waiting["peers"])})
+    elif found["ended"] is not None:
+        doing = Ended(found["ended"])
+    entered = {tuple(ranks): n for ranks, n in found["entered"]}
+    return State(doing, entered, found["where"]), found["beat"]

@@ -1,0 +1,138 @@
+"""Tensors on this rank's GPU go in, those on the GPUs of its peers come out, over a communicator of each pair of ranks.
+
+NCCL has no tags, takes operations only in an order that all ranks agree on, and does not say when a peer never comes.
+So the ranks of a collective first tell each other over ``group_wires.py`` that they are in it, and where they compute;
+then its pairs are served one after the other, lower ranks first, which is one order on all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from actorflow.runtime.data_plane.nccl import Communicator, Maker, nccl_version, over_nccl
+from actorflow.runtime.devices import make_device
+
+__all__ = ["SEAT", "Pairs", "Trade", "apart", "seat_of_gpu"]
+
+SEAT = 32  # bytes that say where a rank computes: the first 8 which NCCL it has, the others which GPU
+_NOWHERE = bytes(SEAT)  # a rank without NCCL
+
+
+def seat_of_gpu() -> bytes:
+    """Where this rank computes."""
+    version = nccl_version()
+    if not version:
+        return _NOWHERE
+    gpu = f"{socket.gethostname()}/{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return hashlib.sha256(version.encode()).digest()[:8] + hashlib.sha256(gpu.encode()).digest()[8:]
+
+
+def apart(one: bytes, other: bytes) -> bool:
+    """Whether two ranks can use NCCL between them: both have the same, and not the same GPU; the same for both."""
+    return _NOWHERE not in (one, other) and one[:8] == other[:8] and one[8:] != other[8:]
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """What this rank gives one peer and takes from it: flat tensors, None for nothing."""
+
+    peer: int
+    leaving: Tensor | None
+    coming: Tensor | None  # memory to be filled
+
+
+class Pairs:
+    """One rank's communicators, each made when its pair first trades.
+
+    ``store`` is shared by all ranks and used by nobody else.  ``kind`` is the type of the devices whose tensors go this
+    way, ``seat`` says where this rank computes; it is asked once, at the first trade.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        make: Maker = over_nccl,
+        kind: str = "cuda",
+        seat: Callable[[], bytes] = seat_of_gpu,
+    ) -> None:
+        self._store, self._rank, self._make, self._find = store, rank, make, seat
+        self.kind = kind
+        self._seat: bytes | None = None
+        self._made: dict[int, Communicator] = {}
+        self._aborted = self._trading = False
+
+    @property
+    def seat(self) -> bytes:
+        """This rank's."""
+        if self._seat is None:
+            self._seat = self._find()
+        return self._seat
+
+    def swap(self, trades: Sequence[Trade], device: torch.device) -> None:
+        """Give and take; returns when all is there.
+
+        Every peer is known to make the same trades now.  Raises RuntimeError where the communicator fails, and after
+        ``abort``.
+        """
+        self._trading = True
+        for trade in sorted(trades, key=lambda t: (min(t.peer, self._rank), max(t.peer, self._rank))):
+            communicator = self._made.get(trade.peer) or self._connect(trade.peer)
+            self._go_on()
+            out, into = _bytes(trade.leaving, device), _bytes(trade.coming, device)
+            first = trade.peer < self._rank
+            give, take = [out.numel(), 0], [into.numel(), 0]
+            communicator.alltoall_base(
+                into, out, take if first else take[::-1], give if first else give[::-1]
+            ).wait()  # the device's queue waits, so that pairs follow each other there as well
+        mark = make_device(device).here().mark()
+        if mark is not None:
+            mark.wait_on_host()  # here, where a peer that is lost is noticed
+        self._go_on()
+        self._trading = False
+
+    def abort(self) -> None:
+        """Make a trade that is under way, and any later one, fail; called on another thread, returns at once."""
+        self._aborted = True
+        for communicator in list(self._made.values()):  # each waits for its kernels, which wait for another's
+            threading.Thread(target=_give_up, args=(communicator,), name="actorflow pair end", daemon=True).start()
+
+    def close(self) -> None:
+        """End the communicators; a trade that has failed is given up."""
+        if self._trading:
+            self.abort()
+            return
+        for communicator in self._made.values():
+            with suppress(RuntimeError):  # its peer may have ended
+                communicator.shutdown()
+        self._made.clear()
+
+    def _go_on(self) -> None:
+        if self._aborted:
+            raise RuntimeError("the transfer between devices was given up")
+
+    def _connect(self, peer: int) -> Communicator:
+        low, high = sorted((peer, self._rank))
+        store = PrefixStore(f"{low}.{high}", self._store)
+        made = self._made[peer] = self._make(store, int(self._rank == high), 2)
+        return made
+
+
+def _bytes(tensor: Tensor | None, device: torch.device) -> Tensor:
+    if tensor is None:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return tensor.view(torch.uint8)
+
+
+def _give_up(communicator: Communicator) -> None:
+    with suppress(RuntimeError):  # it may be broken already, which is why
+        communicator.abort()

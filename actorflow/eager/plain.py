@@ -1,0 +1,152 @@
+"""A plain tensor beside global ones in an op goes in; whether it may be taken as whole on every rank comes out.
+
+A number, or a tensor without dims, may.  So may what a global module's forward makes (positions, masks), and what
+torch makes inside of an op or of a backward pass.  Anything else could be one rank's own part as well as the whole:
+the user has to say which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.layout import Layout
+from actorflow.eager.wires import NoWires
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B
+from actorflow_compiler.torch_internals import MODULE_CALL, in_backward
+
+
+class _Inside(threading.local):
+    depth = 0  # bodies of ``taken_whole`` that this thread is in
+    counting = False  # whether the references to a tensor that torch makes are being counted
+
+
+_inside = _Inside()
+
+
+@contextlib.contextmanager
+def taken_whole() -> Iterator[None]:
+    """Plain tensors of the body are the same on every rank."""
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1
+
+
+def check(tensor: Tensor, references: int, op: str) -> None:
+    """Raise LayoutError for a plain tensor that a script has put beside a global one.
+
+    ``references`` are those that Python holds: of what torch has made inside of the op, nobody holds any but the op's
+    arguments.
+    """
+    if _inside.counting:
+        raise _Counted(references)
+    if not tensor.dim() or _inside.depth or in_backward():
+        return
+    if _in_global_module():
+        return
+    base = tensor._base  # inside of an op, torch may take a view of what it was given
+    inside = _references_inside()
+    if references <= inside and (base is None or sys.getrefcount(base) <= _OF_NEW):
+        return
+    if _made_in_torch(tensor, base):
+        return
+    raise LayoutError(
+        f"{op}: a plain tensor of shape {tuple(tensor.shape)} was found beside global tensors, and it could be the "
+        f"whole on every rank or one rank's part; global tensors, numbers or tensors without dims were expected: "
+        f"write x.to_global(placement, sbp), with flow.sbp.broadcast if it is the same on every rank"
+    )
+
+
+_OURS = str(Path(__file__).parent)
+_TORCHS = str(Path(torch.__file__).parent)
+_MODULES = str(Path(torch.__file__).parent / "nn" / "modules")  # these hold tensors that users gave them
+
+
+def _made_in_torch(tensor: Tensor, base: Tensor | None) -> bool:
+    """Whether a function of torch that is written in Python has made a tensor, and not got it from its caller."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    outermost = None
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCHS):
+        if frame.f_code.co_filename.startswith(_MODULES):
+            return False
+        outermost, frame = frame, frame.f_back
+    if outermost is None:
+        return False
+    code = outermost.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)]
+    given = pytree.tree_leaves([outermost.f_locals.get(name) for name in names])
+    return not any(x is tensor or (base is not None and x is base) for x in given)
+
+
+IS_GLOBAL = "_actorflow_global"  # set on modules whose forward takes plain tensors as equal on every rank
+
+
+def _in_global_module() -> bool:
+    """Whether this thread is in the forward of a global module: seen from its stack, so that calls need no hooks."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is MODULE_CALL and frame.f_locals["self"].__dict__.get(IS_GLOBAL):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Counted(Exception):
+    """Ends an op that was only begun for the sake of how many references there are."""
+
+
+_known: list[int] = []
+_OF_NEW = 3  # references to the object of a tensor that had none before ``_base`` was asked for
+
+
+def _references_inside() -> int:
+    """How many references there are to a tensor that torch makes inside of an op: of a list, in ``x[[0]]``."""
+    if not _known:
+        layout = Layout(Placement("cpu", (0,), (1,)), (B,))
+        spec = spec_of(NoWires(), layout, (2,), None, torch.float32, torch.device("cpu"))
+        _inside.counting = True
+        try:
+            with torch.no_grad():
+                wrap(torch.zeros(2), spec)[[0]]
+        except _Counted as counted:
+            _known.append(counted.args[0])
+        finally:
+            _inside.counting = False
+    return _known[0]
+
+
+def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of an op, those in lists one by one."""
+    leaves: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if type(value) in (list, tuple):
+            leaves.extend(value)
+        else:
+            leaves.append(value)
+    return leaves
+
+
+def plain_at(leaves: list[Any]) -> list[int]:
+    """Where plain tensors are among the arguments."""
+    return [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and not isinstance(leaf, GlobalTensor)]
+
+
+def count_references(tensor: Tensor) -> int:
+    """How many references Python holds."""
+    return sys.getrefcount(tensor)

@@ -1,0 +1,118 @@
+"""A random op on global tensors goes in; the same numbers come out under every layout, each rank making its own.
+
+Every op takes one number from torch's default generator, or the one that it is given; the elements' numbers depend on
+that and on where an element lies in the whole tensor: see ``actorflow_compiler.random_ops``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.layout import NOWHERE, Layout, everywhere
+from actorflow.eager.wires import Doing, Wires
+from actorflow_compiler.errors import CallError
+from actorflow_compiler.random_ops import uniform
+from actorflow_compiler.random_table import Rule, rule_of, written_out
+from actorflow_compiler.region import coordinates, region
+from actorflow_compiler.sbp import B, P, Split
+
+__all__ = ["LocalNumbers", "keeps_terms", "run", "without_terms"]
+
+_AGREE = Doing.of("comparison of random number generators")
+
+
+class LocalNumbers:
+    """Draws this rank's part of numbers for the elements of a tensor of one shape, in one layout without terms."""
+
+    def __init__(self, wires: Wires, layout: Layout, generator: torch.Generator | None = None) -> None:
+        self.wires, self.layout = wires, layout
+        self._seed = _next(wires, generator)
+        self._stream = 0
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
+        """This rank's part of a tensor of ``shape``."""
+        return self.part(tuple(shape), self.layout, dtype)
+
+    def part(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> Tensor:
+        """This rank's part of a tensor in a layout."""
+        stream, rank = self._stream, self.wires.rank
+        self._stream += 1
+        device = self.wires.device(layout.placement)
+        if rank not in layout.placement:
+            return torch.empty(NOWHERE, dtype=dtype, device=device)
+        runs = region(shape, layout.sbp, layout.placement, layout.placement.index(rank))
+        has = tuple(tuple((lo, hi - lo) for lo, hi in ranges) or ((0, 0),) for ranges in runs)
+        return uniform(shape, has, stream, self._seed, None, None, dtype, device)
+
+
+class _GlobalNumbers(LocalNumbers):
+    """The same as a global tensor; what has not the shape that the layout is for is whole everywhere."""
+
+    def __init__(self, wires: Wires, layout: Layout, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
+        super().__init__(wires, layout, generator)
+        self._shape = shape
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
+        """A tensor of ``shape``."""
+        whole = tuple(shape)
+        layout = self.layout if whole == self._shape else everywhere(self.layout.placement)
+        local = self.part(whole, layout, dtype)
+        return wrap(local, spec_of(self.wires, layout, whole, None, dtype, self.wires.device(layout.placement)))
+
+
+def run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a random op on global tensors returns; NotImplemented for one of which nothing is known.
+
+    Its other parts are ordinary ops, which take global tensors.
+    """
+    rule: Rule | None = rule_of(op)
+    if rule is None:
+        return NotImplemented
+    given = (*args, *kwargs.values())
+    first = next(t for t in given if isinstance(t, GlobalTensor))
+    wires, source = first._spec.wires, first._spec.layout
+    layout = without_terms(source)
+
+    def draw(by_name: Mapping[str, Any]) -> _GlobalNumbers:
+        return _GlobalNumbers(wires, layout, first._spec.shape, by_name.get("generator"))
+
+    return written_out(draw, op, rule, args, kwargs)
+
+
+def without_terms(layout: Layout) -> Layout:
+    """The layout with B for P."""
+    return Layout(layout.placement, tuple(s if isinstance(s, Split) else B for s in layout.sbp))
+
+
+def keeps_terms(layout: Layout, rank: int) -> bool:
+    """Of devices that hold terms of a sum, whether this one may hold all of it, and the others zeros."""
+    at = coordinates(layout.placement, layout.placement.index(rank))
+    return not any(entry == P and c for entry, c in zip(layout.sbp, at, strict=True))
+
+
+def _next(wires: Wires, given: torch.Generator | None) -> float:
+    """The number of the next random op: one that its generator gives, so that it is equal on all ranks.
+
+    So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) does what it does
+    for plain tensors.  Raises CallError where the ranks' generators are found in different states.
+    """
+    generator = wires.generator or torch.default_generator if given is None else given
+    number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
+    wires.drawn += 1
+    if wires.world > 1 and (wires.checks or wires.drawn & (wires.drawn - 1) == 0):  # now and then
+        found = [
+            int.from_bytes(b, "little") for b in wires.gather(_AGREE, wires.everybody, number.to_bytes(8, "little"))
+        ]
+        if len(set(found)) > 1:
+            other = next(r for r in wires.everybody if found[r] != found[0])
+            raise CallError(
+                f"the random number generators of rank 0 and rank {other} are in different states, so they would make "
+                f"different values of one global tensor; call flow.manual_seed with the same seed on every rank, and "
+                f"let what only some ranks draw use a torch.Generator of its own"
+            )
+    return float(number)

@@ -1,0 +1,326 @@
+"""The ops on global tensors that are more, or less, than an op on each part; put into the table of ``dispatch.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.boxes import box
+from actorflow.eager.changes import put
+from actorflow.eager.dispatch import HANDLERS, Handler
+from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.layout import Layout, everywhere, has_terms, local_shape
+from actorflow.eager.links import LinkedTensor, write_back
+from actorflow.eager.perform import as_whole, operands_of, remember
+from actorflow.eager.plans import is_spread
+from actorflow_compiler.decompositions import BATCH_NORM, TABLE
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, P
+
+aten = torch.ops.aten
+
+
+def _for(*ops: Any) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(ops, handler))
+        return handler
+
+    return register
+
+
+def whole_part(x: GlobalTensor) -> Tensor:
+    """The whole tensor, on every rank of the run; collective where a rank does not have it.
+
+    It may share memory with the part: do not change it.
+    """
+    spec = x._spec
+    place = spec.layout.placement
+    if any(rank not in place for rank in spec.wires.everybody):
+        place = Placement(place.type, spec.wires.everybody, (spec.wires.world,))
+    return box(x._local, spec.shape, spec.layout, everywhere(place), spec.wires, "reading the value")
+
+
+# ---- values
+
+
+@_for(aten._local_scalar_dense.default)
+def _item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return whole_part(args[0]).item()
+
+
+@_for(aten.equal.default)
+def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    operands, _ = operands_of(args, kwargs)
+    one, other = (whole_part(x) for x in operands)
+    return torch.equal(one, other)
+
+
+@_for(aten.is_same_size.default)
+def _is_same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0].shape == args[1].shape)
+
+
+# ---- the same part
+
+
+@_for(aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default)
+def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if type(x) is not GlobalTensor:
+        return NotImplemented
+    remember(func, x)
+    return wrap(x._local, x._spec)
+
+
+@_for(aten._to_copy.default)
+def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of another dtype; on another kind of device only by ``to_global``."""
+    x = args[0]
+    device = kwargs.get("device")
+    if device is None:
+        return NotImplemented
+    if isinstance(x, GlobalTensor) and torch.device(device).type != x._spec.device.type:
+        ranks = list(x._spec.layout.placement.ranks)
+        raise LayoutError(
+            f"to({str(device)!r}) was asked of a global tensor on {x._spec.layout.placement}; it is where its "
+            f"placement says: write x.to_global(placement=flow.placement({str(device)!r}, {ranks}))"
+        )
+    return func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+
+
+@_for(aten._conj.default)
+def _conj(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Values, not a mark that they are to be conjugated: parts are sent as they are."""
+    return aten._conj_physical.default(args[0])
+
+
+@_for(aten._neg_view.default)
+def _neg_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return aten.neg.default(args[0])
+
+
+@_for(aten._reshape_alias.default)
+def _reshape_alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return aten.view.default(args[0], args[1])
+
+
+@_for(aten.as_strided.default)
+def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args[0]._is_view() and (len(args) > 3 or kwargs):
+        raise LayoutError(
+            "as_strided with a storage_offset was found on a view of a global tensor, whose parts have no memory in "
+            "common with the whole; call it on a clone(), or index the tensor"
+        )
+    return NotImplemented
+
+
+# ---- new tensors like others
+
+
+def like(spec: Spec, shape: tuple[int, ...]) -> Layout:
+    """How a new tensor lies that is made beside one: as that, if they have the same shape; never as terms."""
+    if shape != spec.shape:
+        return everywhere(spec.layout.placement)
+    return Layout(spec.layout.placement, tuple(B if e == P else e for e in spec.layout.sbp))
+
+
+_FILLS: dict[Any, Callable[[Any], Any]] = {
+    aten.empty_like.default: lambda args: None,
+    aten.zeros_like.default: lambda args: 0,
+    aten.ones_like.default: lambda args: 1,
+    aten.full_like.default: lambda args: args[1],
+    aten.new_empty.default: lambda args: None,
+    aten.new_empty_strided.default: lambda args: None,
+    aten.new_zeros.default: lambda args: 0,
+    aten.new_ones.default: lambda args: 1,
+    aten.new_full.default: lambda args: args[2],
+}
+
+
+@_for(*_FILLS)
+def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, GlobalTensor) or kwargs.get("layout") not in (None, torch.strided):
+        return NotImplemented
+    spec = x._spec
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type != spec.device.type:
+        return NotImplemented
+    shape = tuple(args[1]) if ".new_" in str(func) else spec.shape
+    fill = _FILLS[func](args)
+    dtype = kwargs.get("dtype") or spec.dtype
+    layout = like(spec, shape)
+    strides = None
+    if func is aten.new_empty_strided.default:
+        strides = tuple(args[2])
+    elif shape == spec.shape and ".new_" not in str(func):
+        strides = tuple(
+            torch.empty_like(torch.empty_strided(shape, spec.strides, device="meta"), **_format(kwargs)).stride()
+        )
+    made = spec_of(spec.wires, layout, shape, strides, dtype, spec.device)
+    here = local_shape(layout, shape, spec.wires.rank)
+    part = torch.empty(here, dtype=dtype, device=spec.device)
+    if fill is not None:
+        part.fill_(fill)
+    return wrap(part, made)
+
+
+def _format(kwargs: dict[str, Any]) -> dict[str, Any]:
+    found = kwargs.get("memory_format")
+    return {} if found is None else {"memory_format": found}
+
+
+# ---- changes in place that do not depend on what was there
+
+
+@_for(aten.copy_.default)
+def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    self, source = args[:2]
+    if not isinstance(self, GlobalTensor):
+        return NotImplemented
+    if not isinstance(source, GlobalTensor):
+        source = as_whole(source, self._spec)
+    if source.shape != self.shape:
+        source = aten.expand.default(source, self.shape)
+    put(self, source)
+    return self
+
+
+@_for(aten.zero_.default)
+def _zero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (self,) = args
+    self._local.zero_()
+    if isinstance(self, LinkedTensor):
+        write_back(self)
+    return self
+
+
+@_for(aten.fill_.Scalar)
+def _fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    self, value = args
+    if has_terms(self._spec.layout):
+        put(self, aten.full_like.default(self, value))
+        return self
+    self._local.fill_(value)
+    if isinstance(self, LinkedTensor):
+        write_back(self)
+    return self
+
+
+@_for(aten.set_.source_Tensor, aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage)
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise LayoutError(
+        f"{func} would give a global tensor other memory or another shape; its parts are its placement's and its "
+        f"sbp's: make a new tensor instead"
+    )
+
+
+# ---- ops that are written out where a tensor is split, so that parts of it give terms of a sum
+
+
+def _written_out(function: Callable[..., Any]) -> Handler:
+    def handler(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operands, _ = operands_of(args, kwargs)
+        return function(*args, **kwargs) if is_spread(operands) else NotImplemented
+
+    return handler
+
+
+for _table in (TABLE, BATCH_NORM):
+    for _op, _function in _table.items():
+        HANDLERS[_op] = _written_out(_function)
+
+
+@_for(aten.native_batch_norm.default)
+def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Running statistics are brought forward as values."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if not training or mean is None:
+        operands, _ = operands_of(args, kwargs)
+        return BATCH_NORM[func](*args) if is_spread(operands) else NotImplemented
+    *out, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return tuple(out)
+
+
+@_for(aten._native_batch_norm_legit.default)
+def _batch_norm_legit(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _batch_norm(aten.native_batch_norm.default, args, kwargs)
+
+
+# ---- lists of tensors
+
+
+def each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An op over lists of tensors: the op of each, one after the other."""
+    name = func._schema.name.removeprefix("aten::_foreach_")
+    count = len(next(a for a in args if isinstance(a, list | tuple)))
+    run = {"norm": torch.linalg.vector_norm, "max": torch.max}.get(name) or _of_one(name)
+    given = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+    factor = name.removesuffix("_") in ("addcmul", "addcdiv")  # their last argument has a name
+    lists = {a.name for a in func._schema.arguments if "List" in str(a.type) or isinstance(given.get(a.name), list)}
+    made = []
+    for i in range(count):
+        one = {k: v[i] if k in lists or (k == "scalars" and v is not None) else v for k, v in given.items()}
+        named = {k: one.pop(k) for k in kwargs if k in one}
+        if factor and len(one) > 3:
+            value = one.popitem()[1]
+            named = {"value": value.item() if isinstance(value, Tensor) else value}
+        made.append(run(*one.values(), **named))
+    return None if func._schema.is_mutable else made
+
+
+def _of_one(name: str) -> Callable[..., Any]:
+    """What does to one tensor what a list op does to each."""
+    found: Callable[..., Any] | None = getattr(Tensor, name, None) or getattr(torch, name, None)
+    if found is not None:
+        return found
+    computes = getattr(torch, name.removesuffix("_"))  # maximum_ and the like
+    return lambda x, *rest, **named: x.copy_(computes(x, *rest, **named))
+
+
+def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A fused optimizer: each element of a parameter for itself, so on the parts, laid out as the parameter is."""
+    parameters = args[0]
+    lists = [list(a) if isinstance(a, list | tuple) else a for a in args]
+    parts: list[Any] = []
+    for value in lists:
+        if not isinstance(value, list):
+            parts.append(value)
+            continue
+        row = []
+        for p, t in zip(parameters, value, strict=False):
+            if not isinstance(t, GlobalTensor):
+                row.append(t)
+                continue
+            target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
+            if has_terms(target):
+                raise LayoutError(f"a parameter that lies as {target} was given to {func}; split or broadcast expected")
+            row.append(box(t._local, t._spec.shape, t._spec.layout, target, t._spec.wires, str(func)))
+        parts.append(row)
+    named = {k: whole_part(v) if isinstance(v, GlobalTensor) else v for k, v in kwargs.items()}
+    func(*parts, **named)
+    for value, row in zip(lists, parts, strict=True):
+        for i, part in enumerate(row if isinstance(value, list) else ()):
+            t, p = value[i], parameters[i]
+            if isinstance(t, GlobalTensor) and part is not t._local:
+                target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
+                put(t, wrap(part, spec_of(t._spec.wires, target, t._spec.shape, None, part.dtype, t._spec.device)))
+    return None
+
+
+for _name in dir(aten):
+    if _name.startswith("_foreach_"):
+        for _kind in getattr(aten, _name).overloads():
+            if not _kind.endswith("out"):
+                HANDLERS[getattr(getattr(aten, _name), _kind)] = each
+    elif _name.startswith("_fused_") and _name.endswith("_"):
+        for _kind in getattr(aten, _name).overloads():
+            HANDLERS[getattr(getattr(aten, _name), _kind)] = fused

@@ -1,0 +1,217 @@
+"""A global tensor goes in; what users do with it besides ops comes out: values, text, copies, pickles."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actorflow.eager.convert import moved_gradient, without_terms
+from actorflow.eager.current import current
+from actorflow.eager.held import GlobalTensor, Shape, Spec, spec_of, wrap
+from actorflow.eager.layout import Layout, is_whole
+from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.special import whole_part
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.torch_internals import only_dispatch
+
+
+def _numpy(x: GlobalTensor, *, force: bool = False) -> NDArray[Any]:
+    """The whole tensor's values, on every rank; collective unless every rank has them.
+
+    With ``force``, also of a tensor that requires a gradient.
+    """
+    if x.requires_grad and not force:
+        raise RuntimeError("Can't call numpy() on a tensor that requires grad; use x.detach().numpy()")
+    found: NDArray[Any] = np.array(_whole(x).cpu().numpy())
+    return found
+
+
+_data: Any = Tensor.data  # torch's own property
+
+
+def _set_data(x: GlobalTensor, new: Tensor) -> None:
+    """``x.data = …``, as ``module.double()`` does; the new values are a global tensor's, with its layout."""
+    if not isinstance(new, GlobalTensor):
+        raise LayoutError("x.data of a global tensor was given a plain tensor; a global one was expected: to_global it")
+    if isinstance(new, LinkedTensor):
+        refresh(new)
+    _data.__set__(x, new)
+    x._local, x._spec = new._local, new._spec
+
+
+def _whole(x: GlobalTensor) -> Tensor:
+    """The whole as a plain tensor on every rank; collective unless every rank has it.  Do not change it: it may share
+    memory with this rank's part.  No gradient flows.
+    """
+    if isinstance(x, LinkedTensor):
+        refresh(x)
+    return whole_part(x).detach()
+
+
+def _array(x: GlobalTensor, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
+    found = _numpy(x)
+    return found if dtype is None else found.astype(dtype)
+
+
+def _format(x: GlobalTensor, spec: str) -> str:
+    """A tensor without dims as its number, as torch does; collective unless every rank has it."""
+    return format(x.detach().item(), spec) if x.dim() == 0 else object.__format__(x, spec)
+
+
+def _tolist(x: GlobalTensor) -> Any:
+    return _numpy(x, force=True).tolist()
+
+
+def _show(x: GlobalTensor, **_: Any) -> str:
+    """Shape, layout and this rank's part; nothing is moved, so one rank may print by itself."""
+    spec = x._spec
+    if isinstance(x, LinkedTensor) and not x._moved:
+        refresh(x)
+    extra = ", requires_grad=True" if x.requires_grad and x.is_leaf else ""
+    grad = x.grad_fn
+    if grad is not None:
+        extra = f", grad_fn=<{type(grad).__name__}>"
+    about = f"shape={tuple(spec.shape)}, placement={spec.layout.placement}, sbp={_sbp_text(spec.layout)}{extra}"
+    if not spec.here:
+        return f"global_tensor(no part on rank {spec.wires.rank}, {about})"
+    inner = repr(x._local.detach())
+    inner = inner.removeprefix("tensor(").removesuffix(")")
+    if is_whole(spec.layout):
+        return f"global_tensor({inner}, {about})"
+    return f"global_tensor({inner}, which is rank {spec.wires.rank}'s part, {about})"
+
+
+def _sbp_text(layout: Layout) -> str:
+    parts = [str(e) for e in layout.sbp]
+    return parts[0] if len(parts) == 1 else f"[{', '.join(parts)}]"
+
+
+def _deepcopy(x: GlobalTensor, memo: dict[int, Any]) -> Any:
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.is_leaf:
+        raise RuntimeError(
+            "only global tensors that users made can be deep-copied; this one has a grad_fn: detach() it"
+        )
+    if isinstance(x, LinkedTensor):
+        refresh(x)
+    made: Any = wrap(x._local.detach().clone(), x._spec)
+    torch.Tensor.requires_grad_(made, x.requires_grad)
+    if x.requires_grad:
+        keep_gradients_alike(made)
+    made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in x.__dict__.items() if k != _HOOKED})
+    if x.requires_grad:
+        made.__dict__[_HOOKED] = True
+    if x.grad is not None:
+        made.grad = _deepcopy(x.grad, memo)  # type: ignore[arg-type]
+    memo[id(x)] = made
+    return made
+
+
+def _rebuild(
+    local: Tensor, layout: Layout, shape: Shape, strides: Shape, rank: int, requires_grad: bool, extra: dict[str, Any]
+) -> Any:
+    """What was pickled."""
+    wires = current()
+    if wires.rank != rank:
+        raise LayoutError(
+            f"rank {wires.rank} has loaded rank {rank}'s part of a global tensor of shape {shape}, {layout}; each rank "
+            f"can load what it has saved: save under a name with the rank, or save x.numpy()"
+        )
+    wires.know(layout.placement)
+    device = wires.device(layout.placement)
+    made: Any = wrap(local.to(device), spec_of(wires, layout, shape, strides, local.dtype, device))
+    made.requires_grad_(requires_grad)
+    made.__dict__.update(extra)
+    return made
+
+
+def _reduce(x: GlobalTensor, protocol: Any) -> Any:
+    """A pickle of this rank's part, which the same rank can load."""
+    if isinstance(x, LinkedTensor):
+        refresh(x)
+    spec: Spec = x._spec
+    extra = {k: v for k, v in x.__dict__.items() if k == "_is_param"}
+    args = (x._local.detach(), spec.layout, spec.shape, spec.strides, spec.wires.rank, x.requires_grad, extra)
+    return _rebuild, args
+
+
+# ---- gradients lie as what they are gradients of
+
+_HOOKED = "_actorflow_hooked"
+
+
+def keep_gradients_alike(x: GlobalTensor) -> None:
+    """Let the gradient of a leaf come to its layout as soon as it is known, and be added up over the ranks once."""
+    if x.__dict__.get(_HOOKED):
+        return
+    x.__dict__[_HOOKED] = True
+    target = without_terms(x._spec.layout)
+
+    def alike(grad: Any) -> Any:
+        if isinstance(grad, GlobalTensor) and grad._spec.layout is not target:
+            return moved_gradient(grad, target, "a gradient")
+        return grad
+
+    x.register_hook(alike)  # type: ignore[no-untyped-call]
+
+
+def _requires_grad(x: GlobalTensor, requires_grad: bool = True) -> GlobalTensor:
+    """Record ops on this leaf; its gradient will lie as it does."""
+    torch.Tensor.requires_grad_(x, requires_grad)
+    if requires_grad and x.is_leaf:
+        keep_gradients_alike(x)
+    return x
+
+
+def _backward(
+    x: GlobalTensor,
+    gradient: Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    """As of any tensor.  Here, since what hooks do in the backward pass goes through ``__torch_function__`` as well."""
+    torch.autograd.backward(x, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _quickly(name: str) -> property:
+    """A property of every tensor, without the way through ``__torch_function__``."""
+    found: Any = getattr(Tensor, name)
+
+    def read(x: GlobalTensor) -> Any:
+        with only_dispatch():
+            return found.__get__(x)
+
+    def write(x: GlobalTensor, value: Any) -> None:
+        with only_dispatch():
+            found.__set__(x, value)
+
+    def remove(x: GlobalTensor) -> None:
+        with only_dispatch():
+            found.__delete__(x)
+
+    return property(read, write, remove)
+
+
+_made: Any = GlobalTensor
+for _name in ("grad", "grad_fn", "is_leaf", "requires_grad"):
+    setattr(_made, _name, _quickly(_name))
+_made.shape = property(lambda x: x._spec.size)
+_made.dtype = property(lambda x: x._spec.dtype)
+_made.device = property(lambda x: x._spec.device)
+_made.backward = _backward
+_made.placement = property(lambda x: x._spec.layout.placement)
+_made.sbp = property(lambda x: x._spec.layout.sbp)
+_made.data = property(_data.__get__, _set_data)
+_made.is_global = property(lambda x: True)
+_made.numpy, _made.tolist, _made.__array__, _made.whole = _numpy, _tolist, _array, _whole
+_made.__format__ = _format
+_made.__repr__ = _made.__str__ = _show
+_made.__deepcopy__, _made.__reduce_ex__ = _deepcopy, _reduce
+_made.requires_grad_ = _requires_grad

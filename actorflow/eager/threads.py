@@ -1,0 +1,184 @@
+"""A function goes in; what it returned on each rank of a run comes out, the ranks being threads of this process.
+
+For tests, examples and trying things out: no process is started, and ranks that wait for each other for ever are
+found out at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from actorflow import seeds
+from actorflow.eager.current import use
+from actorflow.eager.pace import Ended, State, Waiting, blame, show_rank
+from actorflow.eager.wires import Wires
+from actorflow_compiler.errors import CallError
+
+__all__ = ["ThreadWires", "Threads"]
+
+T = TypeVar("T")
+Key = tuple[tuple[int, ...], int]  # the ranks of a collective, and its number
+
+
+class _Hub:
+    """What the ranks of one world share; everything is under one lock."""
+
+    def __init__(self, world: int) -> None:
+        self.changed = threading.Condition()
+        self.states = {rank: State(None) for rank in range(world)}
+        self.posted: dict[tuple[Key, int, int], tuple[str, Tensor | None]] = {}  # (collective, from, to) → what for
+        self.verdict: str | None = None  # why nothing works any more
+
+    def fail(self, why: str) -> None:
+        self.verdict = self.verdict or why
+        self.changed.notify_all()
+
+    def check(self) -> None:
+        if self.verdict is not None:
+            raise CallError(self.verdict)
+
+
+class ThreadWires(Wires):
+    """One of several ranks that are threads of this process.
+
+    Each has a generator of its own for random global tensors, which ``flow.manual_seed`` seeds as well.
+    """
+
+    def __init__(self, rank: int, world: int, hub: _Hub, seed: int) -> None:
+        super().__init__(rank, world)
+        self._hub = hub
+        self.generator: torch.Generator = torch.Generator().manual_seed(seed)
+
+    def _swap(
+        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    ) -> list[Tensor | None]:
+        hub, me = self._hub, self.rank
+        key = (waiting.ranks, waiting.number)
+        given = [(r, t.clone()) for r, t in zip(waiting.ranks, send, strict=True) if t is not None]
+        wanted = [r for r, n in zip(waiting.ranks, receive, strict=True) if n]
+        with hub.changed:
+            for peer, tensor in given:
+                hub.posted[key, me, peer] = (waiting.what, tensor)
+            hub.states[me] = State(waiting, dict(self._entered))
+            hub.changed.notify_all()
+            while hub.verdict is None and not all((key, r, me) in hub.posted for r in wanted):
+                if (why := blame(hub.states)) is not None:
+                    hub.fail(why)
+                    break
+                hub.changed.wait()
+            hub.check()
+            taken = {r: hub.posted.pop((key, r, me)) for r in wanted}
+            for peer, (what, _) in taken.items():
+                if what != waiting.what:
+                    other = State(replace(waiting, what=what))
+                    hub.fail(
+                        f"rank {me} and rank {peer} exchange tensors in different ops: all ranks have to run the same "
+                        f"ops on global tensors in the same order\n{show_rank(me, hub.states[me])}\n"
+                        f"{show_rank(peer, other)}"
+                    )
+                    hub.check()
+            hub.states[me] = State(None, dict(self._entered))
+        return [taken[r][1] if r in taken else None for r in waiting.ranks]
+
+    def finish(self, how: str = "has ended its script") -> None:
+        """Tell the peers that this rank takes part in nothing more."""
+        with self._hub.changed:
+            self._hub.states[self.rank] = State(Ended(how), dict(self._entered))
+            self._hub.changed.notify_all()
+
+    def has_failed(self) -> bool:
+        """Whether ranks have been found to wait for each other for ever, also where they have caught the error."""
+        return self._hub.verdict is not None
+
+    def go_on(self) -> None:
+        """Take part again after ``finish``."""
+        self._hub.states[self.rank] = State(None, dict(self._entered))
+
+
+class Threads:
+    """``world`` ranks as threads that stay until ``close``; each has its own wires.
+
+    >>> with Threads(2) as threads:
+    ...     threads.run(lambda: current().rank)
+    [0, 1]
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._tasks: list[SimpleQueue[Callable[[], None] | None]] = [SimpleQueue() for _ in range(world)]
+        self._seed = torch.initial_seed()
+        self._wires = self._connected()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(tasks,), name=f"rank {rank}", daemon=True)
+            for rank, tasks in enumerate(self._tasks)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, function: Callable[[], T]) -> list[T]:
+        """What the function returns on each rank.
+
+        A rank that returns early or raises while others wait for it makes them raise CallError.  What a rank has
+        raised is raised here: of the first rank whose error is its own.
+        """
+        results: dict[int, T] = {}
+        errors: dict[int, BaseException] = {}
+        done: SimpleQueue[int] = SimpleQueue()
+
+        def task(rank: int) -> Callable[[], None]:
+            wires = self._wires[rank]
+
+            def do() -> None:
+                try:
+                    with use(wires), seeds.use(wires.generator):
+                        results[rank] = function()
+                    wires.finish()
+                except BaseException as error:
+                    errors[rank] = error
+                    wires.finish(f"raised {type(error).__name__}: {error}")
+                finally:
+                    done.put(rank)
+
+            return do
+
+        for rank, tasks in enumerate(self._tasks):
+            tasks.put(task(rank))
+        for _ in self._tasks:
+            done.get()
+        if errors or self._wires[0].has_failed():
+            self._wires = self._connected()
+        if errors:
+            own = [r for r in sorted(errors) if not isinstance(errors[r], CallError)]
+            raise errors[own[0] if own else min(errors)]
+        for wires in self._wires:
+            wires.go_on()
+        return [results[rank] for rank in range(self.world)]
+
+    def close(self) -> None:
+        """End the threads."""
+        for tasks in self._tasks:
+            tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _connected(self) -> list[ThreadWires]:
+        hub = _Hub(self.world)
+        return [ThreadWires(rank, self.world, hub, self._seed) for rank in range(self.world)]
+
+    @staticmethod
+    def _serve(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (task := tasks.get()) is not None:
+            task()

@@ -1,0 +1,111 @@
+"""Calls of a train job enter; how far it is, how fast, and its latest loss leave, whenever somebody looks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from actorflow_compiler.units import seconds_text
+
+__all__ = ["Meter", "Reading"]
+
+WINDOW = 10.0  # seconds over which the speed is taken
+
+
+class Handle(Protocol):
+    """A call that was issued."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a run is."""
+
+    steps: int  # done
+    total: int | None  # None: not known
+    steps_per_s: float
+    samples_per_s: float
+    loss: float | None
+    elapsed: float  # seconds since the first step was made
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until all steps are done; None where it is not known."""
+        if self.total is None or not self.steps_per_s:
+            return None
+        return max(0, self.total - self.steps) / self.steps_per_s
+
+    def __str__(self) -> str:
+        """In a line: step 20 of 100, 3.1 steps/s, 198 samples/s, loss 0.213, 25.8 s left."""
+        of = "" if self.total is None else f" of {self.total}"
+        parts = [f"step {self.steps}{of}"]
+        if self.steps_per_s:
+            parts.append(f"{_number(self.steps_per_s)} steps/s")
+        if self.samples_per_s:
+            parts.append(f"{_number(self.samples_per_s)} samples/s")
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4g}")
+        parts.append(f"{seconds_text(self.left)} left" if self.left else f"{seconds_text(self.elapsed)} so far")
+        return ", ".join(parts)
+
+
+def _number(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+class Meter:
+    """Counts steps as they are done.  Calls end in order, so only the oldest ones are looked at."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.total: int | None = None
+        self.issued = 0  # calls
+        self._now = now
+        self._lock = threading.Lock()
+        self._open: deque[tuple[Handle, int, Callable[[], float | None]]] = deque()
+        self._begin: float | None = None
+        self._steps = self._samples = 0
+        self._loss: float | None = None
+        self._marks: deque[tuple[float, int, int]] = deque()  # (when, steps, samples) of earlier looks
+
+    def step(self, call: Handle, samples: int, loss: Callable[[], float | None]) -> None:
+        """A call was issued; ``loss`` is asked when it is done, and gives None where there is none to show."""
+        with self._lock:
+            self.issued += 1
+            if self._begin is None:
+                self._begin = self._now()
+                self._marks.append((self._begin, 0, 0))
+            self._open.append((call, samples, loss))
+
+    def look(self) -> Reading | None:
+        """How far it is; None before the first call."""
+        with self._lock:
+            if self._begin is None:
+                return None
+            now = self._now()
+            while self._open and self._open[0][0].done:
+                _, samples, loss = self._open.popleft()
+                self._steps += 1
+                self._samples += samples
+                if not self._open or not self._open[0][0].done:  # only the latest loss is read
+                    found = loss()
+                    self._loss = self._loss if found is None else found
+            while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW:
+                self._marks.popleft()
+            then, steps, samples = self._marks[0]
+            over = now - then
+            if now > self._marks[-1][0]:
+                self._marks.append((now, self._steps, self._samples))
+            return Reading(
+                self._steps,
+                self.total,
+                (self._steps - steps) / over if over > 0 else 0.0,
+                (self._samples - samples) / over if over > 0 else 0.0,
+                self._loss,
+                now - self._begin,
+            )

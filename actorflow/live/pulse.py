@@ -1,0 +1,71 @@
+"""A worker enters; what its rank is doing leaves as a few numbers, and what two of them say as a row of text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actorflow.runtime.recorder import clock
+from actorflow.runtime.worker import Worker
+from actorflow.status.standing import waits_of
+
+__all__ = ["HEADER", "Pulse", "row", "take"]
+
+HEADER = ("rank", "state", "compute", "comm", "send", "registers", "waits for")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """One rank at one moment."""
+
+    rank: int
+    at: int  # ns of its clock
+    doing: str  # what its compute thread fires; empty: nothing
+    under_way: bool  # whether calls are
+    busy: Mapping[str, int]  # queue → ns that it has worked so far
+    taken: int  # slots of registers that hold a token, or that one is on its way to
+    slots: int  # of all registers that this rank holds
+    waits: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Pulse:
+        """What travelled as JSON."""
+        return cls(**{**found, "waits": tuple(found["waits"])})
+
+
+def take(rank: int, worker: Worker | None) -> Pulse:
+    """What a rank is doing now; its worker records, so that there is something to say of queues."""
+    if worker is None:
+        return Pulse(rank, clock(), "", False, {}, 0, 0, ())
+    job, early, doing = worker.standing()
+    taken = slots = 0
+    if job is not None:
+        for register, (complete, coming) in job.machine.tokens().items():
+            taken += complete + coming
+            slots += job.plan.register(register).slots
+    waits = [] if job is None else [f"{w.actor} {w.why}" for w in waits_of(job, rank)]
+    if early:
+        waits.insert(0, "other ranks to make the next call")
+    busy = {} if worker.record is None else dict(worker.record.busy)
+    return Pulse(rank, clock(), doing, job is not None, busy, taken, slots, tuple(waits))
+
+
+def row(before: Pulse | None, now: Pulse) -> tuple[str, ...]:
+    """What a rank did between two looks: the cells under ``HEADER``."""
+    span = 0 if before is None else now.at - before.at
+    shares: Counter[str] = Counter()
+    for queue, busy in now.busy.items():
+        earlier = 0 if before is None else before.busy.get(queue, 0)
+        kind = queue.partition(":")[0]
+        shares[kind] = max(shares[kind], busy - earlier)  # of several queues to other ranks, the busiest
+
+    def share(kind: str) -> str:
+        return f"{min(1.0, shares[kind] / span):.0%}" if span else "–"
+
+    state = now.doing or ("waits" if now.under_way else "idle")
+    fill = f"{now.taken} of {now.slots}" if now.slots else "–"
+    first = now.waits[0] if now.waits else ""
+    more = f" (+{len(now.waits) - 1})" if len(now.waits) > 1 else ""
+    return (str(now.rank), state, share("compute"), share("comm"), share("send"), fill, first + more)

@@ -1,0 +1,110 @@
+"""The calls of this process's jobs, and what people asked for, enter; the one view of the process is made and fed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from actorflow.live.meter import Meter
+from actorflow.live.pulse import take
+from actorflow.runtime import cluster as clusters
+from actorflow.runtime.call import Call
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.sbp import Broadcast
+
+if TYPE_CHECKING:
+    from actorflow.live.view import View
+    from actorflow.runtime.worker import Worker
+
+__all__ = ["close", "progress", "pulse", "stepped"]
+
+T = TypeVar("T")
+
+_OWN_BARS = ("tqdm", "rich.progress", "alive_progress", "progressbar")  # who loads one of them draws bars of its own
+
+_meter = Meter(time.monotonic)
+_view: View | None = None
+_closed = False
+
+
+def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
+    """The same items, one for each training step, and on the master a bar: steps, speed, loss and time left.
+
+    ``total`` is how many there are; ``len(steps)`` by default, if it has a length.  Where standard
+    error is no terminal, a line now and then takes the bar's place.
+
+    >>> for tokens, targets in flow.progress(loader):
+    ...     loss = train_step(tokens, targets)
+    """
+    settings = clusters.place()
+    count = total if total is not None else len(steps) if isinstance(steps, Sized) else None
+    if settings.rank == 0 and not settings.pretend and settings.live != "none":
+        _meter.total = None if count is None else _meter.issued + count
+        _show(settings)
+    yield from steps
+
+
+def stepped(settings: Settings, call: Call, plan: Plan, rows: int) -> None:
+    """A train job was called on the master: count it, and show a bar if people want one."""
+    if _view is None and not _closed and _wanted(settings):
+        _show(settings)
+    if _view is not None:  # else nobody looks, and calls would be kept for nothing
+        index = _loss(plan)
+        _meter.step(call, rows, lambda: None if index is None else _value(call, index))
+
+
+def pulse(rank: int, worker: Worker | None) -> bytes:
+    """What a rank is doing, for the master's view."""
+    return json.dumps(asdict(take(rank, worker))).encode()
+
+
+def close() -> None:
+    """The script has ended: show the last state, and nothing more."""
+    global _view, _closed
+    _closed = True
+    if _view is not None:
+        _view.close()
+        _view = None
+
+
+def _show(settings: Settings) -> None:
+    global _view
+    if _view is not None or _closed:
+        return
+    from actorflow.live.view import View
+
+    run = clusters.joined()
+    pull: Callable[[int], bytes] | None = None
+    if settings.live == "live" and run is not None:
+        pull = lambda rank: run.pull(rank, "live")  # noqa: E731
+    _view = View(_meter, settings.world, pull)
+    _view.start()
+
+
+def _wanted(settings: Settings) -> bool:
+    """Whether there is to be a bar that the script has not asked for."""
+    if settings.live in ("live", "bar"):
+        return True
+    mine = settings.live == "" and bool(settings.launcher)
+    return mine and sys.stderr.isatty() and not any(name in sys.modules for name in _OWN_BARS)
+
+
+def _loss(plan: Plan) -> int | None:
+    """The first result that is one number, whole on the master."""
+    for result in plan.results:
+        whole = 0 in result.placement and all(isinstance(entry, Broadcast) for entry in result.sbp)
+        if whole and not result.shape and "float" in result.dtype:
+            return result.index
+    return None
+
+
+def _value(call: Call, index: int) -> float | None:
+    found: Any = call.results[index] if index < len(call.results) else None
+    return float(found) if isinstance(found, torch.Tensor) else None

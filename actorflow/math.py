@@ -1,0 +1,264 @@
+"""``flow.math`` of OneFlow's first generation: tensors go in, and what torch's functions make of them comes out.
+
+``name`` of the op, which all of them take, has no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actorflow.nn.functions import gelu, relu, sigmoid, tanh
+
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "add_n",
+    "argmax",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "ceil",
+    "clip_by_value",
+    "cos",
+    "cosh",
+    "divide",
+    "equal",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "floordiv",
+    "gelu",
+    "greater",
+    "greater_equal",
+    "l2_normalize",
+    "less",
+    "less_equal",
+    "lgamma",
+    "log",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "negative",
+    "not_equal",
+    "pow",
+    "reciprocal",
+    "reduce_all",
+    "reduce_any",
+    "reduce_euclidean_norm",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_variance",
+    "relu",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "softplus",
+    "sqrt",
+    "square",
+    "subtract",
+    "tan",
+    "tanh",
+    "top_k",
+]
+
+Axis = int | Sequence[int] | None
+
+
+class _Unary(Protocol):
+    def __call__(self, x: Tensor, name: str | None = None) -> Tensor:
+        """One result for each element."""
+
+
+class _Binary(Protocol):
+    def __call__(self, x: Any, y: Any, name: str | None = None) -> Tensor:
+        """One result for each pair of elements, broadcast; one of both may be a number."""
+
+
+def _unary(run: Any) -> _Unary:
+    def function(x: Tensor, name: str | None = None) -> Tensor:
+        found: Tensor = run(x)
+        return found
+
+    function.__doc__ = f"Torch's ``{run.__name__}``."
+    return function
+
+
+def _binary(run: Any) -> _Binary:
+    def function(x: Any, y: Any, name: str | None = None) -> Tensor:
+        device = next((t.device for t in (x, y) if isinstance(t, Tensor)), None)
+        found: Tensor = run(*(t if isinstance(t, Tensor) else torch.full((), t, device=device) for t in (x, y)))
+        return found
+
+    function.__doc__ = f"Torch's ``{run.__name__}``; one of both may be a number."
+    return function
+
+
+abs = _unary(torch.abs)
+acos = _unary(torch.acos)
+acosh = _unary(torch.acosh)
+asin = _unary(torch.asin)
+asinh = _unary(torch.asinh)
+atan = _unary(torch.atan)
+atanh = _unary(torch.atanh)
+ceil = _unary(torch.ceil)
+cos = _unary(torch.cos)
+cosh = _unary(torch.cosh)
+erf = _unary(torch.erf)
+erfc = _unary(torch.erfc)
+exp = _unary(torch.exp)
+expm1 = _unary(torch.expm1)
+floor = _unary(torch.floor)
+lgamma = _unary(torch.lgamma)
+log = _unary(torch.log)
+log1p = _unary(torch.log1p)
+logical_not = _unary(torch.logical_not)
+negative = _unary(torch.neg)
+reciprocal = _unary(torch.reciprocal)
+round = _unary(torch.round)
+rsqrt = _unary(torch.rsqrt)
+sign = _unary(torch.sign)
+sin = _unary(torch.sin)
+sinh = _unary(torch.sinh)
+softplus = _unary(torch.nn.functional.softplus)
+sqrt = _unary(torch.sqrt)
+square = _unary(torch.square)
+tan = _unary(torch.tan)
+
+add = _binary(torch.add)
+atan2 = _binary(torch.atan2)
+divide = _binary(torch.true_divide)
+equal = _binary(torch.eq)
+floordiv = _binary(torch.floor_divide)
+greater = _binary(torch.gt)
+greater_equal = _binary(torch.ge)
+less = _binary(torch.lt)
+less_equal = _binary(torch.le)
+logical_and = _binary(torch.logical_and)
+maximum = _binary(torch.maximum)
+minimum = _binary(torch.minimum)
+mod = _binary(torch.fmod)
+multiply = _binary(torch.mul)
+not_equal = _binary(torch.ne)
+pow = _binary(torch.pow)
+subtract = _binary(torch.sub)
+
+
+def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
+    """The sum of tensors of one shape."""
+    first, *others = inputs
+    for tensor in others:
+        first = first + tensor
+    return first
+
+
+def reduce_sum(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Over ``axis``; over all dims if it is None."""
+    return torch.sum(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_mean(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Over ``axis``; over all dims if it is None."""
+    return torch.mean(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_max(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Over ``axis``; over all dims if it is None."""
+    return torch.amax(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_min(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Over ``axis``; over all dims if it is None."""
+    return torch.amin(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_prod(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Over ``axis``; over all dims if it is None."""
+    found = input_tensor
+    for dim in sorted(_dims(input_tensor, axis), reverse=True):
+        found = torch.prod(found, dim, keepdim=keepdims)
+    return found
+
+
+def reduce_std(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Of all elements over ``axis`` (no estimate from a sample); over all dims if it is None."""
+    return torch.std(input_tensor, _dims(input_tensor, axis), correction=0, keepdim=keepdims)
+
+
+def reduce_variance(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """The square of ``reduce_std``."""
+    return torch.var(input_tensor, _dims(input_tensor, axis), correction=0, keepdim=keepdims)
+
+
+def reduce_euclidean_norm(
+    input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """The square root of the sum of squares."""
+    found: Tensor = torch.linalg.vector_norm(input_tensor, 2, _dims(input_tensor, axis), keepdim=keepdims)
+    return found
+
+
+def reduce_logsumexp(
+    input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None
+) -> Tensor:
+    """The logarithm of the sum of exponentials."""
+    return torch.logsumexp(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_any(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Whether any element is not 0."""
+    return torch.any(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def reduce_all(input_tensor: Tensor, axis: Axis = None, keepdims: bool = False, name: str | None = None) -> Tensor:
+    """Whether no element is 0."""
+    return torch.all(input_tensor, _dims(input_tensor, axis), keepdim=keepdims)
+
+
+def argmax(input: Tensor, axis: int = -1, name: str | None = None) -> Tensor:
+    """Where the largest element along ``axis`` is."""
+    return torch.argmax(input, axis)
+
+
+def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: str | None = None) -> Tensor:
+    """Where the ``k`` largest elements along ``axis`` are."""
+    return torch.topk(input, k, axis, sorted=sorted).indices
+
+
+def clip_by_value(
+    values: Tensor, min_value: float | None = None, max_value: float | None = None, name: str | None = None
+) -> Tensor:
+    """No smaller than ``min_value``, no larger than ``max_value``."""
+    return torch.clamp(values, min_value, max_value)
+
+
+def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
+    """Divided by the norm along ``axis`` (0 if it is None), which counts as √epsilon where it is smaller."""
+    squares = torch.sum(input * input, 0 if axis is None else axis, keepdim=True)
+    return input * torch.clamp(squares, min=epsilon).rsqrt()
+
+
+def _dims(tensor: Tensor, axis: Axis) -> list[int]:
+    given = range(tensor.dim()) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return [d % max(tensor.dim(), 1) for d in given]

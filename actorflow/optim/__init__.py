@@ -1,0 +1,28 @@
+"""PyTorch's optimizers by a stated list; ``optim.lr_scheduler``."""
+
+from __future__ import annotations
+
+from torch.optim import (
+    ASGD,
+    LBFGS,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+    SparseAdam,
+)
+
+from actorflow.optim import lr_scheduler
+
+__all__ = [
+    "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "Optimizer",
+    "RAdam", "RMSprop", "Rprop", "SparseAdam", "lr_scheduler",
+]  # fmt: skip

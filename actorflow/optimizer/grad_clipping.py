@@ -1,0 +1,32 @@
+"""Gradients go in, and are made smaller in place where they are too large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.errors import StateError
+
+__all__ = ["by_global_norm"]
+
+
+@dataclass(frozen=True, slots=True)
+class by_global_norm:  # noqa: N801 (OneFlow's name)
+    """All gradients of a ``minimize`` are scaled by one factor, so that their norm is ``clip_norm`` at most.
+
+    It is torch's ``clip_grad_norm_``.  Raises StateError for a norm that is not above 0.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        if not self.clip_norm > 0 or not math.isfinite(self.clip_norm):
+            raise StateError(f"by_global_norm({self.clip_norm!r}) was found; a number above 0 was expected")
+
+    def __call__(self, parameters: Iterable[Tensor]) -> None:
+        """Clip the gradients of ``parameters``."""
+        torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)

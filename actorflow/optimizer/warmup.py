@@ -1,0 +1,57 @@
+"""How a schedule begins: a base learning rate and a call's number go in, the rate of that call comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actorflow_compiler.errors import StateError
+
+__all__ = ["Warmup", "constant", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """The first ``steps`` calls of a train job."""
+
+    steps: int
+
+    def factor(self, step: int) -> float:
+        """Of the base rate, in call ``step`` < ``steps``, counted from 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class constant(Warmup):  # noqa: N801 (OneFlow's name)
+    """``multiplier`` times the base rate.  Raises StateError for a multiplier outside of (0, 1)."""
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        _check("constant", "multiplier", self.steps, self.multiplier, self.multiplier > 0)
+
+    def factor(self, step: int) -> float:
+        """See ``Warmup``."""
+        return self.multiplier
+
+
+@dataclass(frozen=True, slots=True)
+class linear(Warmup):  # noqa: N801 (OneFlow's name)
+    """From ``start_multiplier`` times the base rate, evenly up to it.  Raises StateError for one outside of [0, 1)."""
+
+    start_multiplier: float
+
+    def __post_init__(self) -> None:
+        _check("linear", "start_multiplier", self.steps, self.start_multiplier, self.start_multiplier >= 0)
+
+    def factor(self, step: int) -> float:
+        """See ``Warmup``."""
+        return self.start_multiplier + (1 - self.start_multiplier) * step / self.steps
+
+
+def _check(kind: str, key: str, steps: int, multiplier: float, enough: bool) -> None:
+    if steps < 0 or not enough or not multiplier < 1:
+        least = "0" if kind == "linear" else "above 0"
+        raise StateError(
+            f"optimizer.warmup.{kind}({steps}, {multiplier}) was found; 0 steps or more, and a {key} from {least} to "
+            f"below 1, were expected"
+        )

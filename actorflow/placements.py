@@ -1,0 +1,67 @@
+"""A type of device and ranks go in, as users write them; a placement comes out."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.placement import placement as make
+
+__all__ = ["placement"]
+
+
+class _Placements:
+    """``placement(type, ranks)`` makes one, ``placement.all(type)`` one of all ranks."""
+
+    __slots__ = ()
+
+    def __call__(self, type: str, ranks: Any = None) -> Placement:
+        """The devices of ``ranks``: a list, a range or an array; nested or with several dims it makes a mesh.
+
+        >>> flow.placement("cuda", ranks=[[0, 1], [2, 3]]).hierarchy
+        (2, 2)
+
+        Raises LayoutError for ranks that make no placement.
+        """
+        if ranks is None:
+            raise LayoutError(
+                f'placement("{type}") was found without ranks; write placement("{type}", [0, 1]), or '
+                f'placement.all("{type}") for all of them'
+            )
+        return make(type, _listed(ranks))
+
+    def all(self, type: str) -> Placement:
+        """The devices of all ranks of this run, in one row.
+
+        >>> flow.placement.all("cpu")
+        Placement(type='cpu', ranks=(0,), hierarchy=(1,))
+        """
+        from actorflow.eager.current import world
+
+        return make(type, range(world()))
+
+    def __instancecheck__(self, thing: object) -> bool:
+        return isinstance(thing, Placement)
+
+    def __repr__(self) -> str:
+        return "actorflow.placement"
+
+
+def _listed(ranks: Any) -> Any:
+    """Arrays, tuples and ranges as nested lists of plain integers."""
+    if hasattr(ranks, "tolist"):
+        ranks = ranks.tolist()
+    if isinstance(ranks, list | tuple | range):
+        return [_listed(r) for r in ranks]
+    try:
+        return operator.index(ranks)
+    except TypeError:
+        raise LayoutError(
+            f"{ranks!r} was found among the ranks of a placement; integers, or nested lists, ranges or arrays of them "
+            f"were expected"
+        ) from None
+
+
+placement = _Placements()

@@ -1,0 +1,62 @@
+"""A job as its callers know it goes in; what a session keeps of it, of its plans and of one call comes out: values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from actorflow import tree
+from actorflow.arguments import Arguments
+from actorflow.classic.body import Body
+from actorflow.classic.variables import Recording
+from actorflow.runtime.keys import Keys
+from actorflow_compiler.gradients import Gradients
+from actorflow_compiler.infer import Goal
+from actorflow_compiler.plan import Plan
+
+__all__ = ["Asked", "Compiled", "JobLike"]
+
+
+class JobLike(Protocol):
+    """What a session needs to know of a job."""
+
+    name: str
+    type: str
+    micro_batches: int
+    goal: Goal
+    schedule: str
+    function: Any
+    signature: Any
+    body: Body
+    model: Any
+    optimizer: Any
+    plans: dict[Any, Compiled]
+    keys: Keys | None
+    last: Compiled | None
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A plan that is installed, and how a call feeds it."""
+
+    spoken: str  # a call of it as people write it
+    number: int
+    plan: Plan
+    shape: tree.Shape
+    inputs: frozenset[str]  # arguments that this rank's sources read
+    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    gradients: Gradients
+    mirrored: bool  # devices draw random numbers of their own
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call of a job, as far as it is the same for all plans."""
+
+    arguments: Arguments
+    own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
+    recording: Recording

@@ -1,0 +1,142 @@
+"""A GPU: queues are streams, marks are events.
+
+The caching allocator gives memory that was freed on a stream to what that stream does next, in order, so
+a tensor that one stream made and another one reads may die only when the maker's stream has waited for
+the reader, the reader's event has passed, or the reader was recorded on the tensor (``Queue.use``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from actorflow.runtime.devices.base import Mark
+from actorflow_compiler.errors import PlanError
+
+__all__ = ["Cuda"]
+
+_FETCH = "fetch"
+_URGENT = -1  # priority: short transfers go before long kernels where both could run
+
+
+class Cuda:
+    """One GPU of this machine; see ``Device``."""
+
+    kind = "cuda"
+    ahead = True
+
+    def __init__(self, index: int = 0) -> None:
+        self.where = torch.device("cuda", index)
+        self._queues: dict[str, _StreamQueue] = {}
+        self._lock = threading.Lock()
+
+    def label(self, threads: int) -> str:
+        """See ``Device``."""
+        return torch.cuda.get_device_name(self.where)
+
+    def prepare_thread(self) -> None:
+        """See ``Device``."""
+        torch.cuda.set_device(self.where)
+
+    def queue(self, name: str) -> _StreamQueue:
+        """See ``Device``; what does not compute goes first where both could run."""
+        found = self._queues.get(name)
+        if found is None:
+            with self._lock:
+                found = self._queues.get(name)
+                if found is None:
+                    stream = torch.cuda.Stream(self.where, 0 if name == "compute" else _URGENT)  # type: ignore[no-untyped-call]
+                    found = self._queues[name] = _StreamQueue(name, stream)
+        return found
+
+    def here(self) -> _StreamQueue:
+        """See ``Device``."""
+        return _StreamQueue("of the calling thread", torch.cuda.current_stream(self.where))
+
+    def to_device(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """See ``Device``.
+
+        The pinned copy dies here, before it is read: torch gives pinned memory out again only when the copies
+        that were made from it are done.
+        """
+        return [
+            t if t.device == self.where else (t if t.is_cuda else _pinned(t)).to(self.where, non_blocking=True)
+            for t in tensors
+        ]
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """See ``Device``."""
+        if all(t.device.type == "cpu" for t in tensors):
+            return list(tensors)
+        # one for each stream that is copied from: a copy must not stand behind another one that waits for something
+        fetch = self.queue(f"{_FETCH} {torch.cuda.current_stream(self.where).cuda_stream:#x}")
+        fetch.wait(self.here().mark())
+        with fetch.context():
+            found = [
+                t
+                if t.device.type == "cpu"
+                else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                for t in tensors
+            ]
+        fetch.mark().wait_on_host()
+        return found
+
+    def staging(self, nbytes: int) -> Tensor:
+        """See ``Device``."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def synchronize(self) -> None:
+        """See ``Device``."""
+        torch.cuda.synchronize(self.where)
+
+
+class _StreamQueue:
+    """A stream; see ``Queue``."""
+
+    def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
+        self.name = name
+        self._stream = stream
+
+    def context(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def mark(self) -> _EventMark:
+        # blocking: who waits on the host sleeps, and leaves the core to who launches
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _EventMark(event)
+
+    def wait(self, mark: Mark | None) -> None:
+        if mark is None:
+            return
+        if not isinstance(mark, _EventMark):
+            raise PlanError(f"queue {self.name}: a mark of another kind of device was found: {type(mark).__name__}")
+        self._stream.wait_event(mark.event)
+
+    def use(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+
+
+class _EventMark:
+    """An event; see ``Mark``."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def passed(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait_on_host(self) -> None:
+        self.event.synchronize()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()

@@ -1,0 +1,58 @@
+"""What ran out of memory, and the plan that it belongs to, go in; an error with the plan's own reckoning comes out."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from actorflow_compiler.errors import ActorError
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.units import bytes_text
+from actorflow_scheduler.cost import momentary_bytes, register_bytes, variable_bytes
+
+__all__ = ["out_of_memory", "ran_out"]
+
+_CPU = "can't allocate memory"  # torch raises a plain RuntimeError for the CPU's
+_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an exception says that there was too little memory, of whatever device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _CPU in str(error)
+
+
+def out_of_memory(rank: int, plan: Plan, where: str, error: BaseException) -> ActorError:
+    """The error of an actor of ``plan`` that got no memory: what it asked for, what the plan needs, what needs less."""
+    variables, registers, momentary = (
+        found(plan).get(rank, 0) for found in (variable_bytes, register_bytes, momentary_bytes)
+    )
+    asked = _WANTED.search(str(error))
+    wanted = "" if asked is None else f" for {asked[1]} {asked[2]}"
+    made = ActorError(
+        f"{where}: out of memory{wanted}\n"
+        f"  the plan {plan.name!r} reckons with {bytes_text(variables + registers + momentary)} at most on this rank: "
+        f"variables {bytes_text(variables)}, registers {bytes_text(registers)}, at work {bytes_text(momentary)}; what "
+        f"an op takes for itself, other plans, the allocator and other processes come on top\n"
+        f"  what takes less: {'; '.join(_advice(plan, variables, registers))}\n"
+        f"  {type(error).__name__}: {str(error).strip()}"
+    )
+    made.__cause__ = error
+    return made
+
+
+def _advice(plan: Plan, variables: int, registers: int) -> list[str]:
+    """What would reduce it, the largest part first."""
+    pieces = (
+        f"micro_batches={2 * plan.pieces} or more (it is {plan.pieces}), so that less of the batch is there at a time"
+    )
+    of_registers = [pieces, "torch.utils.checkpoint around blocks of the model, whose activations are computed again"]
+    of_variables = ["a placement over more devices (flow.place, flow.distribute)"]
+    if any(v.kind == "optimizer" for v in plan.variables):
+        of_variables.insert(
+            0, "flow.zero(model, stage=1, 2 or 3), so that devices share the optimizer's state and more"
+        )
+    found = of_variables + of_registers if variables > registers else of_registers + of_variables
+    return [*found, "memory_budget=… of the job, which chooses a layout that fits", "a smaller batch, or autocast"]

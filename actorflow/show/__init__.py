@@ -1,0 +1,1 @@
+"""Plans, forecasts and measurements enter; pictures and pages that can be looked at leave."""

@@ -1,0 +1,83 @@
+"""A plan, the hardware and a file's name enter; the plan in that file's format leaves."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from actorflow.show.dot import to_dot
+from actorflow.show.page import check_library, page
+from actorflow.show.poster import poster
+from actorflow.show.timeline import foretold
+from actorflow_compiler import plan_text
+from actorflow_compiler.errors import ShowError
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.units import bytes_text, seconds_text
+from actorflow_scheduler import forecast_text
+from actorflow_scheduler.cost import Hardware
+from actorflow_scheduler.forecast import forecast
+from actorflow_scheduler.notation import to_csv
+
+__all__ = ["FORMATS", "check_place", "to_html", "to_text", "write"]
+
+
+def to_html(plan: Plan, hardware: Hardware) -> str:
+    """One page with everything, which needs no network.  Raises ShowError without the libraries that draw it."""
+    found = forecast(plan, hardware)
+    tiles = [
+        (seconds_text(found.period), "a step, as forecast"),
+        (f"{found.bubble:.0%}", "bubble"),
+        (bytes_text(max(r.total for r in found.ranks)), "peak memory of a rank"),
+    ]
+    return page(plan, foretold(plan, hardware), tiles=tiles, memory=hardware.memory_bytes)
+
+
+def to_text(plan: Plan, hardware: Hardware) -> str:
+    """The plan for people, and below it a short forecast."""
+    return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(forecast(plan, hardware))}"
+
+
+FORMATS: Mapping[str, Callable[[Plan, Hardware], str]] = {
+    ".html": to_html,
+    ".svg": lambda plan, hardware: poster(plan, foretold(plan, hardware)),
+    ".dot": lambda plan, _: to_dot(plan),
+    ".json": lambda plan, _: plan_text.to_json(plan),
+    ".txt": to_text,
+    ".csv": lambda plan, _: to_csv(plan),
+}
+
+
+def check_place(path: str | Path) -> Path:
+    """The file, if its format is known, can be made here and can be written there.
+
+    Raises ShowError; nothing is left behind.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ShowError(
+            f"{str(path)!r} was found as the file of a plan; expected: a name that ends in one of {', '.join(FORMATS)}"
+        )
+    if path.suffix == ".html":
+        check_library()
+    folder = path.parent
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ShowError(f"{path} cannot be written: the folder {folder} {what}; make it first, or name another one")
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        raise ShowError(f"{path} cannot be written: {error.strerror}; name a place that you may write to") from error
+    return path
+
+
+def write(plan: Plan, hardware: Hardware, path: str | Path) -> Path:
+    """Write the plan to a file in the format that its name ends in.  Raises ShowError as ``check_place`` does."""
+    place = check_place(path)
+    place.write_text(FORMATS[place.suffix](plan, hardware), encoding="utf-8")
+    return place

@@ -1,0 +1,1 @@
+"""What every rank is at enters; who waits for whom, while a job runs or is stuck, leaves."""

@@ -1,0 +1,94 @@
+"""What the ranks of a run are at enters; whom they all wait for, or the circle in which they do, leaves.
+
+>>> waiting = Standing(0, "a", 1, "", waits=(Waiting("F1@0", "waits for …", (2,)),))
+>>> verdict(3, {0: waiting, 2: Standing(2, "a", 3, "t.py:9")})
+'rank 0 waits for rank 2, which waits for no other rank: it is at t.py:9'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actorflow.status.standing import Standing
+from actorflow_compiler.units import ranges_text
+
+__all__ = ["edges", "verdict"]
+
+
+def edges(standings: Mapping[int, Standing]) -> dict[int, dict[int, str]]:
+    """Rank → each rank that it waits for → why, for people."""
+    found: dict[int, dict[int, str]] = {rank: {} for rank in standings}
+    inside = {(s.rank, w.meets) for s in standings.values() for w in s.waits if w.meets}
+    for rank, standing in standings.items():
+        for wait in standing.waits:
+            for other in wait.ranks:
+                if not wait.meets or (other, wait.meets) not in inside:
+                    found[rank].setdefault(other, f"{wait.actor} {wait.why}")
+        if standing.early:
+            for late in standings.values():
+                if late.calls < standing.calls:
+                    found[rank].setdefault(late.rank, f"call {late.calls}, which it has not made")
+    return found
+
+
+def verdict(world: int, standings: Mapping[int, Standing]) -> str:
+    """One sentence: who waits for whom in the end."""
+    if not standings:
+        return "no rank answers"
+    graph = edges(standings)
+    waiting = [rank for rank in sorted(graph) if graph[rank]]
+    if not waiting:
+        return "no rank waits for another one"
+    circle = _circle(graph)
+    if circle:
+        chain = ", which waits for ".join(f"rank {rank}" for rank in (*circle[1:], circle[0]))
+        return f"rank {circle[0]} waits for {chain}: they wait in a circle, if asking again shows the same"
+    ends = {rank: _ends(graph, rank) for rank in waiting}
+    found = []
+    for end in sorted(set().union(*ends.values())):
+        held = [rank for rank in waiting if end in ends[rank]]
+        who = f"rank{'s' * (len(held) > 1)} {ranges_text(held)} wait{'s' * (len(held) == 1)}"
+        found.append(f"{who} for rank {end}, which {_at(standings.get(end))}")
+    return "; ".join(found)
+
+
+def _at(standing: Standing | None) -> str:
+    if standing is None:
+        return "does not answer"
+    if standing.doing:
+        return f"waits for no other rank: it {standing.doing}"
+    return "waits for no other rank" + (f": it is at {standing.line}" if standing.line else "")
+
+
+def _ends(graph: Mapping[int, Mapping[int, str]], rank: int) -> set[int]:
+    """The ranks that wait for none, among all that a rank waits for, directly or not."""
+    seen, todo = {rank}, [rank]
+    while todo:
+        new = set(graph.get(todo.pop(), ())) - seen
+        seen |= new
+        todo += new
+    return {r for r in seen - {rank} if not graph.get(r)}
+
+
+def _circle(graph: Mapping[int, Mapping[int, str]]) -> list[int]:
+    """Ranks of which each waits for the next and the last for the first, from the least on; empty if there are none."""
+    done: set[int] = set()
+    for first in sorted(graph):
+        path: list[int] = []
+        stack = [(first, iter(sorted(graph[first])))]
+        while stack and first not in done:
+            rank, others = stack[-1]
+            if len(path) < len(stack):
+                path.append(rank)
+            other = next(others, None)
+            if other is None:
+                done.add(rank)
+                stack.pop()
+                path.pop()
+            elif other in path:
+                circle = path[path.index(other) :]
+                least = circle.index(min(circle))
+                return circle[least:] + circle[:least]
+            elif other not in done:
+                stack.append((other, iter(sorted(graph.get(other, ())))))
+    return []

@@ -1,0 +1,193 @@
+"""A run of this machine is asked what it is at; each of its ranks answers on a Unix socket beside its launcher's.
+
+The answering thread needs nothing of the main thread, which may be stuck in anything that lets go of the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from actorflow.status.standing import Standing, own
+
+__all__ = ["About", "Answer", "announce", "answer", "ask", "on_signal", "runs"]
+
+PATIENCE = 3.0  # seconds for an answer; ranks of other machines are asked within it
+ELSEWHERE = 2.0  # seconds of it for those
+_ABOUT = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A run, as far as its launcher on this machine knows it."""
+
+    pid: int  # of the launcher
+    script: str
+    argv: tuple[str, ...]
+    world: int
+    ranks: tuple[int, ...]  # of this machine
+    began: float  # seconds since the epoch
+    log_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of the ranks of a run."""
+
+    standings: Mapping[int, Standing]
+    silent: Mapping[int, str]  # ranks of this machine that did not answer → what is known of them
+
+
+def announce(launcher: str, about: About) -> None:
+    """Leave beside the launcher's socket what run it is."""
+    found = {"run": asdict(about), "birth": _birth(about.pid)}
+    Path(launcher).with_name(_ABOUT).write_text(json.dumps(found))
+
+
+def runs() -> list[tuple[str, About]]:
+    """The runs of this machine and user whose launchers are alive, the oldest first: (address of the launcher, run)."""
+    found = []
+    for path in Path(tempfile.gettempdir()).glob(f"actorflow-*/{_ABOUT}"):
+        try:
+            told = json.loads(path.read_text())
+            about = told["run"]
+            run = About(**{**about, "argv": tuple(about["argv"]), "ranks": tuple(about["ranks"])})
+            if path.stat().st_uid == os.getuid() and _birth(run.pid) == told["birth"]:
+                found.append((str(path.with_name("launcher")), run))
+        except (OSError, ValueError, TypeError, KeyError):  # it has just ended, or is another user's
+            continue
+    return sorted(found, key=lambda entry: entry[1].began)
+
+
+def answer(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
+    """Answer whoever asks this rank from now on, on a thread; ``pull`` asks another rank for its standing."""
+    if not launcher:
+        return
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_address(launcher, rank))
+    except OSError:  # its launcher is gone, and it is about to end
+        listener.close()
+        return
+    listener.listen(8)
+    threading.Thread(target=_serve, args=(listener, rank, world, pull), name="actorflow-status", daemon=True).start()
+
+
+def ask(launcher: str, run: About) -> Answer:
+    """Ask all ranks of a run: those of this machine, and through one of them the others."""
+    with ThreadPoolExecutor(max_workers=min(64, len(run.ranks))) as pool:
+        heard = dict(zip(run.ranks, pool.map(lambda rank: _ask(launcher, rank, "own"), run.ranks), strict=True))
+    standings = {s.rank: s for found in heard.values() if not isinstance(found, str) for s in found}
+    silent = {rank: found for rank, found in heard.items() if isinstance(found, str)}
+    if standings and run.world > len(run.ranks):
+        through = min(standings)
+        others = _ask(launcher, through, " ".join(map(str, sorted({*range(run.world)} - {*run.ranks}))))
+        standings |= {} if isinstance(others, str) else {s.rank: s for s in others}
+    return Answer(standings, silent)
+
+
+@contextmanager
+def on_signal(tell: Callable[[], object]) -> Iterator[None]:
+    """While the body runs, SIGUSR1 calls ``tell`` on a thread; only where nobody else handles it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=tell, daemon=True).start())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
+    while True:
+        connection, _ = listener.accept()
+        with connection, suppress(Exception):  # who asked is gone, or got no answer, and the next one may get one
+            connection.settimeout(PATIENCE)
+            asked = connection.makefile("r").readline().split()
+            standings = [own(rank)] if asked == ["own"] else _others([int(r) for r in asked if int(r) < world], pull)
+            connection.sendall(json.dumps([s.to_json() for s in standings]).encode())
+
+
+def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[Standing]:
+    """What other ranks say, as far as they do within a few seconds."""
+    found: list[Standing] = []
+
+    def fetch(rank: int) -> None:
+        with suppress(Exception):  # lost, or too busy to answer: that it says nothing says it all
+            found.append(Standing.from_json(json.loads(pull(rank))))
+
+    threads = [threading.Thread(target=fetch, args=(rank,), daemon=True) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + ELSEWHERE
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return list(found)
+
+
+def _ask(launcher: str, rank: int, what: str) -> list[Standing] | str:
+    """A rank's answer, or why there is none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(PATIENCE)
+        pid = 0
+        try:
+            s.connect(_address(launcher, rank))
+            pid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            s.sendall(f"{what}\n".encode())
+            data = b"".join(iter(lambda: s.recv(1 << 16), b""))
+            return [Standing.from_json(one) for one in json.loads(data)]
+        except FileNotFoundError:
+            return "has not started"
+        except (ConnectionError, ValueError):
+            return f"gave no answer ({_state(pid)})" if pid and _is_there(pid) else "has ended"
+        except TimeoutError:
+            return f"does not answer ({_state(pid)})"
+
+
+def _birth(pid: int) -> int:
+    """When a process began, in the kernel's ticks: its number may be another's by now.  OSError where it has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _state(pid: int) -> str:
+    """What the kernel says of a process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return f"process {pid} has ended"
+    state = stat.rpartition(")")[2].split()[0]
+    said: Any = {
+        "T": "is stopped: kill -CONT lets it go on",
+        "t": "is stopped by a debugger",
+        "D": "waits for a disk",
+        "Z": "has ended",
+    }
+    return f"process {pid} {said.get(state, 'is in code that keeps the GIL')}"
+
+
+def _address(launcher: str, rank: int) -> str:
+    return str(Path(launcher).with_name(f"rank{rank}"))
+
+
+def tell_own(rank: int) -> None:
+    """Print what this rank is at on standard error."""
+    print(f"actorflow: {own(rank).text}", file=sys.stderr, flush=True)

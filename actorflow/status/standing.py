@@ -1,0 +1,96 @@
+"""A worker enters, whatever it is at; what its rank does and which ranks it waits for leaves, as plain data."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from actorflow_scheduler.events import Wait, explain, name
+
+if TYPE_CHECKING:
+    from actorflow.runtime.job import Job
+
+__all__ = ["Standing", "Waiting", "own", "waits_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queue of a rank that cannot go on without others."""
+
+    actor: str
+    why: str  # for people: waits for register 3 (empty) filled by send F0 of rank 0
+    ranks: tuple[int, ...]  # that could end it
+    meets: str = ""  # the firing of a collective; of ``ranks``, those that are in it, too, do not hold it up
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a rank is at."""
+
+    rank: int
+    host: str
+    pid: int
+    line: str  # of the script that the main thread is at; empty where that is not known
+    calls: int = 0  # of jobs that its script has made
+    early: bool = False  # its next call waits until all ranks have made it
+    doing: str = ""  # what the compute thread fires
+    waits: tuple[Waiting, ...] = ()
+    text: str = ""  # everything that the worker says of itself
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Standing:
+        """The other way round."""
+        waits = tuple(Waiting(w["actor"], w["why"], tuple(w["ranks"]), w["meets"]) for w in found["waits"])
+        return cls(**{**found, "waits": waits})
+
+
+def own(rank: int) -> Standing:
+    """What this process is at; any thread, at any time."""
+    line = ""
+    if "torch" in sys.modules:  # else nothing of the script has run yet
+        from actorflow.whereabouts import line_of
+
+        line = line_of(threading.main_thread().ident or 0)
+    here = (rank, socket.gethostname(), os.getpid(), line)
+    started = getattr(sys.modules.get("actorflow.runtime.session"), "started", None)  # not yet, while it is imported
+    session = None if started is None else started()
+    if session is None or session.worker is None:
+        return Standing(*here, 0 if session is None else session.calls, text="no job is compiled yet")
+    worker = session.worker
+    job, early, doing = worker.standing()
+    waits = () if job is None else tuple(waits_of(job, rank))
+    return Standing(*here, session.calls, early, doing, waits, worker.explain())
+
+
+def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
+    """What the queues wait for that other ranks have to bring."""
+    plan, machine = job.plan, job.machine
+    for id in machine.unfinished():
+        actor = plan.actor(id)
+        waits = machine.waits(id)
+        comm = actor.comm
+        if not waits and comm is not None and comm.kind != "send":
+            others = tuple(r for r in comm.group if r != rank)
+            yield Waiting(
+                actor.name, f"is in {comm.kind} {comm.id} with ranks {list(comm.group)}", others, str(comm.id)
+            )
+        for wait in waits:
+            ranks = tuple(sorted(_ranks(job, wait) - {rank}))
+            if ranks:
+                yield Waiting(name(plan, id), explain(plan, wait), ranks)
+
+
+def _ranks(job: Job, wait: Wait) -> set[int]:
+    """The ranks of the actors that could end a wait."""
+    if wait.reason == "empty":
+        return {job.plan.actor(a).rank for a in wait.on}
+    return {job.plan.home(job.plan.register(wait.register))} if wait.reason == "full" else set()

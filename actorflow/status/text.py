@@ -1,0 +1,41 @@
+"""A run and what its ranks answered enter; text for people leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from actorflow.status.graph import edges, verdict
+from actorflow.status.sockets import About, Answer
+from actorflow_compiler.units import seconds_text
+
+__all__ = ["to_text"]
+
+
+def to_text(run: About, found: Answer) -> str:
+    """Who waits for whom, and below it what each rank says of itself."""
+    return "\n".join(_lines(run, found)) + "\n"
+
+
+def _lines(run: About, found: Answer) -> Iterator[str]:
+    words = " ".join((run.script, *run.argv))
+    age = seconds_text(max(0.0, time.time() - run.began))
+    yield f"run {run.pid}: {words}, {run.world} rank{'s' * (run.world != 1)}, for {age}"
+    graph = edges(found.standings)
+    for rank in range(run.world):
+        standing = found.standings.get(rank)
+        if standing is None:
+            yield f"  rank {rank} {found.silent.get(rank, 'is on another machine and does not answer')}"
+            continue
+        yield f"  rank {rank} ({standing.host}, pid {standing.pid}){_doing(standing.doing, standing.line)}"
+        for other, why in sorted(graph[rank].items()):
+            yield f"    waits for rank {other}: {why}"
+    yield f"  {verdict(run.world, found.standings)}"
+    for rank in sorted(found.standings):
+        yield ""
+        yield from found.standings[rank].text.splitlines()
+
+
+def _doing(doing: str, line: str) -> str:
+    script = f"script at {line}" if line else ""
+    return "".join(f", {what}" for what in (doing, script) if what)

@@ -1,0 +1,65 @@
+"""Answers of another machine's clock enter; by how much it is ahead of this one's, at any time, leaves.
+
+As in NTP, an answer that came back within r nanoseconds was given r / 2 ago, to r / 2; of several round
+trips the shortest says it best.  Clocks drift apart by tens of microseconds in a second, so there are
+two estimates, at the begin and at the end of a recording, and a straight line between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from actorflow.runtime.recorder import clock
+
+__all__ = ["ROUNDS", "Estimate", "SharedClock", "estimate"]
+
+ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one comparison of two clocks found."""
+
+    at: int  # ns, on this machine's clock
+    ahead: int  # ns that the other clock was ahead
+    doubt: int  # ns by which that may be wrong
+
+
+def estimate(ask: Callable[[], int], rounds: int = ROUNDS, now: Callable[[], int] = clock) -> Estimate:
+    """Compare with a clock that ``ask`` reads: the round trip that took least time counts."""
+    best: Estimate | None = None
+    for _ in range(rounds):
+        sent = now()
+        there = ask()
+        back = now()
+        middle, doubt = (sent + back) // 2, (back - sent + 1) // 2
+        if best is None or doubt < best.doubt:
+            best = Estimate(middle, there - middle, doubt)
+    assert best is not None, "at least one round trip"
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class SharedClock:
+    """Turns this machine's nanoseconds into those of the common clock, which begins at ``begin`` on the other's."""
+
+    begin: int  # ns
+    estimates: Sequence[Estimate] = ()  # none where both are the same machine's
+
+    @property
+    def doubt(self) -> int:
+        """Nanoseconds by which it may be wrong; drift between the estimates comes on top."""
+        return max((e.doubt for e in self.estimates), default=0)
+
+    def __call__(self, at: int) -> int:
+        """The common clock's nanoseconds at a moment of this machine's clock."""
+        return at + self._ahead(at) - self.begin
+
+    def _ahead(self, at: int) -> int:
+        if not self.estimates:
+            return 0
+        first, last = self.estimates[0], self.estimates[-1]
+        if first.at == last.at:
+            return first.ahead
+        return first.ahead + (last.ahead - first.ahead) * (at - first.at) // (last.at - first.at)

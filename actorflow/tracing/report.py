@@ -1,0 +1,175 @@
+"""A trace enters; what it says of each plan leaves: as numbers, as text, and as a timeline that can be drawn.
+
+The forecast knows what a firing costs and nothing else of a run; where it is wrong, it is wrong about an
+actor, or about a time in which a queue stood still.  Both are listed, the worst first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from actorflow.show.words import short
+from actorflow.tracing.folder import Ran, Traced
+from actorflow.tracing.measured import REASONS, Measured, measured
+from actorflow_compiler.errors import TraceError
+from actorflow_compiler.units import columns, ranges_text, seconds_text
+from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.notation import COMPUTING
+from actorflow_scheduler.timeline import Timeline, stuck
+
+__all__ = ["Cost", "Report", "Wait", "report", "to_text"]
+
+ITERATIONS = 8  # of the forecast
+WORST = 8  # actors that are named
+LEAST = 0.005  # share of the time below which a wait is not worth a line
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """An actor's firing, foretold and measured; of those with one name, the one that is furthest off."""
+
+    actor: int
+    name: str
+    kind: str
+    ranks: tuple[int, ...]  # that have an actor of this name
+    rank: int  # whose it is
+    rate: int  # firings in a step
+    forecast: float  # seconds of a firing
+    measured: float  # seconds of a firing, median
+
+    @property
+    def off(self) -> float:
+        """Seconds of a step by which the forecast was off."""
+        return self.rate * (self.measured - self.forecast)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What compute queues waited for, over all ranks."""
+
+    reason: str  # one of ``REASONS``
+    share: float  # of the time of all compute queues
+    on: str  # what most of it was for
+    rank: int  # that waited most for this reason …
+    most: float  # … as a share of its own time
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a trace says of one plan."""
+
+    ran: Ran
+    measured: Measured
+    period: float  # seconds of a step, measured
+    forecast: float  # seconds of a step, foretold
+    costs: tuple[Cost, ...]  # furthest off first
+    waits: tuple[Wait, ...]  # the longest first
+    busy: float  # share of the time in which compute queues ran an actor
+
+
+def report(traced: Traced, ran: Ran) -> Report:
+    """What a trace says of one of its plans.  Raises TraceError where it holds no whole step of it."""
+    found = measured(traced, ran)
+    if not found.iterations:
+        raise TraceError(
+            f"the trace holds no whole step of plan {ran.plan.name!r}; let the script make at least one call of it"
+        )
+    waits, busy = _waits(found)
+    foretold = _foretold(ran)
+    return Report(ran, found, found.period / 1e9, foretold.period, _costs(found, foretold), waits, busy)
+
+
+def to_text(traced: Traced, found: Report) -> str:
+    """A report for people."""
+    return "\n".join(_lines(traced, found)) + "\n"
+
+
+def _foretold(ran: Ran) -> Timeline:
+    """The forecast that the plan was run with, whatever this machine would say now."""
+    firings = Firings(ran.plan, ran.costs)
+    if not firings.run(ITERATIONS):
+        raise stuck(ran.plan, ITERATIONS)
+    return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.lasts)
+
+
+def _costs(found: Measured, foretold: Timeline) -> tuple[Cost, ...]:
+    by_name: dict[tuple[str, str], list[Cost]] = {}
+    for a in found.plan.actors:
+        forecast, taken = foretold.lasts[a.id] / 1e9, found.taken(a) / 1e9
+        cost = Cost(a.id, short(a.name), a.kind, (a.rank,), a.rank, a.rate, forecast, taken)
+        by_name.setdefault((cost.name, a.kind), []).append(cost)
+    worst = [
+        replace(max(costs, key=lambda c: abs(c.off)), ranks=tuple(sorted({c.rank for c in costs})))
+        for costs in by_name.values()
+    ]
+    return tuple(sorted(worst, key=lambda c: -abs(c.off)))
+
+
+def _waits(found: Measured) -> tuple[tuple[Wait, ...], float]:
+    """What compute queues waited for, and the share of their time in which they ran."""
+    spent: Counter[tuple[str, int]] = Counter()  # (reason, rank) → ns
+    on: dict[str, Counter[str]] = {reason: Counter() for reason in REASONS}
+    for gap in found.gaps():
+        spent[gap.reason, gap.rank] += gap.end - gap.start
+        on[gap.reason][gap.on] += gap.end - gap.start
+    ranks = sorted({o.rank for o in found.plan.orders if o.queue == COMPUTING and o.actors})
+    window = max(1, found.end_of(found.iterations - 1) - found.begin)
+    waits = []
+    for reason in REASONS:
+        rank = max(ranks, key=lambda r: spent[reason, r])
+        share = sum(spent[reason, r] for r in ranks) / (window * len(ranks))
+        name = on[reason].most_common(1)[0][0] if on[reason] else ""
+        waits.append(Wait(reason, share, name, rank, spent[reason, rank] / window))
+    return tuple(sorted(waits, key=lambda w: -w.share)), _busy(found, ranks, window)
+
+
+def _busy(found: Measured, ranks: list[int], window: int) -> float:
+    worked = 0
+    for a in found.plan.actors:
+        if a.queue == COMPUTING:
+            spans = zip(found.starts[a.id], found.ends[a.id], strict=True)
+            last = found.end_of(found.iterations - 1)
+            worked += sum(max(0, min(end, last) - max(start, found.begin)) for start, end in spans)
+    return worked / (window * len(ranks))
+
+
+def _lines(traced: Traced, found: Report) -> Iterator[str]:
+    plan, m = found.ran.plan, found.measured
+    counted = m.iterations - m.first
+    yield (
+        f"plan {plan.name!r} on {plan.world} rank{'s' * (plan.world != 1)}, {m.iterations} steps recorded, "
+        f"the last {counted} count"
+    )
+    ratio = f" ({found.period / found.forecast:.2f} ×)" if found.forecast else ""
+    yield (
+        f"  step      {seconds_text(found.period)} measured, {seconds_text(found.forecast)} forecast "
+        f"on {found.ran.hardware}{ratio}"
+    )
+    yield f"  computing {found.busy:.1%} of the compute queues' time"
+    named = [w for w in found.waits if w.share >= LEAST]
+    for i, wait in enumerate(named):
+        most = f"; rank {wait.rank}: {wait.most:.1%}" if plan.world > 1 else ""
+        yield f"  {'waited' if i == 0 else '':9} {wait.share:.1%} for {wait.reason}, most of it for {wait.on}{most}"
+    if not named:
+        yield "  waited    for nothing"
+    doubt = max((r.doubt for r in traced.ranks), default=0)
+    if doubt:
+        yield f"  clocks    of different machines agree to {seconds_text(doubt / 1e9)}"
+    yield ""
+    yield "costs that were forecast worst, by what they make of a step"
+    yield from (f"  {line}" for line in columns(_table(found.costs[:WORST]), "<<<>>>>>"))
+
+
+def _table(costs: tuple[Cost, ...]) -> list[list[str]]:
+    table = [["actor", "kind", "ranks", "firings", "forecast", "measured", "ratio", "a step"]]
+    for c in costs:
+        ranks = ranges_text(c.ranks) + (f" (here {c.rank})" if len(c.ranks) > 1 else "")
+        ratio = f"{c.measured / c.forecast:.2f} ×" if c.forecast else "–"
+        sign = "+" if c.off >= 0 else "−"
+        table.append([
+            c.name, c.kind, ranks, str(c.rate), seconds_text(c.forecast), seconds_text(c.measured), ratio,
+            f"{sign}{seconds_text(abs(c.off))}",
+        ])  # fmt: skip
+    return table

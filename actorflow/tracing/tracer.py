@@ -1,0 +1,122 @@
+"""A run that is traced enters, rank by rank; each writes its own files, and the master one of all ranks, at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import actorflow
+from actorflow.runtime import trace
+from actorflow.runtime.costs import Target
+from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
+from actorflow.runtime.settings import Settings
+from actorflow.tracing import folder
+from actorflow.tracing.chrome import Event, Recorded, events, joined
+from actorflow.tracing.clock import Estimate, SharedClock, estimate
+from actorflow_compiler.plan import Plan
+from actorflow_scheduler.timeline import nanoseconds
+
+__all__ = ["Tracer"]
+
+
+class Peers(Protocol):
+    """What of a cluster is used here."""
+
+    rank: int
+    world: int
+    settings: Settings
+
+    @property
+    def machines(self) -> Sequence[str]:
+        """For each rank what those have in common that are on one machine; empty where that is not known."""
+
+    def pull(self, rank: int, key: str) -> bytes:
+        """What a rank serves under a key."""
+
+
+class Tracer:
+    """One rank's part in tracing a run.
+
+    The common clock is the master's, from when it made its tracer on.  Ranks of the master's machine
+    read that clock themselves; others ask for it over the control channel when they begin and end.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._folder = peers.settings.trace
+        self.record = Recorder(trace.ITERATIONS)
+        self.finished = False  # this rank's events are there
+        self._plans: dict[int, Plan] = {}
+        self._begin = clock()
+        self._estimates: list[Estimate] = []
+        self._served = b""
+        self._compare()
+
+    def install(self, number: int, plan: Plan) -> None:
+        """A plan that is run: whole on the master, else this rank's part."""
+        self._plans[number] = plan
+
+    def serve(self, what: str) -> bytes:
+        """Answer another rank: what the clock says, when it began, or this rank's events once it has finished."""
+        if what == "clock":
+            return str(clock()).encode()
+        return str(self._begin).encode() if what == "begin" else self._served
+
+    def finish(self, observed: Sequence[tuple[Plan, tuple[int, ...]]], tell: Callable[[], object]) -> None:
+        """Write this rank's files, when its calls are done, then ``tell`` that they can be asked for; merge, as master.
+
+        Raises TraceError where a file cannot be written.
+        """
+        trace.write(self._folder, self._peers.rank, observed)
+        own, info = self._own()
+        folder.write_rank(self._folder, self._peers.rank, own)
+        about = {"rank": info.rank, "host": info.host, "pid": info.pid, "doubt": info.doubt}
+        self._served = json.dumps([about, own], separators=(",", ":")).encode()
+        self.finished = True
+        tell()
+        if self._peers.rank == 0:
+            others = [json.loads(self._peers.pull(r, "trace events")) for r in range(1, self._peers.world)]
+            ranks = (info, *(folder.RankInfo(**about) for about, _ in others))
+            merged = joined([own, *(found for _, found in others)])
+            script = self._peers.settings.script
+            folder.write(self._folder, folder.Traced(script, actorflow.__version__, ranks, self._ran(), merged))
+
+    def _compare(self) -> None:
+        """Ask the master for its clock, unless it is this machine's."""
+        peers = self._peers
+        if peers.rank == 0:
+            return
+        self._begin = int(peers.pull(0, "trace begin"))
+        machines = peers.machines
+        if not machines[0] or machines[0] != machines[peers.rank]:
+            self._estimates.append(estimate(lambda: int(peers.pull(0, "trace clock"))))
+
+    def _own(self) -> tuple[list[Event], folder.RankInfo]:
+        if self._estimates:
+            self._compare()
+        to = SharedClock(self._begin, tuple(self._estimates))
+        kept = self.record
+        host, pid = socket.gethostname(), os.getpid()
+        found = Recorded(
+            self._peers.rank,
+            host,
+            pid,
+            self._plans,
+            [Fired(f.plan, f.actor, f.firing, to(f.start), to(f.end)) for f in kept.fired],
+            [Arrival(a.plan, a.register, a.sequence, to(a.at)) for a in kept.arrivals],
+            [Credited(c.plan, c.register, to(c.at)) for c in kept.credits],
+            [Begun(b.plan, b.iteration, to(b.issued), to(b.at)) for b in kept.begun],
+        )
+        return events(found), folder.RankInfo(self._peers.rank, host, pid, to.doubt)
+
+    def _ran(self) -> tuple[folder.Ran, ...]:
+        hardware = Target(self._peers.settings.hardware)
+        found = []
+        for number, plan in sorted(self._plans.items()):
+            places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
+            on = hardware.hardware(places[0].type if places else "cpu")
+            found.append(folder.Ran(number, plan, on.name, nanoseconds(plan, on)))
+        return tuple(found)

@@ -1,0 +1,81 @@
+"""What the arguments and results of a first-generation job function are: ``import actorflow.typing as tp``.
+
+>>> @flow.global_function(type="train")
+... def train_job(
+...     images: tp.Numpy.Placeholder((32, 1, 28, 28), dtype=flow.float),
+...     labels: tp.Numpy.Placeholder((32,), dtype=flow.int32),
+... ) -> tp.Numpy: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+
+from actorflow_compiler.errors import CallError
+
+__all__ = ["Callback", "ListNumpy", "Numpy", "Placeholder"]
+
+Form = TypeVar("Form")
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What one argument of a job has to be: made by ``tp.Numpy.Placeholder`` and ``tp.ListNumpy.Placeholder``."""
+
+    shape: tuple[int, ...]  # exactly; of one item where there is one for each device
+    dtype: torch.dtype
+    each: bool  # a list with one item for each device
+
+    def __str__(self) -> str:
+        kind = "ListNumpy" if self.each else "Numpy"
+        return f"tp.{kind}.Placeholder({self.shape}, dtype={self.dtype})"
+
+
+class Numpy:
+    """An argument or a result that is one array: the whole (logical) batch, on all devices together."""
+
+    each: ClassVar[bool] = False
+
+    @classmethod
+    def Placeholder(cls, shape: Sequence[int], dtype: torch.dtype = torch.float) -> Placeholder:  # noqa: N802 (OneFlow's name)
+        """An argument of this shape and dtype, as a NumPy array or a tensor.
+
+        An array of the same kind of numbers is converted: floating numbers to the placeholder's precision, integers
+        where every value fits.  Raises CallError for what is no shape or dtype.
+        """
+        try:
+            sizes = tuple(shape)
+        except TypeError:
+            sizes = (shape,)  # type: ignore[assignment]  # refused below
+        wrong = [n for n in sizes if isinstance(n, bool) or not hasattr(n, "__index__") or n.__index__() < 0]
+        if wrong or isinstance(shape, str | int):
+            raise CallError(
+                f"tp.{cls.__name__}.Placeholder: shape {shape!r} was found; a tuple of sizes was expected, such as "
+                f"(32, 1, 28, 28), or () for a single number"
+            )
+        if not isinstance(dtype, torch.dtype):
+            raise CallError(
+                f"tp.{cls.__name__}.Placeholder: dtype={dtype!r} was found; a dtype was expected, such as flow.float "
+                f"or flow.int32"
+            )
+        return Placeholder(tuple(n.__index__() for n in sizes), dtype, cls.each)
+
+
+class ListNumpy(Numpy):
+    """An argument or a result with one array for each device, in a list: the mirrored view."""
+
+    each: ClassVar[bool] = True
+
+
+class Callback(Generic[Form]):
+    """``-> tp.Callback[tp.Numpy]``: a call returns at once with a function, which takes a callback.
+
+    The callback is called once, with the result, on a thread of its own; callbacks run in the order in which they
+    were given.
+
+    >>> train_job(images, labels)(lambda loss: print(loss.mean()))
+    """

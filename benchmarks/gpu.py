@@ -1,0 +1,168 @@
+"""Nothing enters; prints what actorflow does on this machine's GPU: a line for each claim, with what was measured.
+
+python benchmarks/gpu.py                                 all parts, under 8 minutes, nothing to install
+python benchmarks/gpu.py equal speed                     some of them: see PARTS below
+python benchmarks/gpu.py --output docs/gpu.md            also puts the table between the marks of that page
+python benchmarks/gpu.py --device-type cpu               the same parts on the CPU, small: whether they run at all
+
+Each part runs in a process of its own (``gpus/``), so that it has the GPU's memory for itself.  Exit status 1 where a
+claim does not hold, 2 where this machine lacks something, which is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [ROOT, ROOT / "compiler", ROOT / "scheduler", ROOT / "protos"]  # importable without being installed
+PARTS = {  # part → (what it shows, seconds that it may take)
+    "equal": ("every plan with 1, 2 and 4 ranks that share the GPU equals one device, in one process", 150),
+    "ranks": ("the same with a process for each rank, started by the launcher", 110),
+    "nccl": ("NCCL with the ranks there are", 60),
+    "speed": ("a step of a GPT in bfloat16 against eager PyTorch, and torch.compile beside it", 180),
+    "copies": ("host-to-device copies are hidden behind computing", 60),
+    "syncs": ("the host does not wait for the device in a steady step", 60),
+    "memory": ("peak memory against the plan's forecast", 60),
+}
+ALL = 470.0  # seconds for all parts
+ON_CPU = 5  # times as long, on few cores
+LIBRARIES = ("numpy", "scipy", "grpc", "google.protobuf", "uvloop", "click", "rich")
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One claim, measured."""
+
+    part: str
+    what: str
+    found: str
+    target: str  # empty: told beside others
+    holds: bool | None  # None: nothing is claimed, or it could not be measured
+
+    @property
+    def verdict(self) -> str:
+        """For people."""
+        return {True: "yes", False: "**no**", None: ""}[self.holds]
+
+
+def missing(parts: list[str], kind: str) -> list[str]:
+    """What this machine lacks, a sentence for each."""
+    found = []
+    if sys.version_info < (3, 11):  # noqa: UP036 (run from a checkout, nothing has checked it)
+        found.append(f"Python {platform.python_version()} is here; 3.11 or newer is needed")
+    try:
+        import torch
+    except ImportError as error:
+        return [*found, f"torch: {error}; install torch 2.11 or newer"]
+    if kind == "cuda" and not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds none; see nvidia-smi"
+        found.append(f"no GPU ({why}); --device-type cpu runs the same parts on the CPU, small")
+    wanted = [*LIBRARIES, *(["sklearn"] if "equal" in parts else [])]  # its digits are what small models learn
+    for name in wanted:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            found.append(f"{name}: {error}; pip install it, or put it on PYTHONPATH")
+    try:
+        import actorflow_protos.plan_pb2
+        import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (both check the versions of protobuf and grpcio)
+    except Exception as error:  # of each library's own kind
+        found.append(f"the generated code in protos/ does not fit the libraries here: {error}")
+    return found
+
+
+def run(part: str, kind: str, seconds: float) -> Iterator[Line]:
+    """The lines of one part, as its process prints them; one that says what went wrong if it fails."""
+    paths = [str(p) for p in (*SOURCES, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")]
+    environment = {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", f"gpus.{part}", kind]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
+        )
+        out, error, status = done.stdout, done.stderr, done.returncode
+    except subprocess.TimeoutExpired as late:
+        out, error = (t.decode() if isinstance(t, bytes) else t or "" for t in (late.stdout, late.stderr))
+        status = -1
+    for line in out.splitlines():
+        if line.startswith("{"):
+            yield Line(part, **json.loads(line))
+    if status:
+        why = f"no end after {seconds:.0f} s" if status < 0 else f"exit status {status}"
+        last = [line for line in error.splitlines() if line.strip()][-15:]
+        print("\n".join(f"    {line}" for line in last), file=sys.stderr, flush=True)
+        yield Line(part, "ends well", f"{why}: {last[-1].strip()[:160] if last else 'no word'}", "status 0", False)
+
+
+def table(lines: list[Line], kind: str, took: float) -> str:
+    """The results as Markdown."""
+    import torch
+
+    name = torch.cuda.get_device_name() if kind == "cuda" else f"no GPU: the CPU form ({platform.machine()})"
+    versions = f"torch {torch.__version__}{f', CUDA {torch.version.cuda}' if kind == 'cuda' else ''}"
+    head = f"{datetime.now(UTC):%Y-%m-%d}, {name}, {versions}, Python {platform.python_version()}"
+    rows = [f"| {x.part} | {x.what} | {x.found} | {x.target} | {x.verdict} |" for x in lines]
+    titles = ["| part | what | found | target | holds |", "|---|---|---|---|---|"]
+    return "\n".join([f"{head}; {took:.0f} s in all.", "", *titles, *rows])
+
+
+def put(page: Path, text: str) -> None:
+    """Put the results between the marks of a page."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} has no {BEGIN} … {END}; put these marks where the table is to go")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def main() -> int:
+    """Run the parts and print what they found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--device-type", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, help="a Markdown page to put the table in")
+    given = parser.parse_args()
+    parts, kind = given.parts or list(PARTS), given.device_type
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)} was found; parts are {', '.join(PARTS)}")
+    sys.path[:0] = [str(p) for p in SOURCES]
+    lacks = missing(parts, kind)
+    if lacks:
+        print("benchmarks/gpu.py cannot run here:", *(f"  {text}" for text in lacks), sep="\n", file=sys.stderr)
+        return 2
+    start, lines = time.perf_counter(), []
+    slower = ON_CPU if kind == "cpu" else 1
+    for part in parts:
+        what, seconds = PARTS[part]
+        seconds *= slower
+        left = slower * ALL - (time.perf_counter() - start)
+        print(f"{part}: {what}", flush=True)
+        for line in run(part, kind, max(10.0, min(seconds, left))):
+            target = f"   (target: {line.target})" if line.target else ""
+            print(f"  {line.what:58} {line.found}{target}   {line.verdict.strip('*')}", flush=True)
+            lines.append(line)
+    text = table(lines, kind, time.perf_counter() - start)
+    print(f"\n{text}")
+    if given.output:
+        put(given.output, text)
+    return 1 if any(line.holds is False for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

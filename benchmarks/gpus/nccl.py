@@ -1,0 +1,59 @@
+"""A kind of device enters; whether our NCCL plane moves what it has to, among the ranks there are, leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from torch.distributed import HashStore
+
+from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version, over_gloo, over_nccl
+from actorflow.runtime.devices import make_device
+from actorflow_compiler.plan import Comm, TensorSpec
+from gpus.ranks import launch
+from gpus.tell import tell
+
+SIZES = (1, 1000, 1 << 20)
+
+
+def alone(kind: str) -> None:
+    """A group of one rank: communicators are made, calls are issued, streams are ordered, all is closed."""
+    device = make_device(torch.device(kind))
+    plane = NcclPlane(0, HashStore(), device, make=over_nccl if kind == "cuda" else over_gloo)
+    plane.open([], [(0,)])
+    right = True
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        for size in SIZES:
+            tensor = torch.arange(size, device=device.where).to(dtype)
+            spec = TensorSpec((size,), str(dtype).removeprefix("torch."), "B")
+            with device.queue("nccl").context():
+                if kind == "cuda":
+                    device.queue("nccl").wait(device.queue("compute").mark())
+                (found,) = plane.collective(Comm("all_reduce", 0, (0,), plane="nccl"), [tensor], [spec])
+            device.synchronize()
+            right = right and torch.equal(found, tensor)
+    plane.close()
+    name = f"NCCL {nccl_version()}" if kind == "cuda" else "Gloo in its place"
+    tell(f"all-reduce of one rank over {name}", "the same numbers" if right else "other numbers", "the same", right)
+
+
+def main(kind: str) -> None:
+    """One rank, then all GPUs there are."""
+    alone(kind)
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if count < 2:
+        tell("trainings over NCCL", f"not run: {count} GPU{'s' * (count != 1)} here, and NCCL wants one for each rank")
+        return
+    wanted = launch(kind, 1, "data")
+    for plan in ("data", "zero"):
+        found = launch(kind, count, plan)
+        gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+        tell(f"{plan} on {count} GPUs over NCCL", f"losses {gap:.0e} apart", "≤ 1e-05", gap <= 1e-5)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr[-2000:]}")

@@ -1,0 +1,44 @@
+"""A kind of device enters; whether ranks that share it, each a process, train as one device does, leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from gpus.tell import tell
+
+SCRIPT = Path(__file__).with_name("ranked.py")
+RUNS = ((2, "data"), (2, "tensor"), (2, "zero"), (2, "pipeline"), (4, "data × pipeline"))
+
+
+def launch(kind: str, ranks: int, plan: str) -> list[float]:
+    """The losses of a training that the launcher starts."""
+    command = [
+        sys.executable, "-m", "actorflow", "run", str(SCRIPT), "--devices", str(ranks), "--device-type", kind,
+        *(["--oversubscribe"] if kind == "cuda" else []), "--", plan, kind,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(kind: str) -> None:
+    """Train by every plan and compare with one device."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "eager", kind], capture_output=True, text=True, check=True, timeout=90
+    )
+    wanted = json.loads(done.stdout.splitlines()[-1])
+    for ranks, plan in RUNS if kind == "cuda" else RUNS[-1:]:
+        found = launch(kind, ranks, plan)
+        gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+        where = "that share the GPU" if kind == "cuda" else "of the CPU"
+        tell(f"{plan}, {ranks} processes {where}", f"losses {gap:.0e} apart", "≤ 1e-05", gap <= 1e-5)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr[-2000:]}")

@@ -1,0 +1,32 @@
+"""Functions that write ops out in simpler ones enter; a table of them for ``make_fx`` leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Decomposition = Callable[..., Any]
+Table = dict[torch._ops.OpOverload, Decomposition]
+
+NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
+
+
+def into(table: Table) -> Callable[..., Callable[[Decomposition], Decomposition]]:
+    """What enters functions into a table: ``@into(table)(op, another_op)``."""
+
+    def of(*ops: torch._ops.OpOverload) -> Callable[[Decomposition], Decomposition]:
+        def register(function: Decomposition) -> Decomposition:
+            table.update(dict.fromkeys(ops, function))
+            return function
+
+        return register
+
+    return of
+
+
+def widened(x: Tensor) -> Tensor:
+    """In the dtype that sums are made in."""
+    return x.to(torch.float32) if x.dtype in NARROW else x

@@ -1,0 +1,23 @@
+"""Each test has variables of its own: those of the process are put aside for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from actorflow.classic import registry
+from actorflow.classic.registry import REGISTRY
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """As if no variable had been made in this process; called, it is so again, as in a fresh one."""
+
+    def forget() -> None:
+        monkeypatch.setattr(REGISTRY, "_book", registry._Book())
+        for kind in ("_parameters", "_buffers"):
+            monkeypatch.setitem(REGISTRY.__dict__, kind, {})
+
+    forget()
+    return forget

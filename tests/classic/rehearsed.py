@@ -1,0 +1,31 @@
+"""A job function's body and arguments go in; it is rehearsed and run eagerly, as a job does, without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.classic.variables import Recording, rehearsing, running
+from actorflow_compiler.torch_internals import fake_mode
+
+
+def rehearse(body: Callable[..., Any], *args: Tensor, job: str = "job", again: Recording | None = None) -> Recording:
+    """What one rehearsal of ``body`` finds."""
+    mode = fake_mode()
+    with mode, rehearsing(mode, job, again=again or Recording(job)) as rehearsal:
+        body(*(torch.empty(a.shape, dtype=a.dtype) for a in args))
+    return rehearsal.recording
+
+
+def play(recording: Recording, body: Callable[..., Any], *args: Tensor) -> Any:
+    """One call of a job whose body was rehearsed."""
+    with recording.call(), running(recording):
+        return body(*args)
+
+
+def run(body: Callable[..., Any], *args: Tensor) -> Any:
+    """The first call of a job."""
+    return play(rehearse(body, *args), body, *args)

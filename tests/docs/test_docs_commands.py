@@ -1,0 +1,151 @@
+"""Every command in the documents that people read first is run, in a folder with the scripts that they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("quickstart", "concepts", "choosing", "troubleshooting")
+QUICK = "troubleshooting"  # the page whose commands take less than half a minute
+LIMIT = 240.0  # seconds of one command
+_BLOCK = re.compile(r"(?:<!-- while: (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"# (\w+\.py)\n")
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What stands between two fences."""
+
+    language: str
+    text: str
+    meanwhile: str  # a command that runs while those of the block do
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block of a console: what follows a "$"."""
+        return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
+
+    @property
+    def name(self) -> str:
+        """The file that a script is to be saved as; empty where it has no name."""
+        found = _NAMED.match(self.text)
+        return found[1] if found else ""
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return [Block(language, body, meanwhile) for meanwhile, language, body in _BLOCK.findall(text)]
+
+
+@pytest.fixture
+def _programs(tmp_path: Path) -> None:
+    """In the test's folder, ``actorflow`` and ``python`` are this environment's."""
+    for name, command in {"actorflow": f"{sys.executable} -m actorflow", "python": sys.executable}.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        path.chmod(0o755)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables for commands that run in a folder."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "PYTHONPATH": path, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("_programs")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page", [page if page == QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+)
+def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
+    found = 0
+    for block in blocks(page):
+        if block.language == "python":
+            name = block.name or f"block{found}.py"
+            (tmp_path / name).write_text(block.text)
+            if not block.name:
+                check(f"python {name}", tmp_path)
+        elif block.language in ("console", "bash"):
+            assert block.commands, f"a block of {page}.md shows no command: {block.text}"
+            with_it = meanwhile(block.meanwhile, tmp_path) if block.meanwhile else iter([None])
+            for _ in with_it:
+                for command in block.commands:
+                    check(command, tmp_path)
+        found += 1
+    assert found
+
+
+def check(command: str, folder: Path) -> None:
+    done = run(command, folder)
+    assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
+
+
+def meanwhile(command: str, folder: Path) -> Iterator[None]:
+    """Run a command while a body does, from when it is known as a run on."""
+    process = subprocess.Popen(
+        shlex.split(command),
+        cwd=folder,
+        env=environment(folder),
+        executable=str(folder / "bin" / shlex.split(command)[0]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + LIMIT
+        while run(f"actorflow status {process.pid}", folder).returncode:
+            assert process.poll() is None, f"$ {command}: it ended at once"
+            assert time.monotonic() < end, f"$ {command}: not known"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_script_of_a_page_is_run_by_a_command_of_it(page: str) -> None:
+    found = blocks(page)
+    commands = [command for b in found for command in (*b.commands, b.meanwhile)]
+    for name in filter(None, (b.name for b in found)):
+        assert any(name in shlex.split(command) for command in commands), f"{name} of {page}.md is never run"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    for target in _LINK.findall(text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = DOCS / (name or f"{page}.md")
+        assert path.exists(), f"{page}.md links to {target}, which is not there"
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles], target

@@ -1,0 +1,275 @@
+"""Ranks that fall out of step, end or die are found out, and the error says who did what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actorflow.eager import watch
+from actorflow.eager.boxes import box
+from actorflow.eager.group_wires import GroupWires
+from actorflow.eager.layout import Layout
+from actorflow.eager.pace import Ended, State, Waiting, blame, read, write
+from actorflow.eager.wires import Doing
+from actorflow_compiler.errors import CallError, ClusterError
+from actorflow_compiler.placement import Placement
+from actorflow_compiler.sbp import B, P, Split
+from cluster.runs import Run
+
+LIMIT = 30.0  # seconds
+
+
+def waiting(number: int, what: str, ranks: tuple[int, ...] = (0, 1), me: int = 0) -> State:
+    """In a collective with all others of its ranks."""
+    peers = tuple(r for r in ranks if r != me)
+    return State(Waiting(ranks, number, what, peers), {ranks: number + 1})
+
+
+# ---- what is thought of states
+
+
+def test_ranks_in_one_collective_are_not_blamed() -> None:
+    assert blame({0: waiting(3, "mm"), 1: waiting(3, "mm", me=1)}) is None
+
+
+def test_a_rank_that_computes_is_not_blamed() -> None:
+    assert blame({0: waiting(3, "mm"), 1: State(None, {(0, 1): 3}, "train.py:7")}) is None
+
+
+def test_ranks_in_different_ops_are_both_named_with_their_ops() -> None:
+    why = blame({0: waiting(3, "mm"), 1: waiting(3, "add", me=1), 2: State(None)})
+    assert why is not None
+    assert why.startswith("rank 0 and rank 1 wait for each other")
+    assert "rank 0 is in collective 3 of ranks [0,1]: mm" in why
+    assert "rank 1 is in collective 3 of ranks [0,1]: add" in why
+
+
+def test_a_rank_that_is_through_with_a_collective_is_not_waited_for() -> None:
+    here = Waiting((0, 1, 2), 4, "mm", (1, 2))  # rank 1 has given its part and waits for rank 0 elsewhere
+    states = {
+        0: State(here, {(0, 1, 2): 5}),
+        1: State(Waiting((0, 1), 0, "add", (0,)), {(0, 1, 2): 5, (0, 1): 1}),
+        2: State(None, {(0, 1, 2): 4}),
+    }
+    assert blame(states) is None
+    behind = State(Waiting((0, 1), 0, "add", (0,)), {(0, 1, 2): 4, (0, 1): 1})  # it has not
+    assert blame({**states, 1: behind}) is not None
+
+
+def test_a_circle_of_three_ranks_is_found() -> None:
+    states = {
+        rank: State(Waiting(group, 0, "mm", (other,)), {group: 1})
+        for rank, group, other in ((0, (0, 1), 1), (1, (1, 2), 2), (2, (0, 2), 0))
+    }
+    assert "rank 0 and rank 1 and rank 2 wait for each other" in (blame(states) or "")
+
+
+def test_a_rank_that_has_ended_is_named_unless_it_was_through() -> None:
+    ended = State(Ended("raised ValueError: no"), {(0, 1): 3})
+    assert "rank 0 waits for rank 1, which raised ValueError: no" in (blame({0: waiting(3, "mm"), 1: ended}) or "")
+    assert blame({0: waiting(2, "mm"), 1: ended}) is None
+
+
+def test_states_survive_being_written_down() -> None:
+    for state in (waiting(3, "mm"), State(Ended("has ended"), {(0, 2): 7}, "a.py:1"), State(None)):
+        assert read(write(state, 5)) == (state, 5)
+
+
+# ---- Gloo, two ranks as threads
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[..., list[Any]]]:
+    """Run a function of wires on two ranks; what each has returned or raised."""
+    made: list[GroupWires] = []
+
+    def both(*functions: Callable[[GroupWires], Any]) -> list[Any]:
+        store = dist.HashStore()
+        found: list[Any] = [None, None]
+
+        def on_rank(rank: int) -> None:
+            try:
+                wires = GroupWires(dist.PrefixStore("test", store), rank, 2)
+                made.append(wires)
+                found[rank] = functions[rank % len(functions)](wires)
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=on_rank, args=(rank,), daemon=True) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), "a rank hangs"
+        return found
+
+    yield both
+    closing_threads = [threading.Thread(target=w.finish) for w in made]
+    for thread in closing_threads:
+        thread.start()
+    for thread in closing_threads:
+        thread.join(LIMIT)
+
+
+LINE = Placement("cpu", (0, 1), (2,))
+SMALL, LARGE = 6, 40_000
+
+
+def summed(wires: GroupWires, why: str = "a sum", size: int = SMALL) -> Tensor:
+    return box(torch.full((size,), wires.rank + 1.0), (size,), Layout(LINE, (P,)), Layout(LINE, (B,)), wires, why)
+
+
+def test_gloo_brings_every_part_where_it_belongs(pair: Callable[..., list[Any]]) -> None:
+    def on_a_rank(wires: GroupWires) -> list[Tensor]:
+        rows, columns, whole = (Layout(LINE, (s,)) for s in (Split(0), Split(1), B))
+        grid = torch.arange(15).view(3, 5)
+        mine = box(grid, (3, 5), whole, rows, wires)
+        other = box(mine, (3, 5), rows, columns, wires)
+        far = Layout(Placement("cpu", (1,), (1,)), (B,))
+        moved = box(other, (3, 5), columns, far, wires)
+        return [
+            summed(wires), summed(wires, size=LARGE), other, box(other, (3, 5), columns, whole, wires),
+            box(moved, (3, 5), far, whole, wires),
+            box(torch.tensor([True, False]), (2,), Layout(LINE, (P,)), whole, wires),
+        ]  # fmt: skip
+
+    for rank, (small, large, columns, whole, back, flags) in enumerate(pair(on_a_rank)):
+        assert torch.equal(small, torch.full((SMALL,), 3.0))
+        assert torch.equal(large, torch.full((LARGE,), 3.0))
+        grid = torch.arange(15).view(3, 5)
+        assert torch.equal(columns, grid.tensor_split([3], 1)[rank])
+        assert torch.equal(whole, grid)
+        assert torch.equal(back, grid)
+        assert flags.tolist() == [True, False]
+
+
+def test_payloads_of_any_length_are_gathered_by_gloo(pair: Callable[..., list[Any]]) -> None:
+    doing = Doing.of("payloads")
+    texts = [b"", b"abc" * 100]
+    assert pair(lambda w: w.gather(doing, (0, 1), texts[w.rank])) == [texts, texts]
+
+
+def test_two_ranks_in_different_ops_both_raise_what_each_does(pair: Callable[..., list[Any]]) -> None:
+    errors = pair(
+        lambda w: [summed(w), summed(w, "aten.relu.default")], lambda w: [summed(w), summed(w, "aten.mm.default")]
+    )
+    assert all(isinstance(e, CallError) for e in errors), errors
+    for error in errors:
+        assert "rank 0 is in collective 1 of ranks [0,1]: aten.relu.default: float32[6], P on cpu:[0,1]" in str(error)
+        assert "rank 1 is in collective 1 of ranks [0,1]: aten.mm.default: float32[6], P on cpu:[0,1]" in str(error)
+        assert f"{__file__}:" in str(error)  # the line of the script
+
+
+def test_every_op_can_be_compared_before_it_runs(pair: Callable[..., list[Any]]) -> None:
+    errors = pair(lambda w: w.compare("aten.relu.default" if w.rank else "aten.mm.default"))
+    assert all(isinstance(e, CallError) for e in errors)
+    assert "  rank 0: aten.mm.default\n  rank 1: aten.relu.default" in str(errors[0])
+    assert pair(lambda w: w.compare("aten.mm.default")) == [None, None]
+
+
+def test_a_rank_that_has_raised_is_named_with_its_error(pair: Callable[..., list[Any]]) -> None:
+    error, _ = pair(lambda w: summed(w), lambda w: w.finish("raised ValueError: no"))
+    assert isinstance(error, CallError)
+    assert "rank 0 waits for rank 1, which raised ValueError: no" in str(error)
+
+
+def test_a_slow_rank_is_waited_for_and_told_of(
+    pair: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "SLOW", 0.2)
+    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    told = threading.Event()
+    show = watch.Watch._tell
+
+    def tell(*args: Any) -> None:
+        show(*args)
+        told.set()
+
+    monkeypatch.setattr(watch.Watch, "_tell", tell)
+
+    def late(wires: GroupWires) -> Tensor:
+        assert told.wait(LIMIT)
+        return summed(wires)
+
+    found = pair(summed, late)
+    assert all(torch.equal(x, torch.full((SMALL,), 3.0)) for x in found)
+    text = capfd.readouterr().err
+    assert "rank 0 has waited" in text
+    assert "rank 1 is in no collective" in text
+
+
+# ---- a rank of its own process
+
+
+DIES = """
+import sys, os, signal, torch
+import torch.distributed as dist
+from actorflow.eager.group_wires import GroupWires
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False)
+wires = GroupWires(dist.PrefixStore("test", store), 1, 2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_rank_that_dies_while_another_waits_for_it_is_named() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    child = subprocess.Popen(
+        [sys.executable, "-c", DIES, str(store.port)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    wires = GroupWires(dist.PrefixStore("test", store), 0, 2)
+    with closing(_Finished(wires)), pytest.raises(ClusterError, match="rank 1 was lost while rank 0 waited") as error:
+        summed(wires, "aten.mm.default")
+    assert "aten.mm.default: float32[6]" in str(error.value)
+    assert child.wait(LIMIT) == -signal.SIGKILL
+
+
+class _Finished:
+    def __init__(self, wires: GroupWires) -> None:
+        self.close = wires.finish
+
+
+# ---- a whole run
+
+APART = """
+import actorflow as flow
+
+where = {"placement": flow.placement.all("cpu")}
+x = flow.ones(4, 6, sbp=flow.sbp.split(0), **where)
+y = flow.ones(4, 6, sbp=flow.sbp.split(1), **where)
+print("sum", float((x + y).sum()), flush=True)
+if flow.env.rank() == 1:
+    x @ y.t()
+else:
+    x + y
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_ranks_part_ends_with_both_ops_and_lines(tmp_path: Path) -> None:
+    run = Run(tmp_path, _script(tmp_path, APART), "--log-dir", str(tmp_path / "logs"), "--devices", "2")
+    assert run.wait() == 1
+    assert "sum 48.0" in run.output
+    assert "aten.add.Tensor: float32[4,6]" in run.output
+    assert "script.py:11" in run.output
+    assert "aten.mm.default: float32[4,6]" in run.output
+    assert "script.py:9" in run.output
+    assert run.ranks_left() == []
+
+
+def _script(folder: Path, text: str) -> Path:
+    script = folder / "script.py"
+    script.write_text(text)
+    return script

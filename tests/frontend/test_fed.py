@@ -1,0 +1,63 @@
+"""Tensors that are fed to jobs from the wrong device."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import actorflow as flow
+from actorflow.arguments import Arguments, flatten
+from actorflow.runtime.fed import Fed
+from actorflow_compiler.errors import CallError
+
+
+class At:
+    """Looks like a tensor that lies on a device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+
+def arguments(*devices: str) -> Arguments:
+    def job(x: Any, y: Any = None) -> None: ...
+
+    made = flatten("step", inspect.signature(job), tuple(torch.zeros(2) for _ in devices), {})
+    return replace(made, tensors=tuple(map(At, devices)))  # type: ignore[arg-type]
+
+
+def look(fed: Fed, device: str, *devices: str, needed: tuple[str, ...] = ("x", "y")) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fed.look("step", arguments(*devices), needed, torch.device(device))
+    return [str(one.message) for one in caught]
+
+
+def test_a_tensor_on_another_device_is_told_of_once():
+    fed = Fed()
+    (told,) = look(fed, "cuda:1", "cuda:0", "cuda:1")
+    assert "step was called with x on cuda:0, and this rank works on cuda:1" in told
+    assert look(fed, "cuda:1", "cuda:0", "cuda:1") == []
+    assert len(look(fed, "cuda:1", "cuda:0", "cuda:0")) == 1  # y
+    assert len(look(Fed(), "cpu", "cuda:0")) == 1
+
+
+def test_a_tensor_on_the_cpu_is_where_batches_come_from():
+    assert look(Fed(), "cuda:0", "cpu", "cuda:0") == []
+    assert look(Fed(), "cuda", "cuda:0") == []
+    assert look(Fed(), "cuda:1", "cuda:0", needed=()) == []  # the plan does not use it on this rank
+
+
+def test_a_tensor_without_memory_is_refused():
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    @flow.global_function(type="predict")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * weight
+
+    with pytest.raises(CallError, match="x on the meta device, which has no values"):
+        scaled(torch.empty(2, 3, device="meta"))

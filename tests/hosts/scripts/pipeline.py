@@ -1,0 +1,38 @@
+"""Train a pipeline of two stages for so many steps: pipeline.py STEPS; the master prints the seconds of a step."""
+
+import json
+import statistics
+import sys
+import time
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+import actorflow as flow
+
+WIDTH, BATCH = 256, 64
+PIECES = 1  # a forecast lets the sends of a link take turns, latency and all; those of several pieces overlap
+steps = int(sys.argv[1])
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+flow.place(model, stages=2)
+
+
+@flow.global_function(type="train", micro_batches=PIECES, schedule="gpipe")
+def train_step(inputs):
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+inputs = torch.randn(BATCH, WIDTH)
+losses, times = [], []
+for _ in range(steps):
+    losses.append(float(train_step(inputs)))  # the loss is here before the backward pass is over: nothing is held up
+    times.append(time.perf_counter())
+periods = [b - a for a, b in pairwise(times[2:])]  # the first ones compile, and fill the pipeline
+if flow.env.is_master():
+    print(json.dumps({"period": statistics.median(periods), "losses": losses}), flush=True)

@@ -1,0 +1,297 @@
+"""NCCL's plane over communicators that only note what is asked of them, and over ones that never end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import HashStore, Store, distributed_c10d  # type: ignore[attr-defined]
+
+from actorflow.runtime.data_plane import nccl
+from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version, over_nccl
+from actorflow.runtime.data_plane.of_rank import planes_of
+from actorflow.runtime.data_plane.patience import Patience, Started
+from actorflow.runtime.devices.cpu import Cpu
+from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.plan import Comm, TensorSpec
+
+SECONDS = 20.0  # for what comes at once
+VECTOR = TensorSpec((3,), "float32", "")
+
+
+class FakeWork:
+    """A call; as on a GPU nobody waits for it on the host."""
+
+    def wait(self) -> None:
+        pass
+
+
+@dataclass
+class FakeMark:
+    """A mark that has passed when the test says so."""
+
+    ended: threading.Event
+
+    def passed(self) -> bool:
+        return self.ended.is_set()
+
+    def wait_on_host(self) -> None:
+        pass
+
+
+@dataclass
+class Journal:
+    """Communicators that note what is asked of them; their calls end when ``ended`` is set."""
+
+    notes: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+    closed: threading.Event = field(default_factory=threading.Event)
+    made: int = 0
+
+    def make(self, store: Store, rank: int, size: int) -> Any:
+        self.made += 1
+        self.notes.append(f"make {self.made}: {rank} of {size}")
+        return FakeCommunicator(self, self.made)
+
+
+@dataclass
+class FakeCommunicator:
+    journal: Journal
+    number: int
+
+    def note(self, what: str) -> FakeWork:
+        self.journal.notes.append(f"{self.number} {what}")
+        return FakeWork()
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> FakeWork:
+        return self.note(f"send {tensors[0].numel()} to {to}")
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> FakeWork:
+        tensors[0].zero_()
+        return self.note(f"receive {tensors[0].numel()} from {source}")
+
+    def allreduce(self, tensors: list[Tensor]) -> FakeWork:
+        return self.note(f"all_reduce {tensors[0].numel()} {tensors[0].dtype}")
+
+    def alltoall_base(self, output: Tensor, input: Tensor, receive: list[int], send: list[int]) -> FakeWork:
+        return self.note(f"all_to_all {send} {receive}")
+
+    def abort(self) -> None:
+        self.end("abort")
+
+    def shutdown(self) -> None:
+        self.end("shutdown")
+
+    def end(self, how: str) -> None:
+        self.note(how)
+        if sum(note.endswith(how) for note in self.journal.notes) == self.journal.made:
+            self.journal.closed.set()
+
+
+class Ahead(Cpu):
+    """A device whose calls return before they have ended; its marks pass when the journal says so."""
+
+    ahead = True
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        super().__init__()
+        self._journal = journal or Journal()
+
+    def here(self) -> Any:
+        return self
+
+    def queue(self, name: str) -> Any:
+        return self
+
+    def context(self) -> Any:
+        return nullcontext()
+
+    def mark(self) -> FakeMark:
+        ended = self._journal.ended
+        if ended.is_set():  # now, and for ever
+            ended = threading.Event()
+            ended.set()
+        return FakeMark(ended)
+
+
+def plane(journal: Journal, **options: Any) -> NcclPlane:
+    made = NcclPlane(1, HashStore(), Ahead(journal), make=journal.make, **options)
+    made.open([(0, 1), (1, 2)], [(0, 1, 2)])
+    return made
+
+
+def test_every_communicator_is_made_and_used_in_the_order_that_all_ranks_share() -> None:
+    journal = Journal()
+    made = plane(journal)
+    wanted = [
+        "make 1: 1 of 2", "1 receive 1 from 0", "make 2: 0 of 2", "2 send 1 to 1",
+        "make 3: 1 of 3", "3 all_reduce 3 torch.uint8", "3 all_to_all [1, 1, 1] [1, 1, 1]",
+    ]  # fmt: skip
+    assert [note.replace("torch.float32", "") for note in journal.notes] == wanted
+    made.open([(0, 1), (1, 2)], [(0, 1, 2)])
+    assert journal.notes == wanted, "what exists was made again"
+
+
+def test_small_tensors_travel_together_and_empty_ones_not_at_all() -> None:
+    journal = Journal()
+    made = plane(journal)
+    del journal.notes[:]
+    large = torch.zeros(40_000)
+    made.send(2, [torch.zeros(3), large, torch.empty(0, 2), torch.zeros(1)])
+    found = made.receive(0, [VECTOR, TensorSpec((40_000,), "float32", ""), TensorSpec((0, 2), "int64", ""), VECTOR])
+    assert journal.notes == ["2 send 160000 to 1", "2 send 32 to 1", "1 receive 160000 from 0", "1 receive 32 from 0"]
+    assert [tuple(t.shape) for t in found] == [(3,), (40_000,), (0, 2), (3,)]
+
+
+def test_an_all_reduce_is_one_call_for_each_dtype_summed_in_one_that_nccl_knows() -> None:
+    journal = Journal()
+    made = plane(journal)
+    del journal.notes[:]
+    tensors = [torch.ones(3), torch.ones(2, dtype=torch.bool), torch.ones(4)]
+    specs = [TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), "") for t in tensors]
+    found = made.collective(Comm("all_reduce", 0, (0, 1, 2)), tensors, specs)
+    assert journal.notes == ["3 all_reduce 7 torch.float32", "3 all_reduce 2 torch.int32"]
+    assert [t.dtype for t in found] == [torch.float32, torch.bool, torch.float32]
+
+
+def test_a_call_that_does_not_end_is_told_once_with_its_name_and_one_that_does_is_not() -> None:
+    journal, told, late = Journal(), [], threading.Event()
+
+    def tell(started: Started) -> None:
+        told.append(started.what)
+        late.set()
+
+    journal.ended.set()
+    made = plane(journal, patience=0.2, late=tell)
+    made.send(2, [torch.zeros(3)])
+    assert made.explain() == ""
+    journal.ended.clear()
+    made.receive(0, [VECTOR])
+    made.send(2, [torch.zeros(3)])
+    assert "of 2 under way: receive 0>1" in made.explain()
+    assert late.wait(SECONDS)
+    assert told == ["receive 0>1"]
+    made.close()
+
+
+@pytest.mark.parametrize(("orderly", "how"), [(False, "abort"), (True, "shutdown")])
+def test_closing_gives_up_what_is_under_way_and_finishing_shuts_down_in_order(orderly: bool, how: str) -> None:
+    journal = Journal()
+    made = plane(journal)
+    if orderly:
+        journal.ended.set()
+        made.finish()
+    else:
+        made.close()
+    assert journal.closed.wait(SECONDS)
+    assert sorted(journal.notes[-3:]) == [f"1 {how}", f"2 {how}", f"3 {how}"]
+    with pytest.raises(ClusterError, match=r"send 1>2 came after the run had ended"):
+        made.send(2, [torch.zeros(3)])
+    made.close()
+    assert journal.notes.count(f"1 {how}") == 1
+
+
+def test_an_error_of_nccl_says_which_transfer_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> FakeWork:
+        raise RuntimeError("NCCL error: unhandled system error")
+
+    made = plane(Journal())
+    monkeypatch.setattr(FakeCommunicator, "send", broken)
+    with pytest.raises(ClusterError, match=r"rank 1: send 1>2 over NCCL failed: NCCL error"):
+        made.send(2, [torch.zeros(3)])
+
+
+def test_a_torch_without_nccl_says_so() -> None:
+    if hasattr(distributed_c10d, "ProcessGroupNCCL"):
+        pytest.skip("this torch has NCCL")
+    assert nccl_version() == ""
+    with pytest.raises(ClusterError, match="this torch has no NCCL"):
+        over_nccl(HashStore(), 0, 1)
+    assert set(planes_of(0, HashStore(), Ahead(), 1.0, lambda started: None)) == {"gloo"}
+
+
+@pytest.mark.skipif(
+    not hasattr(distributed_c10d, "ProcessGroupNCCL") or torch.cuda.is_available(), reason="for NCCL without GPUs"
+)
+def test_torchs_own_class_takes_what_it_is_given_and_what_it_lacks_is_told() -> None:
+    with pytest.raises(ClusterError, match=r"rank 1 could not make a communicator of NCCL with ranks \[0, 1\]: .*GPU"):
+        NcclPlane(1, HashStore(), Ahead()).open([(0, 1)], [])
+    for method in ("send", "recv", "allreduce", "alltoall_base", "abort", "shutdown"):
+        assert callable(getattr(distributed_c10d.ProcessGroupNCCL, method))
+
+
+def test_torchs_watchdog_is_told_not_to_end_the_process_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str | None] = []
+
+    class Group:
+        class Options:
+            def __init__(self, is_high_priority_stream: bool) -> None:
+                assert is_high_priority_stream, "a communicator must not share its stream with what computes"
+
+        def __init__(self, store: Store, rank: int, size: int, options: Any) -> None:
+            assert options._timeout >= timedelta(hours=1)
+            seen.append(os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+
+    monkeypatch.setattr(nccl.distributed_c10d, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    over_nccl(HashStore(), 0, 1)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    over_nccl(HashStore(), 0, 1)
+    assert seen == ["0", "3"]
+
+
+def test_patience_looks_at_the_oldest_call_alone_and_ends_when_it_is_closed() -> None:
+    told: list[str] = []
+    patience = Patience(1e6, lambda started: told.append(started.what))
+    first, second = patience.start("first"), patience.start("second")
+    assert "of 2 under way: first" in patience.explain()
+    first.issued = True
+    assert "of 1 under way: second" in patience.explain()
+    second.issued = True
+    assert patience.explain() == ""
+    thread = patience._thread
+    patience.close()
+    assert thread is not None
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert not told
+
+
+def test_calls_that_end_one_after_the_other_are_not_late_however_far_the_host_is_ahead() -> None:
+    """The last call is under way for longer than patience, and waits for the ones before it all that time."""
+    late = threading.Event()
+    patience = Patience(0.6, lambda started: late.set())
+    calls = [patience.start(str(number)) for number in range(5)]
+    for call in calls:
+        assert not late.wait(0.3), f"call {call.what} was told late"
+        call.issued = True
+    assert late.wait(0.0) is False
+    stuck = patience.start("stuck")
+    assert late.wait(SECONDS)
+    assert stuck.seconds >= 0.6
+
+
+def test_a_device_that_has_failed_says_nothing_of_calls_and_they_count_as_under_way() -> None:
+    class Failed:
+        def passed(self) -> bool:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        def wait_on_host(self) -> None:
+            raise AssertionError("nobody waits for it")
+
+    patience = Patience(1e6, lambda started: None)
+    started = patience.start("send 0>1")
+    started.marks.append(Failed())
+    started.issued = True
+    assert "of 1 under way: send 0>1" in patience.explain()
+    patience.close()

@@ -1,0 +1,94 @@
+"""Which plane a plan's communications take, by where its ranks are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from actorflow.runtime.planes import Spot, choose, share, spots_of, unshare
+from actorflow.runtime.turns import calls
+from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan_text import to_text
+from actorflow_compiler.plan_verify import verify
+from models import CASES
+from trained import Layout, plan_of
+
+GPUS = [Spot("a", "GPU-0", nccl=True), Spot("a", "GPU-1", nccl=True)]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Plan:
+    """Two stages of two replicas: sends between ranks 0, 1 and 2, 3, and all-reduces inside of each pair."""
+    plan, *_ = plan_of(CASES["mlp"], Layout(4, 4, pipeline=True), 8)
+    return plan
+
+
+def planes(plan: Plan) -> Counter[tuple[str, str]]:
+    """(Kind of communication, plane) → how many move something that way."""
+    moving = [a.comm for a in plan.actors if a.comm is not None and (a.operands or a.comm.kind != "send")]
+    return Counter(("send" if c.kind == "send" else "collective", c.plane) for c in moving)
+
+
+def test_gpus_of_one_rank_each_use_nccl_for_all_even_what_is_small(pipeline: Plan) -> None:
+    spots = [*GPUS, Spot("b", "GPU-0", nccl=True), Spot("b", "GPU-1", nccl=True)]
+    spots = [replace(spot, gpu=f"{spot.machine} {spot.gpu}") for spot in spots]
+    found = verify(choose(pipeline, spots))
+    assert {plane for _, plane in planes(found)} == {"nccl"}
+    assert [order.rank for order in found.calls] == [0, 1, 2, 3]
+    assert calls(found, 0) == calls(found.for_rank(0), 0) != ()
+    assert "  calls     nccl: " in to_text(found)
+    assert "  calls     nccl: " in to_text(found.for_rank(3))
+
+
+def test_ranks_that_share_a_gpu_go_through_host_memory(pipeline: Plan) -> None:
+    shared = [Spot("a", "GPU-0", nccl=True)] * 4
+    found = verify(choose(pipeline, shared))
+    assert set(planes(found)) == {("send", "shared"), ("collective", "gloo")}
+    assert found.calls == ()
+    apart = verify(choose(pipeline, [replace(spot, machine="") for spot in shared]))
+    assert {plane for _, plane in planes(apart)} <= {"gloo", "inline"}
+
+
+def test_two_gpus_that_each_hold_a_pair_of_ranks_use_nccl_only_between_different_ones(pipeline: Plan) -> None:
+    found = verify(choose(pipeline, [GPUS[0], GPUS[0], GPUS[1], GPUS[1]]))
+    assert set(planes(found)) == {("send", "nccl"), ("collective", "gloo")}
+    assert all(call.kind in ("send", "receive") for rank in range(4) for call in calls(found, rank))
+
+
+def test_processors_and_gpus_in_one_plan_meet_in_host_memory(pipeline: Plan) -> None:
+    found = verify(choose(pipeline, [*GPUS, Spot("a"), Spot("b")]))
+    by_group = {a.comm.group: a.comm.plane for a in pipeline_comms(found)}
+    assert by_group[0, 1] == "nccl"
+    assert by_group[2, 3] == "gloo"
+    assert by_group[0, 2] == "shared"
+    assert by_group[1, 3] in ("gloo", "inline")
+
+
+def pipeline_comms(plan: Plan) -> list:  # type: ignore[type-arg]
+    return [a for a in plan.actors if a.comm is not None and (a.operands or a.comm.kind != "send")]
+
+
+def test_a_gpu_without_nccl_goes_through_host_memory(pipeline: Plan) -> None:
+    found = choose(pipeline, [replace(spot, nccl=False) for spot in GPUS * 2])
+    assert "nccl" not in {plane for _, plane in planes(found)}
+
+
+def test_without_gpus_nothing_changes(pipeline: Plan) -> None:
+    assert choose(pipeline, [Spot("a")] * 4) == share(pipeline, ["a"] * 4)
+    assert choose(pipeline, [Spot()] * 4) == pipeline
+
+
+def test_what_is_shared_with_a_rank_that_has_no_socket_goes_over_gloo_and_nccl_stays(pipeline: Plan) -> None:
+    found = choose(pipeline, [*GPUS, Spot("a"), Spot("a")])
+    for rank in range(4):
+        alone = verify(unshare(found, rank, ()))
+        assert ("collective", "nccl") in planes(alone)
+        assert alone.calls == found.calls
+    assert ("send", "shared") in planes(found)
+
+
+def test_spots_are_made_of_what_ranks_report() -> None:
+    found = spots_of(["a", "a", ""], ["cuda", "cpu", "cuda"], ["GPU-0", "GPU-1", "GPU-2"], ["2.27", "2.27", ""])
+    assert found == [Spot("a", "GPU-0", nccl=True), Spot("a"), Spot("", "GPU-2")]

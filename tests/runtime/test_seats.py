@@ -1,0 +1,129 @@
+"""On what each rank computes, and what is said where that cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actorflow.runtime.agreement import Report
+from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, device_of, kinds_of, seat
+from actorflow.runtime.settings import Settings
+from actorflow_compiler.errors import ClusterError, LayoutError
+from actorflow_compiler.placement import placement
+
+CPU, CUDA = placement("cpu", [1]), placement("cuda", [0])
+NAMES = ("NVIDIA H100", "NVIDIA H100")
+SEATS = (
+    Seat("alpha", NAMES, 0, "GPU-a0", "2.27.5", "12.8"),
+    Seat("alpha", NAMES, 1, "GPU-a1", "2.27.5", "12.8"),
+)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two GPUs, as far as torch tells."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("placements", "scopes", "held", "wishes", "expected"),
+    [
+        ([], [], ["cpu"], NOTHING_SAID, "cpu cpu"),
+        ([], [], ["cuda"], NOTHING_SAID, "cuda cuda"),
+        ([], [], ["cuda", "meta"], Wishes("cpu"), "cpu cpu"),
+        ([], [], ["cpu"], Wishes("cuda"), "cuda cuda"),
+        ([], ["cuda"], ["cpu"], NOTHING_SAID, "cuda cuda"),
+        ([placement("cuda", [0, 1])], [], ["cpu"], NOTHING_SAID, "cuda cuda"),
+        ([CUDA], [], ["cpu"], NOTHING_SAID, "cuda cuda"),
+        ([CUDA], [], ["cpu"], Wishes("cpu"), "cuda cpu"),
+        ([CPU], [], ["cpu"], Wishes("cuda"), "cuda cpu"),
+        ([CUDA, CPU], [], ["cpu"], NOTHING_SAID, "cuda cpu"),
+        ([], [], ["cpu"], Wishes("", ("cuda", "cpu")), "cuda cpu"),
+    ],
+)
+def test_a_rank_computes_on_what_its_placement_says_else_on_what_was_said_first(
+    placements: list, scopes: list, held: list, wishes: Wishes, expected: str
+) -> None:  # type: ignore[type-arg]
+    assert " ".join(kinds_of(placements, scopes, held, 2, wishes)) == expected
+
+
+@pytest.mark.usefixtures("gpus")
+def test_where_nothing_is_said_a_machine_with_gpus_uses_them() -> None:
+    assert kinds_of([], [], ["cpu"], 2, NOTHING_SAID) == ("cuda", "cuda")
+    assert kinds_of([CPU], [], ["cpu"], 2, NOTHING_SAID) == ("cpu", "cpu")
+
+
+def test_a_rank_that_is_placed_on_two_kinds_is_named_with_both_placements() -> None:
+    both = [placement("cuda", [0, 1]), CPU]
+    with pytest.raises(LayoutError, match=r"rank 1 is in cpu:\[1\] and in cuda:\[0,1\]; a rank is one device"):
+        kinds_of(both, [], [], 2, NOTHING_SAID)
+
+
+def test_a_placement_beyond_the_run_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"cpu:\[1\] was found, which needs rank 1; the run has 1 device "):
+        kinds_of([CPU], [], [], 1, NOTHING_SAID)
+
+
+def test_a_job_that_wants_a_rank_elsewhere_than_an_earlier_one_is_refused() -> None:
+    kinds = kinds_of([CPU], [], [], 2, Wishes("", ("cuda", "cuda")))
+    with pytest.raises(LayoutError, match="rank 1 is placed on cpu, and computes on cuda since an earlier job"):
+        check(kinds, SEATS, ("cuda", "cuda"))
+    check(kinds, SEATS, ("cuda", "cpu"))
+
+
+def test_ranks_with_a_gpu_of_their_own_and_ranks_on_processors_are_fine() -> None:
+    check(("cuda", "cuda"), SEATS)
+    check(("cuda", "cpu"), (SEATS[0], NOWHERE))
+    check(("cpu", "cpu"), (NOWHERE, NOWHERE))
+
+
+def test_a_placement_on_a_gpu_that_is_not_there_lists_what_is_there() -> None:
+    with pytest.raises(LayoutError) as found:
+        check(("cuda", "cuda", "cuda"), (*SEATS, Seat("beta", cuda="12.8")))
+    text = str(found.value)
+    assert text.startswith("rank 2 is placed on cuda, and its process has no CUDA device. There are:\n")
+    assert "  alpha (ranks 0, 1): GPU 0: NVIDIA H100, GPU 1: NVIDIA H100\n" in text
+    assert "  beta (rank 2): no GPU that torch can use\n" in text
+    assert "--device-type cpu" in text
+
+
+def test_two_ranks_on_one_gpu_need_oversubscribe() -> None:
+    third = replace(SEATS[0])
+    with pytest.raises(LayoutError, match=r"ranks 0 and 2 would share GPU 0 of alpha(.|\n)*--oversubscribe"):
+        check(("cuda",) * 3, (*SEATS, third))
+    check(("cuda",) * 3, tuple(replace(s, shares=True) for s in (*SEATS, third)))
+    check(("cuda", "cuda", "cpu"), (*SEATS, third))
+
+
+@pytest.mark.parametrize(("what", "value"), [("nccl", "2.26.2"), ("cuda", "13.0"), ("nccl", "")])
+def test_different_versions_name_both_ranks_and_both_versions(what: str, value: str) -> None:
+    other = replace(SEATS[1], host="beta", **{what: value})
+    with pytest.raises(ClusterError) as found:
+        check(("cuda", "cuda"), (SEATS[0], other))
+    lines = str(found.value).splitlines()
+    assert lines[0] == f"ranks do not agree on the version of {what.upper()}:"
+    assert lines[1] == f"  rank 0 (alpha): {getattr(SEATS[0], what)}"
+    assert lines[2] == f"  rank 1 (beta): {value or 'none'}"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_ranks_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        def __init__(self, index: int) -> None:
+            self.uuid = f"uuid-{index}"
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: NAMES[index])
+    places = [Settings(local_rank=n, devices=4, oversubscribe=True) for n in range(4)]
+    assert [device_of("cuda", place).index for place in places] == [0, 1, 0, 1]
+    assert {device_of("cpu", place).type for place in places} == {"cpu"}
+    found = seat("cuda", places[3])
+    assert (found.index, found.gpu, found.gpus, found.shares) == (1, "uuid-1", NAMES, True)
+    assert seat("cpu", places[3]).gpu == "", "a GPU was looked at that is not used"
+
+
+def test_a_seat_travels_with_the_report_of_a_rank() -> None:
+    one = Report(("a line",), {"w": 1}, SEATS[1])
+    assert Report.from_bytes(one.to_bytes()) == one

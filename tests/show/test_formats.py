@@ -1,0 +1,132 @@
+"""What plans are written as: every format holds all that it should, and bad requests are answered before compiling."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import actorflow as flow
+from actorflow.show import page
+from actorflow.show.formats import FORMATS, check_place
+from actorflow.show.view import plan as plan_of
+from actorflow_compiler.errors import CallError, ShowError
+from actorflow_compiler.plan_text import from_json
+from shown_plans import batch, job, view
+
+GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+
+
+def test_dot_has_every_actor_and_an_edge_for_every_reader(tmp_path: Path) -> None:
+    dot = shutil.which("dot")
+    if dot is None:
+        pytest.skip("Graphviz's dot is not installed")
+    plan = view().plan
+    path = view().write(tmp_path / "plan.dot")
+    done = subprocess.run([dot, "-Tplain", path], capture_output=True, text=True, check=True, timeout=60)
+    kinds = [line.split(maxsplit=1)[0] for line in done.stdout.splitlines()]
+    assert kinds.count("node") == len(plan.actors)
+    assert kinds.count("edge") == sum(len(r.readers) for r in plan.registers)
+    drawn = subprocess.run([dot, "-Tsvg", path], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert all(f">rank {rank}<" in drawn for rank in range(4))
+
+
+def test_the_still_picture_has_every_actor_register_module_and_boxing() -> None:
+    plan = view().plan
+    tree = ElementTree.fromstring(view().svg())
+    found = [dict(e.attrib) for e in tree.iter()]
+    assert {int(e["data-actor"]) for e in found if "data-actor" in e} == {a.id for a in plan.actors}
+    assert {int(e["data-register"]) for e in found if "data-register" in e} == {
+        r.id for r in plan.registers if r.tensors
+    }
+    words = "\n".join(tree.itertext())
+    for name in ("blocks.0", "blocks.3", "head", "all-reduce P → B", "send", "cpu:[0,1]", "cpu:[2,3]", "micro-batches"):
+        assert name in words
+    assert "var(" not in words  # few programs but browsers know variables of CSS
+
+
+def test_json_gives_the_plan_back_with_where_it_comes_from() -> None:
+    plan = view().plan
+    again = from_json(view().json())
+    assert again == plan
+    assert again.origins.flows
+    assert plan.for_rank(0).origins.parts == ()  # what a rank is sent is without it
+
+
+def test_csv_has_a_row_for_each_stage(tmp_path: Path) -> None:
+    rows = list(csv.reader(view().write(tmp_path / "plan.csv").read_text().splitlines()))
+    assert [cell for cell in rows[0] if "F" in cell] == ["0F0", "0F1", "0F2", "0F3"]
+    assert len(rows) == 2
+
+
+def test_text_ends_with_a_forecast() -> None:
+    text = str(view())
+    assert text.startswith("plan step: 4 ranks, 4 micro-batches")
+    assert "\nforecast on " in text
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ShowError, match=r"plan\.pdf.* expected: .*\.html, \.svg, \.dot, \.json, \.txt, \.csv"):
+        view().write(tmp_path / "plan.pdf")
+    assert list(FORMATS) == [".html", ".svg", ".dot", ".json", ".txt", ".csv"]
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("missing/plan.svg", "does not exist"), ("file/plan.svg", "is a file"), ("folder.svg", "cannot be written")],
+)
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, where: str, what: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ShowError, match=what):
+        check_place(tmp_path / where)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.svg"]  # nothing is left behind
+
+
+@pytest.mark.parametrize("out", ["plan.pdf", "missing/plan.html"])
+def test_the_command_refuses_before_it_compiles(tmp_path: Path, out: str) -> None:
+    command = [sys.executable, "-m", "actorflow", "plan", GPT, "--devices", "4", "--out", tmp_path / out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert out in re.sub(r"\s*\n\s*", " ", done.stderr)
+    assert "compiling" not in done.stderr
+
+
+def test_without_bokeh_a_page_is_refused_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda _: None)
+    with pytest.raises(ShowError, match=r"pip install 'actorflow\[show\]'"):
+        check_place(tmp_path / "plan.html")
+    with pytest.raises(ShowError, match=r"actorflow\[show\]"):
+        view().html()
+    assert view().svg().startswith("<svg")  # still pictures need nothing
+
+
+def test_a_job_without_a_plan_is_answered_with_how_to_get_one() -> None:
+    with pytest.raises(CallError, match=r"call it before flow\.plan, or give arguments and devices"):
+        flow.plan(job())
+    with pytest.raises(CallError, match="expected: a job"):
+        plan_of(print)  # type: ignore[arg-type]
+
+
+def test_the_plan_of_a_job_that_was_called_is_that_of_its_call() -> None:
+    step = job(micro_batches=2, stages=1)
+    before = flow.plan(step, *batch(), devices=3 + 1)
+    assert before.plan.world == 4
+    float(step(*batch()))
+    assert flow.plan(step).plan is step.plan
+    assert repr(flow.plan(step)).startswith("<plan step for 1 rank, ")
+    float(step(*batch()))  # looking at plans changes nothing
+
+
+def test_a_notebook_gets_the_page_in_a_frame() -> None:
+    frame = view()._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert frame.count("<") == 2  # all of the page is escaped

@@ -1,0 +1,259 @@
+"""From what ranks say of themselves it is found whom they all wait for; a run is asked through its sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from actorflow.cli import main
+from actorflow.status import sockets
+from actorflow.status.graph import edges, verdict
+from actorflow.status.sockets import About, announce, answer, ask, on_signal, runs
+from actorflow.status.standing import Standing, Waiting
+from actorflow.status.text import to_text
+from cluster.ranks import LIMIT
+from cluster.runs import Run
+
+STUCK = """
+import sys, time
+import torch
+import torch.nn.functional as F
+import actorflow as flow
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+@flow.global_function
+def step(x):
+    loss = F.mse_loss(model(x), x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+float(step(torch.ones(4, 8)))
+print("one step", flush=True)
+if flow.env.get_rank() == 1:
+    time.sleep(1000)  # here it stands
+float(step(torch.ones(4, 8)))
+"""
+
+
+def standing(rank: int, *ranks: int, meets: str = "", **more: object) -> Standing:
+    waits = (Waiting(f"F{rank}@{rank}", "waits for register 3 (empty)", ranks, meets),) if ranks else ()
+    return Standing(rank, "here", 100 + rank, f"train.py:{rank}", waits=waits, **more)  # type: ignore[arg-type]
+
+
+def of(*standings: Standing) -> dict[int, Standing]:
+    return {s.rank: s for s in standings}
+
+
+@pytest.mark.parametrize(
+    ("standings", "expected"),
+    [
+        (of(standing(0), standing(1)), "no rank waits for another one"),
+        (
+            of(standing(0, 1), standing(1)),
+            "rank 0 waits for rank 1, which waits for no other rank: it is at train.py:1",
+        ),
+        (
+            of(standing(0, 1), standing(1, 2), standing(2, doing="fires F2@2, firing 7")),
+            "ranks 0-1 wait for rank 2, which waits for no other rank: it fires F2@2, firing 7",
+        ),
+        (of(standing(0, 1), standing(1, 2)), "ranks 0-1 wait for rank 2, which does not answer"),
+        (
+            of(standing(0, 2), standing(1, 3), standing(2), standing(3)),
+            "rank 0 waits for rank 2, which waits for no other rank: it is at train.py:2; "
+            "rank 1 waits for rank 3, which waits for no other rank: it is at train.py:3",
+        ),
+        (
+            of(standing(0, 1), standing(1, 2), standing(2, 3), standing(3, 1)),
+            "rank 1 waits for rank 2, which waits for rank 3, which waits for rank 1: they wait in a circle, "
+            "if asking again shows the same",
+        ),
+        (
+            of(standing(0, 1, 2, meets="7"), standing(1, 0, 2, meets="7"), standing(2)),
+            "ranks 0-1 wait for rank 2, which waits for no other rank: it is at train.py:2",
+        ),
+        (
+            of(standing(0, early=True, calls=5), standing(1, early=True, calls=5), standing(2, calls=4)),
+            "ranks 0-1 wait for rank 2, which waits for no other rank: it is at train.py:2",
+        ),
+        ({}, "no rank answers"),
+    ],
+)
+def test_the_rank_that_all_wait_for_is_named(standings: dict[int, Standing], expected: str) -> None:
+    assert verdict(4, standings) == expected
+
+
+def test_members_of_a_collective_that_are_all_there_wait_for_nobody() -> None:
+    assert edges(of(standing(0, 1, meets="7"), standing(1, 0, meets="7"))) == {0: {}, 1: {}}
+
+
+def test_what_a_rank_says_travels_as_json() -> None:
+    said = standing(3, 1, 2, meets="7", calls=4, early=True, doing="fires F3", text="all\nof it")
+    assert Standing.from_json(json.loads(json.dumps(said.to_json()))) == said
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a launcher that is this process, where runs are looked for."""
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / "actorflow-x"
+    folder.mkdir()
+    return str(folder / "launcher")
+
+
+def about(*ranks: int, world: int = 2, pid: int | None = None) -> About:
+    return About(pid or os.getpid(), "train.py", ("--lr", "1"), world, ranks, time.time(), "logs")
+
+
+def test_a_rank_answers_for_itself_and_fetches_what_ranks_of_other_machines_say(launcher: str) -> None:
+    run = about(0, world=3)
+    announce(launcher, run)
+
+    def pull(rank: int) -> bytes:
+        if rank == 2:
+            raise OSError("lost")
+        return json.dumps(standing(rank, 2).to_json()).encode()
+
+    answer(launcher, 0, 3, pull)
+    assert runs() == [(launcher, run)]
+    found = ask(launcher, run)
+    assert sorted(found.standings) == [0, 1]
+    assert found.standings[0].pid == os.getpid()
+    text = to_text(run, found)
+    assert "train.py --lr 1, 3 ranks" in text
+    assert "rank 2 is on another machine and does not answer" in text
+    assert "rank 1 waits for rank 2, which does not answer" in text
+
+
+def test_a_rank_that_could_not_answer_once_answers_the_next_time(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it is asked in the middle of an import."""
+
+    def early(rank: int) -> Standing:
+        raise AttributeError("partially initialized module")
+
+    run = about(0, world=1)
+    announce(launcher, run)
+    with monkeypatch.context() as first:
+        first.setattr(sockets, "own", early)
+        answer(launcher, 0, 1, lambda rank: b"")
+        assert ask(launcher, run).silent[0].startswith("gave no answer (process")
+    assert 0 in ask(launcher, run).standings
+
+
+def test_a_rank_that_does_not_answer_is_told_from_one_that_is_not_there(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "PATIENCE", 0.3)
+    deaf = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deaf.bind(str(Path(launcher).with_name("rank1")))
+    deaf.listen()
+    gone = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    gone.bind(str(Path(launcher).with_name("rank2")))
+    gone.close()
+    found = ask(launcher, about(0, 1, 2, world=3))
+    assert found.silent == {
+        0: "has not started",
+        1: f"does not answer (process {os.getpid()} is in code that keeps the GIL)",
+        2: "has ended",
+    }
+    deaf.close()
+
+
+def test_runs_whose_launchers_are_gone_are_not_listed(launcher: str) -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    announce(launcher, about(0, pid=process.pid))
+    assert [run.pid for _, run in runs()] == [process.pid]
+    process.kill()
+    process.wait()
+    assert runs() == []
+    path = Path(launcher).with_name("run.json")
+    path.write_text(path.read_text().replace(f'"pid": {process.pid}', f'"pid": {os.getpid()}'))
+    assert runs() == []  # the number is another process's now
+    done = CliRunner().invoke(main, ["status"])
+    assert done.exit_code == 1
+    assert "no run of this machine and user was found" in done.output
+
+
+def test_an_unknown_launcher_is_answered_with_those_that_there_are(launcher: str) -> None:
+    announce(launcher, about(0))
+    done = CliRunner().invoke(main, ["status", "1"])
+    assert done.exit_code == 1
+    assert f"1 is no launcher of a run of this machine and user; there are: {os.getpid()}" in done.output
+
+
+def test_the_signal_calls_back_and_leaves_other_handlers_alone() -> None:
+    heard: list[str] = []
+    with on_signal(lambda: heard.append("told")):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        end = time.monotonic() + LIMIT
+        while not heard and time.monotonic() < end:
+            time.sleep(0.01)
+    assert heard == ["told"]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with on_signal(lambda: heard.append("told")):
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_a_stuck_run_tells_whom_it_waits_for_to_the_command_and_to_the_signal(start: Callable[..., Run]) -> None:
+    run = start(STUCK, "--devices", "2")
+    wait_for(run, lambda: "one step" in run.output)
+    stands = STUCK.splitlines().index("    time.sleep(1000)  # here it stands") + 1
+    sentence = f"rank 0 waits for rank 1, which waits for no other rank: it is at {run.script}:{stands}"
+
+    def told() -> str:
+        return command("status", str(run.process.pid))
+
+    wait_for(run, lambda: sentence in told())
+    text = told()
+    assert f"run {run.process.pid}: {run.script}, 2 ranks" in text
+    assert "waits for rank 1: call 1, which it has not made" in text
+    assert "waits for the permit of all ranks" in text
+    run.process.send_signal(signal.SIGUSR1)
+    wait_for(run, lambda: sentence in run.output)
+    pid = re.search(r"rank 1 \(.*, pid (\d+)\)", text)
+    assert pid is not None
+    os.kill(int(pid[1]), signal.SIGUSR1)
+    log = run.script.parent / "logs0" / "rank1.stderr.log"
+    wait_for(run, lambda: log.exists() and "actorflow: rank 1: 0 unfinished calls" in log.read_text())
+    assert run.process.poll() is None
+
+
+def command(*arguments: str) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "actorflow", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    return done.stdout + done.stderr
+
+
+def wait_for(run: Run, there: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not there():
+        assert time.monotonic() < end, run.output
+        assert run.process.poll() is None, run.output
+        time.sleep(0.1)

@@ -1,0 +1,170 @@
+"""From a trace it is found which costs were forecast worst, what queues waited for, and what clocks say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorflow.tracing.clock import Estimate, SharedClock, estimate
+from actorflow.tracing.measured import Measured, measured
+from actorflow.tracing.report import report, to_text
+from actorflow.tracing.view import drawn, html
+from actorflow_compiler.errors import TraceError
+from actorflow_compiler.plan import OfInput, Plan
+from actorflow_compiler.sbp import B
+from actorflow_scheduler.cost import CPU_CORE
+from actorflow_scheduler.timeline import nanoseconds
+from runtime.programs import MM, Program, on, spec
+from runtime.trainings import training
+from tracing.traced import CALLS, as_forecast, trace
+
+MS = 1_000_000
+
+
+def costs(plan: Plan, **named: int) -> dict[int, int]:
+    """A firing of each actor takes 1 µs, that of the named ones so many ns."""
+    return {a.id: named.get(a.name, 1000) for a in plan.actors}
+
+
+def waits(found: Measured) -> dict[tuple[int, str], int]:
+    """(rank, reason) → ns."""
+    spent: dict[tuple[int, str], int] = {}
+    for gap in found.gaps():
+        spent[gap.rank, gap.reason] = spent.get((gap.rank, gap.reason), 0) + gap.end - gap.start
+    return spent
+
+
+def test_a_stage_waits_for_the_data_of_a_slower_one() -> None:
+    plan = training()
+    found = as_forecast(plan, costs(plan, F1=MS, B1=MS))
+    spent = waits(found)
+    assert max(spent, key=lambda key: spent[key]) == (0, "data")
+    assert {gap.on for gap in found.gaps() if gap.rank == 0 and gap.reason == "data"} >= {"send B1 of rank 1"}
+
+
+def test_a_stage_waits_for_credit_where_its_readers_are_slow() -> None:
+    plan = training()
+    spent = waits(as_forecast(plan, costs(plan, loss=5 * MS)))  # reads what F1 makes, in a register of one slot
+    assert max(spent, key=lambda key: spent[key])[1] in ("credit", "data")
+    assert spent[1, "credit"] > spent.get((1, "data"), 0)
+
+
+def test_a_transfer_that_stands_behind_another_is_a_wait_for_its_queue() -> None:
+    p = Program()
+    (x,) = p.actor("x", OfInput("x"), out=[spec(2, 2)], kind="source", queue="source")
+    (a,) = p.actor("A", x, x, body=MM, out=[spec(2, 2)])
+    (b,) = p.actor("B", x, x, body=MM, out=[spec(2, 2)])
+    (there_a,) = p.send(a, to=1)
+    (there_b,) = p.send(b, to=1)
+    (c,) = p.actor("C", there_b, there_b, body=MM, out=[spec(2, 2)], rank=1)
+    (d,) = p.actor("D", there_a, c, body=MM, out=[spec(2, 2)], rank=1)
+    p.result(d, on(1), (B,), (2, 2), rank=1)
+    plan = p.plan()
+    found = as_forecast(plan, costs(plan, **{"send A": MS, "send B": MS // 4}))
+    gap = max((g for g in found.gaps() if plan.actor(g.actor).name == "C"), key=lambda g: g.end - g.start)
+    assert (gap.reason, gap.on) == ("queue", "send B of rank 0")
+    assert 0.9 * MS < gap.end - gap.start <= MS  # what the first of the two transfers takes
+
+
+@pytest.mark.parametrize(
+    ("issued", "what"), [(1, "the script to make the next call"), (0, "all ranks to make the call")]
+)
+def test_a_script_that_calls_late_is_the_host(issued: int, what: str) -> None:
+    plan = training()
+    found = as_forecast(plan, costs(plan))
+    late = 10 * MS
+    rate = {a.id: a.rate for a in plan.actors}
+
+    def later(times: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+        return {a: [t + late * (n // rate[a]) for n, t in enumerate(ts)] for a, ts in times.items()}
+
+    calls = {rank: [late * i for i in range(CALLS)] for rank in range(2)}
+    made = {rank: [t * issued for t in times] for rank, times in calls.items()}
+    gaps = [g for g in Measured(plan, later(found.starts), later(found.ends), {}, {}, made, calls).gaps() if not g.rank]
+    host = [g for g in gaps if g.reason == "host" and g.on == what]
+    assert sum(g.end - g.start for g in host) > 0.9 * late * (CALLS - 2)
+
+
+def test_what_a_queue_runs_and_waits_for_is_all_of_its_time() -> None:
+    traced = trace()
+    found = report(traced, traced.ran[0])
+    assert found.busy + sum(w.share for w in found.waits) == pytest.approx(1.0, abs=0.02)
+    assert found.measured.iterations == CALLS
+
+
+def test_a_run_as_forecast_is_found_to_be_as_forecast() -> None:
+    plan = training()
+    given_costs = costs(plan, F0=3 * MS, B0=5 * MS)
+    found = as_forecast(plan, given_costs)
+    assert all(found.taken(a) == given_costs[a.id] for a in plan.actors)
+
+
+def test_the_actor_whose_cost_was_forecast_worst_is_named_first() -> None:
+    plan = training()
+    fair = nanoseconds(plan, CPU_CORE)
+    f1 = next(a for a in plan.actors if a.name == "F1")
+    traced = trace(costs={**fair, f1.id: 80 * MS})
+    found = report(traced, traced.ran[0])
+    assert found.costs[0].name == "F1"
+    assert found.costs[0].off < -0.2  # four firings of 80 ms that took nothing like it
+    assert "F1" in to_text(traced, found).partition("forecast worst")[2].splitlines()[2]
+
+
+def test_the_page_shows_the_measured_timeline_beside_the_forecast() -> None:
+    traced = trace()
+    found = report(traced, traced.ran[0])
+    page = html(traced, found)
+    for text in ("What the run waited for", "Forecast costs and measured ones", "forecast</h3>", "measured</h3>"):
+        assert text in page
+    timeline = drawn(found.measured, begin=0.5)
+    assert timeline.begin == 0.5
+    assert min(s.start for s in timeline.spans if s.firing // 4 == 1 and s.kind == "forward") >= 0.5
+    steps = {(s.actor, s.firing) for s in timeline.spans}
+    assert len(steps) == len(timeline.spans) == 3 * sum(a.rate for a in found.ran.plan.actors)
+
+
+def test_a_trace_that_lacks_a_firing_is_refused() -> None:
+    traced = trace()
+    lost = next(e for e in traced.events if e["ph"] == "X" and e["args"]["firing"] == 1)
+    rest = [e for e in traced.events if e is not lost]
+    with pytest.raises(TraceError, match="lacks firings of actor"):
+        measured(type(traced)("s", "0", traced.ranks, traced.ran, rest), traced.ran[0])
+
+
+def test_a_plan_that_never_ran_whole_is_refused() -> None:
+    traced = trace()
+    with pytest.raises(TraceError, match="holds no whole step of plan"):
+        report(type(traced)("s", "0", traced.ranks, traced.ran, []), traced.ran[0])
+
+
+@given(
+    ahead=st.integers(-(10**12), 10**12),
+    trips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8),
+)
+def test_an_estimate_of_a_clock_is_off_by_its_doubt_at_most(ahead: int, trips: list[tuple[int, int]]) -> None:
+    here = 0
+    queue = iter(trips)
+
+    def ask() -> int:
+        nonlocal here
+        there, back = next(queue)
+        here += there
+        answer = here + ahead
+        here += back
+        return answer
+
+    found = estimate(ask, len(trips), now=lambda: here)
+    assert abs(found.ahead - ahead) <= found.doubt
+    assert found.doubt == min((there + back + 1) // 2 for there, back in trips)
+
+
+@given(drift=st.integers(-200, 200), at=st.integers(0, 10**12))
+def test_clocks_that_drift_apart_are_joined_by_a_line(drift: int, at: int) -> None:
+    def ahead(here: int) -> int:
+        return 5000 + here * drift // 10**6
+
+    to = SharedClock(7, tuple(Estimate(t, ahead(t), 0) for t in (0, 10**12)))
+    assert abs(to(at) - (at + ahead(at) - 7)) <= 1

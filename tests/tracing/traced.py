@@ -1,0 +1,64 @@
+"""Runs of a plan made by hand, in this process, as traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from actorflow.runtime.local import LocalCluster
+from actorflow.runtime.recorder import Recorder
+from actorflow.tracing.chrome import Recorded, events, joined
+from actorflow.tracing.folder import Ran, RankInfo, Traced
+from actorflow.tracing.measured import Measured
+from actorflow_compiler.plan import Plan
+from actorflow_scheduler.cost import CPU_CORE
+from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.timeline import nanoseconds
+from runtime.trainings import LIBRARY, batches, training, weights
+
+CALLS = 6
+
+
+@cache
+def recorded(limit: int = 100) -> tuple[Plan, tuple[Recorded, ...]]:
+    """What each of two ranks recorded of some training steps."""
+    plan = training()
+    values = dict(zip(("w0", "w1"), weights(), strict=True))
+    with LocalCluster(plan, variables=values, library=LIBRARY, trace=limit) as cluster:
+        for x, t in batches(CALLS):
+            cluster.issue({"x": x, "t": t}, {"step": -0.01})
+        kept: list[Recorder] = []
+        for worker in cluster.workers:
+            worker.wait_all(20)
+            assert worker.record is not None
+            kept.append(worker.record)
+    parts = tuple(
+        Recorded(rank, "here", 1, {0: plan.for_rank(rank)}, k.fired, k.arrivals, k.credits, k.begun)
+        for rank, k in enumerate(kept)
+    )
+    return plan, parts
+
+
+def trace(limit: int = 100, costs: Mapping[int, int] | None = None) -> Traced:
+    """The same as a trace of the run, with a forecast of its costs."""
+    plan, parts = recorded(limit)
+    ran = Ran(0, plan, "a core", costs or nanoseconds(plan, CPU_CORE))
+    ranks = tuple(RankInfo(rank, "here", 1, 0) for rank in range(plan.world))
+    return Traced("train.py", "0.1", ranks, (ran,), joined(map(events, parts)))
+
+
+def as_forecast(plan: Plan, costs: Mapping[int, int], iterations: int = CALLS) -> Measured:
+    """A run in which everything happened when the forecast says, and messages took no time."""
+    firings = Firings(plan, costs)
+    assert firings.run(iterations)
+    starts = {a.id: [end - firings.lasts[a.id] for end in firings.ends[a.id]] for a in plan.actors}
+    remote = [r for r in plan.registers if plan.actor(r.producer).rank != plan.home(r)]
+    return Measured(
+        plan,
+        starts,
+        firings.ends,
+        {r.id: firings.ends[r.producer] for r in remote},
+        {r.id: firings.ends[r.readers[0].actor] for r in remote if len(r.readers) == 1},
+        {rank: [0] * iterations for rank in range(plan.world)},
+        {rank: [0] * iterations for rank in range(plan.world)},
+    )
