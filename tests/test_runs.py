@@ -89,3 +89,43 @@ def test_a_plan_is_shown_without_running_it_and_its_json_loads_back_to_an_equal_
     assert (plan.world, plan.pieces) == (4, 4)
     assert plan.summary.redundant_flops == 0
     assert list(plan.summary.stages) == ["cpu:[0,1]", "cpu:[2,3]"]
+
+
+RAISES = """
+import torch
+
+import actorflow as flow
+
+model = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(30)])
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+for _ in range(4):
+    step(torch.randn(1000, 500))
+raise ValueError("no")
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("launcher", [("run", "--devices", "1"), ()])
+def test_a_script_that_raises_while_calls_are_under_way_ends_with_its_own_error(
+    launcher: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES)
+    if launcher:
+        run = actorflow(*launcher, "--log-dir", str(tmp_path / "logs"), str(script))
+    else:
+        run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    assert run.returncode == 1, run.stderr
+    assert "ValueError: no" in run.stderr
+    assert "terminate called" not in run.stderr

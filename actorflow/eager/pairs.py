@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from actorflow.runtime.data_plane.ends import give_up
 from actorflow.runtime.data_plane.nccl import Communicator, Maker, nccl_version, over_nccl
 from actorflow.runtime.devices import make_device
 
@@ -103,8 +103,7 @@ class Pairs:
     def abort(self) -> None:
         """Make a trade that is under way, and any later one, fail; called on another thread, returns at once."""
         self._aborted = True
-        for communicator in list(self._made.values()):  # each waits for its kernels, which wait for another's
-            threading.Thread(target=_give_up, args=(communicator,), name="actorflow pair end", daemon=True).start()
+        give_up(list(self._made.values()), "actorflow pair end")
 
     def close(self) -> None:
         """End the communicators; a trade that has failed is given up."""
@@ -131,8 +130,3 @@ def _bytes(tensor: Tensor | None, device: torch.device) -> Tensor:
     if tensor is None:
         return torch.empty(0, dtype=torch.uint8, device=device)
     return tensor.view(torch.uint8)
-
-
-def _give_up(communicator: Communicator) -> None:
-    with suppress(RuntimeError):  # it may be broken already, which is why
-        communicator.abort()

@@ -6,8 +6,10 @@ hands communication to lanes, which hand back what came of it.  Nothing polls an
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
@@ -36,6 +38,7 @@ from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Ins
 
 _ISSUED = Issued()
 _JOIN = 5.0  # seconds that close() waits for threads, which a peer that stands still may hold for ever
+_open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker:
@@ -98,6 +101,7 @@ class Worker:
         self._lines = Lines(self._inbox, self._deliver_here)
         self._thread = threading.Thread(target=self._compute, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
+        _open.add(self)
 
     # --- for users of the worker, on any thread ---
 
@@ -514,6 +518,13 @@ class Worker:
                     call.marks[index] = mark
                 call.results[index] = value
             self._changed.notify_all()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that is in an op when the interpreter goes away would end the process with SIGABRT."""
+    for worker in tuple(_open):
+        worker.close()
 
 
 def _library() -> Mapping[str, Callable[..., Any]]:

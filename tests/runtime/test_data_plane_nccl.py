@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -196,6 +198,30 @@ def test_closing_gives_up_what_is_under_way_and_finishing_shuts_down_in_order(or
         made.send(2, [torch.zeros(3)])
     made.close()
     assert journal.notes.count(f"1 {how}") == 1
+
+
+ENDS_EARLY = """
+import time
+
+import torch
+
+from actorflow.runtime.data_plane.ends import give_up
+
+
+class Slow:
+    def abort(self):
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            torch.ones(300, 300).mm(torch.ones(300, 300))
+
+
+give_up([Slow()], "slow")
+"""
+
+
+def test_a_process_ends_in_order_while_communicators_are_given_up() -> None:
+    run = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, timeout=100)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_an_error_of_nccl_says_which_transfer_failed(monkeypatch: pytest.MonkeyPatch) -> None:

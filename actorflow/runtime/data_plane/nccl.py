@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from actorflow.runtime.data_plane.boxes import check, dtype_of
+from actorflow.runtime.data_plane.ends import give_up
 from actorflow.runtime.data_plane.parcels import Parcels, by_size, side_by_side
 from actorflow.runtime.data_plane.patience import Patience, Started
 from actorflow.runtime.devices import Device
@@ -203,15 +204,11 @@ class NcclPlane:
         return [outputs[i] for i in range(len(tensors))]
 
     def close(self) -> None:
-        """See ``DataPlane``: operations under way are given up; returns at once.
-
-        Each communicator has a thread for it: giving one up may wait for kernels that wait for another one.
-        """
+        """See ``DataPlane``: operations under way are given up; returns at once."""
         if not self._closed.is_set():
             self._closed.set()
             self._patience.close()
-            for made in self._made():
-                threading.Thread(target=_give_up, args=(made,), name="actorflow nccl end", daemon=True).start()
+            give_up(self._made(), "actorflow nccl end")
 
     def finish(self) -> None:
         """End in order, where all ranks are through with everything and do so, too; returns at once.
@@ -262,11 +259,6 @@ def nccl_version() -> str:
         return ""
     found: object = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def _give_up(communicator: Communicator) -> None:
-    with suppress(RuntimeError):  # it may be broken already, which is why
-        communicator.abort()
 
 
 def _shut_down(made: Sequence[Communicator]) -> None:
