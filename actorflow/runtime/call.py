@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 
 from torch import Tensor
 
@@ -104,6 +104,15 @@ class Call:
                 self.marks[index] = None
             self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
         return found
+
+    def give(self, found: Iterable[tuple[int, Tensor]], mark: Mark | None) -> None:
+        """Results are there, or will be when the mark has passed; on the compute thread."""
+        with self._changed:
+            for index, value in found:
+                if mark is not None:
+                    self.marks[index] = mark
+                self.results[index] = value
+            self._changed.notify_all()
 
     def _pass(self, mark: Mark) -> None:
         """Wait for the device.  What has passed when the worker has failed may be what an aborted transfer left."""

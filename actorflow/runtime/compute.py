@@ -1,0 +1,369 @@
+"""Messages, permits and calls enter one rank's compute thread; kernels run here, and what blocks leaves for lanes.
+
+The thread owns all state of the plans: it runs the actor machines, fires what computes, and hands
+communication to lanes, which hand back what came of it.  Nothing polls and nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.runtime.call import Call
+from actorflow.runtime.data_plane.shared import owned
+from actorflow.runtime.devices import Device, Mark
+from actorflow.runtime.inbox import Inbox
+from actorflow.runtime.job import Job, Unit
+from actorflow.runtime.lanes import prepare_thread
+from actorflow.runtime.lines import Lines
+from actorflow.runtime.messages import Credit, Filled, Line, Message, Ready, Region, Transport
+from actorflow.runtime.recorder import Recorder, clock
+from actorflow.runtime.story import actor_error, firing, wrapped
+from actorflow.runtime.transfers import Task, Transfers
+from actorflow.runtime.turns import Turns
+from actorflow.runtime.wire import decode
+from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Instruction, Issued, Release
+
+__all__ = ["Compute"]
+
+_ISSUED = Issued()
+
+
+class Compute:
+    """The thread that fires one rank's actors; its public methods are for any thread and return at once.
+
+    ``variables`` is what plans read and write.  Where ``gated``, call n waits for ``permit(n)``.  ``installed`` waits
+    for the plan of a number, and gives None where the run ends before.  ``fired`` is told of each call whose
+    actors have all fired, ``fail`` of what ended the thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        on: Device,
+        transport: Transport,
+        record: Recorder | None,
+        cores: Set[int],
+        variables: dict[str, Tensor],
+        gated: bool,
+        installed: Callable[[int], Job | None],
+        fired: Callable[[Call], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._rank, self._on, self._transport, self._record = rank, on, transport, record
+        self._variables, self._gated, self._fired, self._fail = variables, gated, fired, fail
+        self._jobs: dict[int, Job] = {}
+        self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for this thread
+        self._turns: Turns[Task] = Turns()  # communications that leave in the plan's order
+        self._waiting: deque[tuple[Job, Call]] = deque()  # issued, not begun
+        self._permits: set[int] = set()
+        self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
+        self._current: Job | None = None  # that of the calls which are under way
+        self._doing: tuple[Unit, Fire] | None = None
+        self._cores = cores
+        self._start = 0  # of the firing that the thread is at, in ns, where it is recorded
+        self._stopped = False
+        self._inbox = Inbox()  # (method, *arguments)
+        self._transfers = Transfers(
+            rank, on, transport, record, self._inbox, self._finish_ordered if on.ahead else self._finish,
+            self._arrive, installed, fail,
+        )  # fmt: skip
+        self._lines = Lines(self._inbox, self._deliver_here)
+        self.active = 0  # calls that are begun and unfinished
+        self._thread = threading.Thread(target=self._run, name=f"actorflow rank {rank} compute", daemon=True)
+        self._thread.start()
+
+    # --- for any thread ---
+
+    def install(self, job: Job) -> None:
+        """Take in a plan."""
+        self._inbox.put(self._install, job)
+
+    def enqueue(self, job: Job, call: Call) -> None:
+        """Do a call after those before it."""
+        self._inbox.put(self._enqueue, job, call)
+
+    def permit(self, number: int) -> None:
+        """Let call ``number`` start."""
+        self._inbox.put(self._allow, number)
+
+    def deliver(self, peer: int, message: Message) -> None:
+        """Take a message of another rank, whose messages come in order; early ones are kept for later."""
+        if isinstance(message, Ready) and message.payload is None:
+            self._transfers.receive(peer, message)
+        else:
+            self._inbox.put(self._take_in, peer, message)
+
+    def attach(self, line: Line) -> None:
+        """Read the messages of another rank from a socket from now on."""
+        self._inbox.put(self._lines.watch, line)
+
+    def stop(self) -> None:
+        """End all threads when they have done what they have."""
+        self._inbox.put(self._stop)
+        self._transfers.stop()
+
+    def join(self, end: float) -> None:
+        """Wait for the threads to end, until ``time.monotonic()`` is ``end``."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, end - time.monotonic()))
+        self._transfers.join(end)
+
+    @property
+    def current(self) -> Job | None:
+        """The job of the calls that are under way, or were last."""
+        return self._current
+
+    @property
+    def doing(self) -> str:
+        """What is fired now, for people; empty: nothing."""
+        at = self._doing
+        return "" if at is None else firing(*at)
+
+    def waits_for_peers(self, number: int) -> bool:
+        """Whether a call that has not begun waits for other ranks to issue it."""
+        return self._gated and number not in self._permits
+
+    def explain(self) -> list[str]:
+        """What every thread is at."""
+        waiting = self._turns.waiting()
+        return [
+            f"thread compute: {self.doing or 'waits for an event'}",
+            *self._transfers.explain(),
+            *([waiting] if waiting else []),
+        ]
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        prepare_thread(self._on, self._cores)
+        inbox, pending, lines = self._inbox, self._pending, self._lines
+        items = inbox.items
+        fire = self._fire_ordered if self._on.ahead else self._fire
+        try:
+            while not self._stopped:
+                if items:
+                    method, *arguments = items.popleft()
+                    method(*arguments)
+                    del method, arguments
+                    continue
+                if lines:
+                    if inbox.look(wait=False):
+                        continue
+                    if not pending or pending[0][1].kernel is not None:
+                        lines.flush()  # what came of short firings leaves together, before a kernel or sleep
+                if pending:
+                    fire(*pending.popleft())
+                else:
+                    inbox.look(wait=True)
+        except BaseException as error:
+            at = self._doing
+            self._fail(
+                wrapped(error, f"rank {self._rank}: the compute thread failed")
+                if at is None
+                else actor_error(self._rank, *at, error, None if self._current is None else self._current.plan)
+            )
+        pending.clear()
+        inbox.close()
+
+    def _deliver_here(self, peer: int, message: Message) -> None:
+        """What a line brings: a transfer that blocks goes to its lane, the rest is for this thread."""
+        if type(message) is Ready and message.payload is None:
+            self.deliver(peer, message)
+        else:
+            self._take_in(peer, message)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _install(self, job: Job) -> None:
+        self._jobs[job.number] = job
+        self._turns.install(job.number, job.frozen, {r.id: (r.slots, r.initial) for r in job.plan.registers})
+        for peer, message in self._early.pop(job.number, ()):
+            self._take_in(peer, message)
+
+    def _allow(self, number: int) -> None:
+        self._permits.add(number)
+        self._begin()
+
+    def _enqueue(self, job: Job, call: Call) -> None:
+        self._waiting.append((job, call))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the calls that may: a call of another plan than the running one waits until that is done."""
+        while self._waiting:
+            job, call = self._waiting[0]
+            if self._gated and call.number not in self._permits:
+                return
+            if self.active and job is not self._current:
+                return
+            self._waiting.popleft()
+            call.begun = True
+            self._permits.discard(call.number)
+            if job.queues:
+                job.join(self._current, call)
+            if not job.firings:
+                self._fired(call)
+                continue
+            self._current = job  # the last one that had something to do here: the next one's queues wait for its
+            self.active += 1
+            if self._record is not None:
+                self._record.began(job.number, job.begun, call.issued)
+            job.calls[job.begun] = call
+            job.begun += 1
+            self._turns.begin(job.number)
+            self._apply(job, job.machine.handle(_ISSUED))
+
+    def _take_in(self, peer: int, message: Message) -> None:
+        job = self._jobs.get(message.plan)
+        if job is None:
+            self._early.setdefault(message.plan, []).append((peer, message))
+        elif isinstance(message, Credit):
+            if self._record is not None:
+                self._record.credited(job.number, message.register)
+            if self._turns.credited(job.number, message.register):
+                self._credited(job, message.register)
+        elif isinstance(message, Filled):
+            self._take_filled(job, peer, message)
+        elif isinstance(message, Region):
+            job.borrow(peer, message)
+        else:
+            job.expect(peer, message)
+            payload = message.payload
+            assert payload is not None
+            token = decode(payload, job.slots[message.register].specs)
+            if job.trails is None:
+                self._arrive(job, message.register, message.sequence, token)
+            else:
+                self._transfers.bring(job, message, lambda: self._on.to_device(token))
+
+    def _credited(self, job: Job, register: int) -> None:
+        self._apply(job, job.machine.handle(Credited(register)))
+
+    def _take_filled(self, job: Job, peer: int, filled: Filled) -> None:
+        """A token in shared memory is read where it lies; for a device with memory of its own a lane takes it there."""
+        if job.trails is None:
+            self._arrive(job, filled.register, filled.sequence, job.token(peer, filled))
+            return
+        self._transfers.receive(peer, filled)
+
+    def _arrive(
+        self, job: Job, register: int, sequence: int, token: Sequence[Tensor], mark: Mark | None = None
+    ) -> None:
+        if self._record is not None:
+            self._record.arrived(job.number, register, sequence)
+        job.slots[register].put(sequence, token)
+        if job.trails is not None:
+            job.trails.received(register, sequence, mark)
+        self._apply(job, job.machine.handle(Arrived(register)))
+
+    def _apply(self, job: Job, instructions: list[Instruction]) -> None:
+        for todo in instructions:
+            if type(todo) is Fire:
+                unit = job.units[todo.actor]
+                if unit.inline:
+                    if unit.kernel is None:  # it is short, and others may wait for it
+                        self._pending.appendleft((job, unit, todo))
+                    else:
+                        self._pending.append((job, unit, todo))
+                elif unit.in_turn:
+                    came = self._turns.fired(job.number, todo.actor, self._task(job, unit, todo))
+                    if came is not None:
+                        self._inbox.put(self._credited, job, came)
+                else:
+                    self._transfers.fire(self._task(job, unit, todo))
+            elif type(todo) is GiveCredit:
+                self._transport.send(job.sources[todo.register].rank, Credit(job.number, todo.register))
+                self._turns.freed(job.number, todo.register)
+            elif job.trails is not None and type(todo) is Release:
+                job.trails.release(todo.register, todo.sequence)
+        if job.frozen and self._turns:
+            for turn in self._turns.ready():
+                self._transfers.turn(turn)
+
+    def _gather(self, job: Job, unit: Unit, fire: Fire) -> list[Any]:
+        held = fire.reads
+        boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
+        if unit.outer:
+            iteration, piece = divmod(fire.firing, unit.rate)
+            call = job.calls[iteration]
+            boxes += (self._variables, job.constants, call.inputs, call.scalars, (piece,))
+        return [boxes[box][key] for box, key in unit.operands]
+
+    def _task(self, job: Job, unit: Unit, fire: Fire) -> Task:
+        """A firing for another thread."""
+        waits = None if unit.passage is None else unit.passage.waits(fire)
+        return job, unit, fire, self._gather(job, unit, fire), waits
+
+    def _fire_ordered(self, job: Job, unit: Unit, fire: Fire) -> None:
+        """Fire on a device that runs ahead."""
+        assert unit.passage is not None
+        with unit.passage.queue.context():
+            unit.passage.waits(fire).begin()
+            self._fire(job, unit, fire)
+        job.sweep()
+
+    def _fire(self, job: Job, unit: Unit, fire: Fire) -> None:
+        self._doing = (unit, fire)
+        if self._record is not None:
+            self._start = clock()
+        values = self._gather(job, unit, fire)
+        if unit.passage is not None:
+            memory = unit.passage.place(values)
+            outputs = unit.passage.own(self._transfers.outputs(job, unit, fire, values), memory)
+        elif unit.comm is None and unit.adding is None:
+            outputs = values if unit.kernel is None else unit.kernel(values)
+        else:
+            outputs = self._transfers.outputs(job, unit, fire, values)
+        self._finish(job, unit, fire, outputs)
+
+    def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
+        """Put the outputs where they belong and tell the machine."""
+        self._doing = (unit, fire)
+        if self._record is not None and unit.inline:
+            self._record.firing(job.number, unit.actor, fire.firing, self._start)
+        if unit.borrows:
+            outputs = owned(outputs, [job.rooms[r] for r in unit.borrows if r in job.rooms])
+        call = job.calls[fire.firing // unit.rate]
+        for store in unit.stores:
+            _, sequence, complete = fire.writes[store.at]
+            token = outputs if store.all else [outputs[i] for i in store.outputs]
+            if store.slots.fill == 1:
+                store.slots.put(sequence, token)
+            else:
+                store.slots.add(sequence, token, complete, store.summed)
+        for output, name in unit.variables:
+            variable = self._variables[name]
+            if outputs[output] is not variable:
+                variable.copy_(outputs[output])
+        if unit.results:
+            self._give(call, unit, fire, outputs)
+        elif unit.passage is not None:
+            unit.passage.end(fire)
+        self._doing = None
+        self._apply(job, job.machine.handle(unit.finished))
+        call.left -= 1
+        if not call.left:
+            call.ended = [m for m in [queue.mark() for queue in job.queues] if m is not None]
+            del job.calls[fire.firing // unit.rate]
+            self.active -= 1
+            self._fired(call)
+            self._begin()
+
+    def _finish_ordered(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
+        """The same for what a lane has launched on a device that runs ahead."""
+        assert unit.passage is not None
+        with unit.passage.queue.context():
+            self._finish(job, unit, fire, outputs)
+        job.sweep()
+
+    def _give(self, call: Call, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
+        found = [(i, outputs[o].clone() if shared else outputs[o]) for o, i, shared in unit.results]
+        mark = None if unit.passage is None else unit.passage.end(fire, result=True)
+        call.give(found, mark)
