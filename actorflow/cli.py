@@ -43,7 +43,7 @@ main.add_command(status)
 @click.option("--job", default="", help="Show the plan of this job.  [default: the first train job]")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, writable=True),
+    type=click.Path(),
     help="Write to this file: .html (a page to look at), .svg, .dot, .json, .txt, or the orders alone as .csv, as "
     "torch's pipeline schedules load them.",
 )
@@ -106,7 +106,8 @@ def plan(
 
     from actorflow import planned
     from actorflow.runtime import cluster
-    from actorflow.runtime.entry import print_script_error, run_script
+    from actorflow.runtime.entry import run_script
+    from actorflow.runtime.script_error import print_script_error
     from actorflow.runtime.session import PlanReady
     from actorflow_compiler.errors import ActorflowError
 

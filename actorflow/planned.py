@@ -16,14 +16,15 @@ __all__ = ["show", "write"]
 
 
 def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
-    """The plan with a short forecast, or the full forecast alone.
+    """The plan with a short forecast, or the full forecast and the plan's notes alone.
 
     Raises LayoutError for a plan whose replicas cannot be multiplied.
     """
     hardware = _hardware(settings, _device(plan))
     found = forecast(plan if replicas == 1 else replicated(plan, replicas), hardware)
     if full:
-        return forecast_text.to_text(found, full=True)
+        notes = plan_text.notes_text(plan)
+        return forecast_text.to_text(found, full=True) + (f"\n{notes}" if notes else "")
     return f"{plan_text.to_text(plan)}\n{forecast_text.to_text(found)}"
 
 

@@ -5,8 +5,9 @@ python benchmarks/gpu.py equal speed                     some of them: see PARTS
 python benchmarks/gpu.py --output docs/gpu.md            also puts the table between the marks of that page
 python benchmarks/gpu.py --device-type cpu               the same parts on the CPU, small: whether they run at all
 
-Each part runs in a process of its own (``gpus/``), so that it has the GPU's memory for itself.  Exit status 1 where a
-claim does not hold, 2 where this machine lacks something, which is named.
+Each part runs in a process of its own (``gpus/``), so that it has the GPU's memory for itself, and takes no other one
+along when it fails.  Exit status 1 where a claim does not hold or a part fails, 2 where this machine lacks something
+that all parts need, which is named.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ import importlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT, ROOT / "compiler", ROOT / "scheduler", ROOT / "protos"]  # importable without being installed
-PARTS = {  # part → (what it shows, seconds that it may take)
+PARTS = {  # part → (what it shows, seconds that it may take); the last ones go short where others take all of theirs
+    "nccl": ("NCCL with the ranks there are", 45),
+    "copies": ("host-to-device copies are hidden behind computing", 45),
+    "syncs": ("the host does not wait for the device in a steady step", 45),
+    "memory": ("peak memory against the plan's forecast", 90),
     "equal": ("every plan with 1, 2 and 4 ranks that share the GPU equals one device, in one process", 150),
-    "ranks": ("the same with a process for each rank, started by the launcher", 110),
-    "nccl": ("NCCL with the ranks there are", 60),
-    "speed": ("a step of a GPT in bfloat16 against eager PyTorch, and torch.compile beside it", 180),
-    "copies": ("host-to-device copies are hidden behind computing", 60),
-    "syncs": ("the host does not wait for the device in a steady step", 60),
-    "memory": ("peak memory against the plan's forecast", 60),
+    "speed": ("a step of a GPT in bfloat16 against eager PyTorch, and torch.compile beside it", 150),
+    "ranks": ("plans with a process for each rank, started by the launcher", 120),
 }
-ALL = 470.0  # seconds for all parts
+ALL = 460.0  # seconds for all parts
 ON_CPU = 5  # times as long, on few cores
 LIBRARIES = ("numpy", "scipy", "grpc", "google.protobuf", "uvloop", "click", "rich")
+MORE = {"equal": ("sklearn",)}  # of parts; its digits are what small models learn
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -57,7 +61,7 @@ class Line:
         return {True: "yes", False: "**no**", None: ""}[self.holds]
 
 
-def missing(parts: list[str], kind: str) -> list[str]:
+def missing(kind: str) -> list[str]:
     """What this machine lacks, a sentence for each."""
     found = []
     if sys.version_info < (3, 11):  # noqa: UP036 (run from a checkout, nothing has checked it)
@@ -69,12 +73,7 @@ def missing(parts: list[str], kind: str) -> list[str]:
     if kind == "cuda" and not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds none; see nvidia-smi"
         found.append(f"no GPU ({why}); --device-type cpu runs the same parts on the CPU, small")
-    wanted = [*LIBRARIES, *(["sklearn"] if "equal" in parts else [])]  # its digits are what small models learn
-    for name in wanted:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            found.append(f"{name}: {error}; pip install it, or put it on PYTHONPATH")
+    found += absent(LIBRARIES)
     try:
         import actorflow_protos.plan_pb2
         import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (both check the versions of protobuf and grpcio)
@@ -83,27 +82,49 @@ def missing(parts: list[str], kind: str) -> list[str]:
     return found
 
 
+def absent(names: tuple[str, ...]) -> list[str]:
+    """A sentence for each library that is not here."""
+    found = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            found.append(f"{name}: {error}; pip install it, or put it on PYTHONPATH")
+    return found
+
+
 def run(part: str, kind: str, seconds: float) -> Iterator[Line]:
     """The lines of one part, as its process prints them; one that says what went wrong if it fails."""
+    lacks = absent(MORE.get(part, ()))
+    if lacks:
+        yield Line(part, "runs here", "; ".join(lacks), "yes", False)
+        return
     paths = [str(p) for p in (*SOURCES, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")]
     environment = {
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", f"gpus.{part}", kind]
+    process = subprocess.Popen(
+        command, env=os.environ | environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    why = ""
     try:
-        done = subprocess.run(
-            command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-        )
-        out, error, status = done.stdout, done.stderr, done.returncode
-    except subprocess.TimeoutExpired as late:
-        out, error = (t.decode() if isinstance(t, bytes) else t or "" for t in (late.stdout, late.stderr))
-        status = -1
+        out, error = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        why = f"no end after {seconds:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):  # what it has started must not use the GPU beside the next part
+            os.killpg(process.pid, signal.SIGKILL)
+    if why:
+        out, error = process.communicate()
+    elif process.returncode:
+        why = f"exit status {process.returncode}"
     for line in out.splitlines():
         if line.startswith("{"):
             yield Line(part, **json.loads(line))
-    if status:
-        why = f"no end after {seconds:.0f} s" if status < 0 else f"exit status {status}"
+    if why:
         last = [line for line in error.splitlines() if line.strip()][-15:]
         print("\n".join(f"    {line}" for line in last), file=sys.stderr, flush=True)
         yield Line(part, "ends well", f"{why}: {last[-1].strip()[:160] if last else 'no word'}", "status 0", False)
@@ -142,7 +163,7 @@ def main() -> int:
     if unknown:
         parser.error(f"{', '.join(unknown)} was found; parts are {', '.join(PARTS)}")
     sys.path[:0] = [str(p) for p in SOURCES]
-    lacks = missing(parts, kind)
+    lacks = missing(kind)
     if lacks:
         print("benchmarks/gpu.py cannot run here:", *(f"  {text}" for text in lacks), sep="\n", file=sys.stderr)
         return 2
@@ -157,10 +178,10 @@ def main() -> int:
             target = f"   (target: {line.target})" if line.target else ""
             print(f"  {line.what:58} {line.found}{target}   {line.verdict.strip('*')}", flush=True)
             lines.append(line)
-    text = table(lines, kind, time.perf_counter() - start)
+        text = table(lines, kind, time.perf_counter() - start)
+        if given.output:
+            put(given.output, text)  # now: who is stopped in the middle has what was found so far
     print(f"\n{text}")
-    if given.output:
-        put(given.output, text)
     return 1 if any(line.holds is False for line in lines) else 0
 
 

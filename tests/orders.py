@@ -42,7 +42,7 @@ def least(plan: Plan) -> dict[int, int]:
         node = min(ready, key=lambda n: (keys[n], n))
         ready.remove(node)
         nodes.append(node)
-        for after in graph.feeds[node]:
+        for after in (*graph.feeds[node], *graph.fetch[node]):
             missing[after] -= 1
             if not missing[after]:
                 ready.add(after)

@@ -97,6 +97,7 @@ class Sketch:
         to: int,
         slots: int = 1,
         nbytes: int = 4,
+        plane: str = "inline",
     ) -> tuple[int, int, int]:
         """Carry what an actor makes to readers on another rank; returns (register out, send actor, register in)."""
         made = self.actors[producer]
@@ -109,7 +110,7 @@ class Sketch:
             rate=made.rate,
             stage=made.stage,
             flops=0.0,
-            comm=Comm("send", self._comm(), (made.rank, to)),
+            comm=Comm("send", self._comm(), (made.rank, to), plane=plane),
             operands=(FromRegister(out, 0),),
             targets=(FromRegister(into, 0),),
         )

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 
 
-def actorflow(*arguments: str, timeout: float = 200, **env: str) -> subprocess.CompletedProcess[str]:
+def actorflow(*arguments: str, timeout: float = 250, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line program; the modules of the tests can be imported by its script."""
     path = os.pathsep.join([str(HERE), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
@@ -46,7 +46,6 @@ def eagerly(name: str) -> dict[str, object]:
     return {"losses": losses, "held out": held_out, "state": model.state_dict()}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "layout", "devices"),
     [("mlp", "data", 1), ("mlp", "split", 2), ("gpt", "data", 2), ("gpt", "pipeline", 2), ("gpt", "pipeline", 4)],
@@ -115,7 +114,6 @@ raise ValueError("no")
 """
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("launcher", [("run", "--devices", "1"), ()])
 def test_a_script_that_raises_while_calls_are_under_way_ends_with_its_own_error(
     launcher: tuple[str, ...], tmp_path: Path
@@ -125,7 +123,7 @@ def test_a_script_that_raises_while_calls_are_under_way_ends_with_its_own_error(
     if launcher:
         run = actorflow(*launcher, "--log-dir", str(tmp_path / "logs"), str(script))
     else:
-        run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+        run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=250)
     assert run.returncode == 1, run.stderr
     assert "ValueError: no" in run.stderr
     assert "terminate called" not in run.stderr

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from actorflow import background
+
 __all__ = ["Callbacks"]
 
 
@@ -14,11 +16,12 @@ class Callbacks:
     """The callbacks of one process, called one after the other in the order in which they were given."""
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[tuple[Callable[[Any], object], Callable[[], Any]]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Callable[[Any], object], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._left = 0
         self._changed = threading.Condition()  # guards the three before it
+        self._stopped = False
 
     def add(self, callback: Callable[[Any], object], result: Callable[[], Any]) -> None:
         """Call ``callback(result())`` when its turn comes.  Raises what an earlier callback has raised."""
@@ -26,8 +29,7 @@ class Callbacks:
         with self._changed:
             self._left += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="actorflow-callbacks", daemon=True)
-                self._thread.start()
+                self._thread = background.start(self._run, "actorflow-callbacks", self._stop)
         self._waiting.put((callback, result))
 
     def finish(self) -> None:
@@ -43,11 +45,11 @@ class Callbacks:
             raise error
 
     def _run(self) -> None:
-        while True:
-            callback, result = self._waiting.get()
+        while (waiting := self._waiting.get()) is not None:
+            callback, result = waiting
             error: BaseException | None = None
             try:
-                if self._error is None:  # after an error nothing more is called
+                if self._error is None and not self._stopped:  # after an error nothing more is called
                     callback(result())
             except BaseException as raised:
                 error = raised
@@ -55,6 +57,11 @@ class Callbacks:
                 self._error = self._error or error
                 self._left -= 1
                 self._changed.notify_all()
+
+    def _stop(self) -> None:
+        """Call nothing more: the process ends."""
+        self._stopped = True
+        self._waiting.put(None)
 
 
 callbacks = Callbacks()  # of this process

@@ -64,9 +64,9 @@ from actorflow_compiler.errors import ClusterError
 )
 @click.option(
     "--log-dir",
-    type=click.Path(file_okay=False),
+    type=click.Path(),
     callback=writable_folder,
-    help="For other ranks' output.  [default: a new one]",
+    help="For other ranks' output.  [default: a new one, which is removed when the run has gone well]",
 )
 @click.option("--live", is_flag=True, help="Show, while it runs, what each rank does, how busy it is, and its waits.")
 @click.option(
@@ -76,7 +76,7 @@ from actorflow_compiler.errors import ClusterError
 )
 @click.option(
     "--trace",
-    type=click.Path(file_okay=False),
+    type=click.Path(),
     callback=writable_folder,
     help="Folder for what each rank did and when, for `actorflow trace` and Perfetto, and in which order its actors "
     "fired: 0F0 0F1 0B0 …",

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import click
 
+from actorflow.commands.folders import writable_file
+from actorflow.places_to_write import fault
+
 
 @click.command(short_help="Say what a run that was traced waited for, beside its forecast.")
 @click.argument("folder", type=click.Path(file_okay=False))
 @click.option(
-    "--out", type=click.Path(dir_okay=False), help="The page to write, .html.  [default: trace.html in the folder]"
+    "--out",
+    type=click.Path(),
+    callback=writable_file,
+    help="The page to write, .html.  [default: trace.html in the folder]",
 )
 @click.option("--plan", "number", type=click.IntRange(0), help="Which plan the page shows.  [default: the busiest]")
 @click.option("--text", is_flag=True, help="Print what there is to say, and write no page.")
@@ -30,14 +36,25 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
         raise click.BadParameter(f"{out!r} does not end in .html.", param_hint="--out")
 
     from actorflow.tracing import folder as folders
+    from actorflow.tracing.cut_short import gather
     from actorflow.tracing.report import report, to_text
-    from actorflow_compiler.errors import ActorflowError
+    from actorflow_compiler.errors import ActorflowError, TraceError
 
     try:
+        gather(folder)
         traced = folders.read(folder)
-        reports = [report(traced, ran) for ran in traced.ran]
-        if not reports:
+        if not traced.ran:
             raise click.ClickException(f"{folder} holds no plan: the script that ran called no job.")
+        reports, silent = [], []
+        for ran in traced.ran:
+            try:
+                reports.append(report(traced, ran))
+            except TraceError as e:
+                if not traced.cut:
+                    raise
+                silent.append(str(e))  # of a plan that was cut short before its first step was done
+        if not reports:
+            raise TraceError("\n".join(silent))
         known = {found.ran.number: found for found in reports}
         if number is not None and number not in known:
             raise click.BadParameter(f"{number} is none of the plans {sorted(known)} of {folder}.", param_hint="--plan")
@@ -48,10 +65,9 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
         from actorflow.tracing.view import html
 
         path = Path(folder, "trace.html") if out is None else Path(out)
-        page = html(traced, shown)
-        path.write_text(page, encoding="utf-8")
+        if out is None and (why := fault(path)):
+            raise click.ClickException(f"{why} with --out.")
+        path.write_text(html(traced, shown), encoding="utf-8")
         click.echo(f"\npage written to {path}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
-    except OSError as e:
-        raise click.ClickException(f"{e.filename or out} cannot be written: {e.strerror}.") from None

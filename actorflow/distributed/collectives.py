@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import distributed as dist
 
+from actorflow.distributed.exchange import exchange
 from actorflow.distributed.group import default_group
 
 __all__ = [
@@ -47,7 +48,7 @@ all_gather = _meeting(dist.all_gather)
 all_gather_into_tensor = _renamed("all_gather_single", dist.all_gather_into_tensor)
 all_gather_object = _meeting(dist.all_gather_object)
 all_reduce = _meeting(dist.all_reduce)
-all_to_all = _meeting(dist.all_to_all)
+all_to_all = _meeting(exchange)
 all_to_all_single = _meeting(dist.all_to_all_single)
 barrier = _meeting(dist.barrier)
 batch_isend_irecv = _meeting(dist.batch_isend_irecv)

@@ -12,6 +12,7 @@ from torch import distributed
 from actorflow.runtime import cluster
 from actorflow.runtime.cluster import DATA_TIMEOUT
 from actorflow.runtime.elastic import torch_place
+from actorflow.runtime.seats import claim_gpu
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
 
@@ -60,7 +61,7 @@ def use_own_device() -> None:
         return
     count = torch.cuda.device_count()
     if count >= place.devices or (count and place.oversubscribe):
-        torch.cuda.set_device(place.local_rank % count)
+        claim_gpu(place)
 
 
 def _make(place: Settings) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from actorflow import seeds
+from actorflow import background, seeds
 from actorflow.eager.current import use
 from actorflow.eager.pace import Ended, State, Waiting, blame, show_rank
 from actorflow.eager.wires import Wires
@@ -116,11 +117,9 @@ class Threads:
         self._seed = torch.initial_seed()
         self._wires = self._connected()
         self._threads = [
-            threading.Thread(target=self._serve, args=(tasks,), name=f"rank {rank}", daemon=True)
+            background.start(partial(self._serve, tasks), f"rank {rank}", partial(tasks.put, None))
             for rank, tasks in enumerate(self._tasks)
         ]
-        for thread in self._threads:
-            thread.start()
 
     def run(self, function: Callable[[], T]) -> list[T]:
         """What the function returns on each rank.

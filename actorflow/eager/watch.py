@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from actorflow import background
 from actorflow.eager.pace import Ended, State, Waiting, blame, read, show_rank, write
 from actorflow.whereabouts import line_of
 
@@ -60,8 +61,7 @@ class Watch:
         self.verdict: str | None = None
         self.lost = False  # whether the verdict is that a rank was lost
         self._judged = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="actorflow-pace", daemon=True)
-        self._thread.start()
+        self._thread = background.start(self._run, "actorflow-pace", self._close.set)
 
     # -- the main thread -------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Watch:
                 self._look()
             self._say()
             begun = time.monotonic()
-            while (staying := self._is_wanted()) is not False and time.monotonic() - begun < NEWS:
+            while self._ended and (staying := self._is_wanted()) is not False and time.monotonic() - begun < NEWS:
                 if staying is None and time.monotonic() - begun > 2 * TICK:
                     break
                 time.sleep(TICK / 10)  # a store has no event to wait for that could be given up

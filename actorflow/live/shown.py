@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import time
@@ -86,6 +87,7 @@ def _show(settings: Settings) -> None:
         pull = lambda rank: run.pull(rank, "live")  # noqa: E731
     _view = View(_meter, settings.world, pull)
     _view.start()
+    atexit.register(close)  # a script that has raised may leave it
 
 
 def _wanted(settings: Settings) -> bool:

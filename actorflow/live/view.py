@@ -73,7 +73,7 @@ class View:
         for thread in self._threads:
             thread.join(2 * POLL)
         if self._live is not None:
-            self._note = ""
+            self._note, self._rows = "", ()  # what ranks were at a moment ago says nothing of a run that is over
             self._live.stop()
         else:
             self._write()
@@ -140,16 +140,22 @@ class View:
 def _bar(reading: Reading) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     if reading.total is None:
-        table.add_row(Text(str(reading)))
+        table.add_row(_cut(str(reading)))
     else:
-        table.add_row(ProgressBar(total=max(1, reading.total), completed=reading.steps, width=30), Text(str(reading)))
+        table.add_row(ProgressBar(total=max(1, reading.total), completed=reading.steps, width=30), _cut(str(reading)))
     return table
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in HEADER:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in HEADER[2:6] else "left")
+        numbers = name in HEADER[2:6]
+        table.add_column(name, no_wrap=numbers, justify="right" if numbers else "left")
     for cells in rows:
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_cut, cells))
     return table
+
+
+def _cut(text: str) -> Text:
+    """Text that stays on its line: in a narrow window it ends with an ellipsis, and numbers beside it stay whole."""
+    return Text(text, no_wrap=True, overflow="ellipsis")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from actorflow.runtime.control_pull import Handler, Pulls
-from actorflow.runtime.failure import Failure
+from actorflow.runtime.failure import Failure, LastThings
 from actorflow.runtime.feed import Feed
 from actorflow.runtime.messages import Line, Message
 from actorflow.runtime.reports import Finished, tell
@@ -32,6 +32,7 @@ class Alone:
         self.calls = 0
         self._go: Feed[[int]] = Feed()
         self._pulls = Pulls()
+        self._last = LastThings()
 
     def join(self) -> None:
         """Nobody to wait for."""
@@ -106,11 +107,16 @@ class Alone:
     def on_failure(self, callback: Callable[[Failure], object]) -> None:
         """No other rank can fail."""
 
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Call back on a thread of its own when this process has failed, which ``abort`` waits for a while."""
+        self._last.add(callback)
+
     def abort(self, kind: str, cause: str) -> None:
         """Tell the launcher, if there is one."""
         self.failure = Failure(0, socket.gethostname(), os.getpid(), kind, cause, 0)
         self.failed.set()
         tell(self.settings.launcher, self.failure)
+        self._last.start().wait()
 
     def explain(self, error: BaseException) -> BaseException:
         """The error itself: no other rank can be behind it."""

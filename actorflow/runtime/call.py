@@ -7,9 +7,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 
 from torch import Tensor
 
+from actorflow import background
 from actorflow.runtime.devices import Device, Mark
 from actorflow_compiler.errors import ActorflowError, CallError
 
@@ -73,18 +75,19 @@ class Call:
     def done(self) -> bool:
         """Whether all that this rank does for the call is done, on its device as well; never blocks."""
         if self.fired and self.ended and all(mark.passed() for mark in self.ended):
-            self.ended = ()
+            self._settle()
         return self.fired and not self.ended
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the call is done on this rank.
 
-        Raises the worker's failure, or TimeoutError after ``timeout`` seconds in which its actors did not all fire.
+        Raises the worker's failure, or TimeoutError after ``timeout`` seconds.
         """
-        self._until(lambda: self.fired, timeout, "its end")
+        end = None if timeout is None else time.monotonic() + timeout
+        self._until(lambda: self.fired, end, timeout, "its end")
         for mark in self.ended:
-            self._pass(mark)
-        self.ended = ()
+            self._pass(mark, end, timeout, "its end")
+        self._settle()
 
     def result(self, index: int, timeout: float | None = None) -> Tensor:
         """Return result ``index`` as soon as it can be read; it belongs to the caller.
@@ -94,13 +97,14 @@ class Call:
         """
         if index not in self._kinds:
             raise CallError(f"result {index} of call {self.number} was asked for; this rank gets {sorted(self._kinds)}")
-        self._until(lambda: self.results[index] is not None, timeout, f"result {index}")
+        end = None if timeout is None else time.monotonic() + timeout
+        self._until(lambda: self.results[index] is not None, end, timeout, f"result {index}")
         found = self.results[index]
         assert found is not None
         if index in self.marks:
             mark = self.marks[index]
             if mark is not None:
-                self._pass(mark)
+                self._pass(mark, end, timeout, f"result {index}")
                 self.marks[index] = None
             self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
         return found
@@ -114,17 +118,36 @@ class Call:
                 self.results[index] = value
             self._changed.notify_all()
 
-    def _pass(self, mark: Mark) -> None:
-        """Wait for the device.  What has passed when the worker has failed may be what an aborted transfer left."""
+    def keep(self) -> None:
+        """The worker fails: what can be read now can be read later, too; never blocks.
+
+        Called before transfers are given up: what passes after that may be what one of them left.
+        """
+        for index, mark in tuple(self.marks.items()):
+            with suppress(RuntimeError):  # a device that has failed says nothing
+                if mark is not None and mark.passed():
+                    self.marks[index] = None
+        with suppress(RuntimeError):
+            _ = self.done
+
+    def _settle(self) -> None:
+        """The device is done with the call."""
+        self.ended = ()
+        self.marks = dict.fromkeys(self.marks)
+
+    def _pass(self, mark: Mark, end: float | None, timeout: float | None, what: str) -> None:
+        if end is not None and not passes(mark, end):
+            raise TimeoutError(
+                f"call {self.number}: {what} did not come in {timeout} s; its device is not done with it"
+            )
         mark.wait_on_host()
         failure = self._failure()
         if failure is not None:
             raise fresh(failure)
 
-    def _until(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
+    def _until(self, ready: Callable[[], bool], end: float | None, timeout: float | None, what: str) -> None:
         if ready():
             return
-        end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not ready():
                 failure = self._failure()
@@ -148,8 +171,11 @@ class Behind:
         with self._lock:
             self._calls.append(call)
 
-    def keep_pace(self, before: Sized, most: int) -> None:
-        """Block until fewer than ``most`` calls are behind, those in ``before``, which have not fired, among them."""
+    def keep_pace(self, before: Sized, most: int, end: float | None = None) -> None:
+        """Block until fewer than ``most`` calls are behind, those in ``before``, which have not fired, among them.
+
+        Raises TimeoutError where ``time.monotonic()`` comes to ``end`` before.
+        """
         while self._calls:
             with self._lock:
                 while self._calls and self._calls[0].done:
@@ -157,11 +183,35 @@ class Behind:
                 late = self._calls[0] if self._calls and len(before) + len(self._calls) >= most else None
             if late is None:
                 return
-            late.wait()
+            late.wait(None if end is None else max(0.0, end - time.monotonic()))
 
-    def wait(self) -> None:
-        """Block until no call is behind."""
-        self.keep_pace((), 1)
+    def wait(self, end: float | None = None) -> None:
+        """Block until no call is behind.  Raises TimeoutError where ``time.monotonic()`` comes to ``end`` before."""
+        self.keep_pace((), 1, end)
+
+    def keep(self) -> None:
+        """See ``Call.keep``."""
+        with self._lock:
+            for call in self._calls:
+                call.keep()
+
+
+def passes(mark: Mark, end: float) -> bool:
+    """Whether a mark passes before ``time.monotonic()`` is ``end``.
+
+    A device can only be waited for without an end, so a thread does that.
+    """
+    if mark.passed():
+        return True
+    passed = threading.Event()
+
+    def wait() -> None:
+        with suppress(RuntimeError):  # who asks for the mark itself gets it
+            mark.wait_on_host()
+        passed.set()
+
+    background.start(wait, "actorflow mark")
+    return passed.wait(max(0.0, end - time.monotonic()))
 
 
 def fresh(failure: BaseException) -> BaseException:

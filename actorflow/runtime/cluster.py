@@ -49,7 +49,7 @@ class Cluster:
 
     Call everything on the main thread, in the same order on every rank, but for ``send`` and
     ``pull``, which are free.  What blocks raises the run's error (ClusterError, or CallError when
-    ranks did different things) as soon as any rank has failed; about a second later the process
+    ranks did different things) as soon as any rank has failed; about two seconds later the process
     ends, because a blocked receive cannot be aborted.  Callbacks run on the gRPC thread and must be quick.
     """
 
@@ -259,10 +259,15 @@ class Cluster:
         """Call back once when the run has failed, on any rank, so that waiters wake."""
         self._failures.attach(callback)
 
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Call back on a thread of its own when the run has failed; the process ends soon, done or not."""
+        self._ending.at_failure(callback)
+
     def abort(self, kind: str, cause: str) -> None:
         """End the whole run because of this rank: "raised", "raised ValueError: … (train.py:12)"."""
         self._soon(self._control.fail, Failure(self.rank, self._base.host, self._base.pid, kind, cause, self.rank))
-        self.failed.wait(1.0)
+        if self._thread.is_alive():
+            self.failed.wait(NEWS)
 
     def explain(self, error: BaseException) -> BaseException:
         """The run's error where another rank's failure is behind this one, else the error itself; any thread.
@@ -277,6 +282,10 @@ class Cluster:
     def end(self, code: int = 1) -> None:
         """After a failure and when all is printed: end the process with this status as soon as peers are told."""
         self._ending.release(code)
+        self._ending.wait()
+
+    def await_end(self) -> None:
+        """After a failure: block until the process ends, which leaves the script the time it has to raise and print."""
         self._ending.wait()
 
     def _on_failure(self, failure: Failure) -> None:
@@ -355,7 +364,7 @@ def _leave(run: Cluster) -> None:
         print(f"actorflow: {failure}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    run.end(1)
+    run.await_end()  # not earlier: torch's launcher kills the others, who say why they end, as soon as one has ended
     os._exit(1)
 
 

@@ -12,17 +12,16 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TextIO
+from types import FrameType
 
 from actorflow.doctor.shm import advice
 from actorflow.runtime import cluster
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.reports import Started, tell
+from actorflow.runtime.script_error import drop_echoes, print_script_error, sentence
 from actorflow.runtime.settings import Settings
 from actorflow.status.sockets import answer, tell_own
 from actorflow_compiler.errors import ActorflowError
@@ -88,12 +87,14 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
         shown = sys.modules.get("actorflow.live.shown")
         if shown is not None:
             shown.close()
-        print_script_error(e, script)
-        if run.explain(e) is e:
+        behind = run.explain(e)
+        elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
+        print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
+        if behind is e:
             hint = advice(str(e))
             if hint:
                 print(f"actorflow: {hint}", file=sys.stderr)
-            run.abort("raised", f"raised {_sentence(e, script)}" + (f". {hint}" if hint else ""))
+            run.abort("raised", f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
             if isinstance(e, Exception):
                 _write_error_file(e)
         return _end(run, 1)
@@ -103,26 +104,8 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     """Run a script as ``python script arguments`` would, in this process."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    drop_echoes()
     runpy.run_path(script, run_name="__main__")
-
-
-def print_script_error(error: BaseException, script: str, file: TextIO | None = None) -> None:
-    """Print a traceback that begins in the user's script."""
-    start = error.__traceback__
-    frames: TracebackType | None = start
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
-        frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or start, file=file)
-
-
-def _sentence(error: BaseException, script: str) -> str:
-    """The exception, and the user's line that it came from: "ValueError: no (train.py:3: check(x))"."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if frame.filename == script]
-    if not mine:
-        return text
-    return f"{text} ({Path(script).name}:{mine[-1].lineno}: {mine[-1].line})"
 
 
 def _end(run: Cluster | Alone, code: int) -> int:
@@ -165,9 +148,9 @@ def _seed(settings: Settings) -> None:
     torch.manual_seed(SEED)
     torch.set_num_threads(settings.threads)
     if settings.devices > 1 and settings.device_type != "cpu" and torch.cuda.device_count():
-        from actorflow.runtime.seats import device_of
+        from actorflow.runtime.seats import claim_gpu
 
-        torch.cuda.set_device(device_of("cuda", settings))  # what the script calls "cuda" is where this rank computes
+        claim_gpu(settings)
 
 
 def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
@@ -201,10 +184,11 @@ def _hear_signals(run: Cluster | Alone) -> None:
         while signal.SIGTERM not in (told := os.read(reader, 64)):
             if signal.SIGUSR1 in told:
                 tell_own(run.rank)
-        if not run.failed.wait(TERM_PATIENCE):
+        known = run.failed.wait(TERM_PATIENCE)
+        if not known:
             run.abort("ended", "was told to end (SIGTERM)")
         if isinstance(run, Cluster):
-            run.end(128 + signal.SIGTERM)
+            run.await_end() if known else run.end(128 + signal.SIGTERM)
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from actorflow_compiler.errors import ActorflowError, CallError, ClusterError
 
 LAUNCHER = -1  # ``noticed_by`` when it was the launcher
+LAST_THINGS = 2.5  # seconds in which a process whose run has failed may still write; its launcher waits a little longer
 
 # what peers see of a rank that is gone -> what they say of it
 LOST = {
@@ -65,6 +67,33 @@ class Failure:
         return ClusterError(f"the run ended because {self.text}. {advice}")
 
 
+class LastThings:
+    """What a process still does when its run has failed, each on a thread of its own, for a bounded time."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], object]] = []
+        self._threads: list[threading.Thread] = []
+        self._deadline = 0.0
+
+    def add(self, callback: Callable[[], object]) -> None:
+        """Have it called; any thread."""
+        self._callbacks.append(callback)
+
+    def start(self) -> LastThings:
+        """Begin with all of them; the first call counts."""
+        if not self._deadline:
+            self._deadline = time.monotonic() + LAST_THINGS
+            self._threads = [threading.Thread(target=c, name="actorflow-last", daemon=True) for c in self._callbacks]
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def wait(self) -> None:
+        """Block until all are done, or the time is over."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+
+
 class Ending:
     """Ends this process after a failure, once the script has had a moment to raise and print.
 
@@ -72,13 +101,18 @@ class Ending:
     aborted.  ``told`` is waited for so that peers hear the cause before they see the connection close.
     """
 
-    def __init__(self, exit: Callable[[int], object] = os._exit, grace: float = 1.0) -> None:
+    def __init__(self, exit: Callable[[int], object] = os._exit, grace: float = 2.0) -> None:
         self._exit = exit
         self._grace = grace  # seconds
         self._released = threading.Event()
         self._code = 1
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._last = LastThings()
+
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Have something done meanwhile; the end waits for it no longer than ``LAST_THINGS``."""
+        self._last.add(callback)
 
     def begin(self, told: threading.Event) -> None:
         """Start the countdown; further calls change nothing."""
@@ -98,8 +132,10 @@ class Ending:
             self._thread.join()
 
     def _run(self, told: threading.Event) -> None:
+        doing = self._last.start()
         self._released.wait(self._grace)
         told.wait(0.5)
+        doing.wait()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # a closed pipe must not keep the process alive
                 stream.flush()

@@ -178,16 +178,16 @@ def resolve(op: str, library: Mapping[str, Callable[..., Any]]) -> Callable[...,
     )
 
 
-def culprit(body: Body, error: BaseException) -> str:
-    """The op of a body in which ``error`` was raised; empty if it came from elsewhere."""
+def culprit(body: Body, error: BaseException) -> int | None:
+    """The step of a body in which ``error`` was raised; None if it came from elsewhere."""
     name = _source_name(body)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == name:
             number = trace.tb_lineno - 3
-            return body.steps[number].op if 0 <= number < len(body.steps) else ""
+            return number if 0 <= number < len(body.steps) else None
         trace = trace.tb_next
-    return ""
+    return None
 
 
 def _source_name(body: Body) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -38,6 +39,8 @@ from actorflow.runtime.settings import (
 from actorflow.runtime.watch import Findings, Watch
 from actorflow.status.sockets import About, announce, ask, on_signal
 from actorflow.status.text import to_text
+from actorflow.tracing import folder as traces
+from actorflow.tracing.cut_short import told
 from actorflow_compiler.errors import ClusterError
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
@@ -101,6 +104,8 @@ def launch(run: Launch) -> int:
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
     Path(log_dir).mkdir(parents=True, exist_ok=True)
+    if run.trace and run.launcher == 0:
+        traces.clear(run.trace)
     if run.nnodes * run.devices > 1:
         console.print(_greeting(run, log_dir), style="dim")
     logs = _logs(console, run, log_dir)
@@ -118,14 +123,15 @@ def launch(run: Launch) -> int:
         codes, interrupted = _supervise(run, log_dir)
     findings = watch.close()
     logs.finish(not codes and interrupted is None and findings.wanted is None)
+    if interrupted is None and not codes:
+        if not run.log_dir:
+            shutil.rmtree(log_dir, ignore_errors=True)
+        return 0 if findings.wanted is None else _again(console, run, findings.wanted)
     if interrupted is not None:
         console.print(f"actorflow: ended by {interrupted.name}")
-        return 128 + interrupted
-    if not codes and findings.wanted is not None:
-        return _again(console, run, findings.wanted, log_dir)
-    if not codes:
-        return 0
-    return _report(console, run, log_dir, findings, codes)
+    code = _report(console, run, log_dir, findings, codes) if interrupted is None else 128 + interrupted
+    _say_what_is_left(console, run, log_dir)
+    return code
 
 
 def _tell(console: Console, launcher: str, about: About) -> None:
@@ -133,7 +139,7 @@ def _tell(console: Console, launcher: str, about: About) -> None:
     console.print(to_text(about, ask(launcher, about)), end="")
 
 
-def _again(console: Console, run: Launch, wanted: Wanted, log_dir: str) -> int:
+def _again(console: Console, run: Launch, wanted: Wanted) -> int:
     """Start the script anew with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
     shape = Shape(**asdict(wanted))
     try:
@@ -150,7 +156,7 @@ def _again(console: Console, run: Launch, wanted: Wanted, log_dir: str) -> int:
             node_rank=shape.node_rank,
             master_addr=shape.master_addr,
             port=run.port or shape.port,
-            log_dir=run.log_dir or shape.log_dir or log_dir,
+            log_dir=run.log_dir or shape.log_dir,
             given=frozenset({"devices", "nodes", "port"} if run.port or shape.port else {"devices", "nodes"}),
         )
     )
@@ -223,10 +229,18 @@ def _report(console: Console, run: Launch, log_dir: str, findings: Findings, cod
         if lines:
             console.print(f"actorflow: the last lines of {path}:")
             console.print("\n".join(f"  {line}" for line in lines[-TAIL:]))
+    return code if code > 0 else 1
+
+
+def _say_what_is_left(console: Console, run: Launch, log_dir: str) -> None:
+    """After a failure: where the logs are, and the trace of what went before."""
     if run.nnodes * run.devices > 1:
         whose = "all" if run.launchers > 1 and run.launcher == 0 else "this node's"
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
-    return code if code > 0 else 1
+    elif not run.log_dir:  # the only rank has printed to the terminal
+        shutil.rmtree(log_dir, ignore_errors=True)
+    if run.trace and run.launcher == 0 and (line := told(run.trace, range(run.nnodes * run.devices))):
+        console.print(f"actorflow: {line}", style="dim")
 
 
 def _left_with(failure: Failure, code: int) -> int:
@@ -258,7 +272,8 @@ def _greeting(run: Launch, log_dir: str) -> str:
     first, last = run.ranks[0], run.ranks[-1]
     ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
     node = f"node {run.node_rank} of {run.nnodes}, " if run.nnodes > 1 else ""
-    return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}"
+    kept = "" if run.log_dir else ", kept where the run fails, or with --log-dir"
+    return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}{kept}"
 
 
 def _variables(run: Launch, port: int, log_dir: str, launcher: str, logs_port: int) -> dict[str, str]:

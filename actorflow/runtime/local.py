@@ -52,7 +52,7 @@ class LocalCluster:
         in_flight: int = 4,
         timeout: float = 20.0,  # seconds for one call
         library: Mapping[str, Callable[..., Any]] | None = None,
-        trace: int = 0,  # iterations of which each worker records what happens
+        trace: int | None = None,  # iterations of which workers record what happens; 0: they count for how long
         device: Callable[[int], Device] = Cpu,  # rank → what it computes on
         planes: Callable[[int, Device], Mapping[str, DataPlane]] = lambda rank, device: {},  # others than "memory"
         stage: Callable[[DataPlane, Device], DataPlane] = StagedPlane,  # a plane of host memory → one of a device's
@@ -66,7 +66,7 @@ class LocalCluster:
             plane: DataPlane = stage(board.plane(rank), on) if on.ahead else board.plane(rank)
             own = {**dict.fromkeys(("gloo", "memory"), plane), **planes(rank, on)}
             transport = MemoryTransport(rank, self.workers)
-            record = Recorder(trace) if trace else None
+            record = None if trace is None else Recorder(trace)
             self.workers.append(
                 Worker(rank, transport, own, on, in_flight=in_flight, gated=False, library=library, record=record)
             )

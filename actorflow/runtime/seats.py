@@ -15,8 +15,21 @@ from actorflow.runtime.data_plane.nccl import nccl_version
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError, LayoutError
 from actorflow_compiler.placement import Placement
+from actorflow_compiler.torch_internals import when_cuda_starts
 
-__all__ = ["NOTHING_SAID", "NOWHERE", "Seat", "Wishes", "check", "device_of", "kinds_of", "seat"]
+__all__ = [
+    "NOTHING_SAID",
+    "NOWHERE",
+    "Seat",
+    "Wishes",
+    "check",
+    "claim_gpu",
+    "device_of",
+    "idle_oversubscribe",
+    "kinds_of",
+    "seat",
+    "take_gpu",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +71,45 @@ def device_of(kind: str, settings: Settings) -> torch.device:
     return torch.device("cuda", settings.local_rank % max(1, torch.cuda.device_count()))
 
 
+def idle_oversubscribe(settings: Settings, kinds: Sequence[str]) -> str:
+    """A line for people where --oversubscribe was said and no rank computes on a GPU; else nothing."""
+    if not settings.oversubscribe or "cuda" in kinds:
+        return ""
+    return "--oversubscribe has no effect: it lets ranks share a GPU, and every rank of this run computes on the CPU"
+
+
+def claim_gpu(settings: Settings) -> None:
+    """Have "cuda" mean the GPU that this rank computes on, from the first use of CUDA.
+
+    Where nobody has said that it computes there it may do so on CPUs: then it needs no GPU's memory, and none that
+    works.  Raises ClusterError where it was said, and the GPU cannot be used.
+    """
+    if settings.device_type == "cuda":
+        take_gpu(settings)
+    else:
+        when_cuda_starts(lambda: take_gpu(settings))
+
+
+def take_gpu(settings: Settings) -> None:
+    """Make what this thread calls "cuda" the GPU that this rank computes on.  Raises ClusterError where it cannot."""
+    place = device_of("cuda", settings)
+    try:
+        torch.cuda.set_device(place)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"rank {settings.rank} cannot use {place} of {socket.gethostname()}, which it computes on: {error}\n"
+            "See whether `nvidia-smi` works there, whether its driver knows the CUDA that this torch was built for "
+            f"({torch.version.cuda}), and whether another process holds the GPU in exclusive mode; "
+            "--device-type cpu does without"
+        ) from error
+
+
 def seat(kind: str, settings: Settings) -> Seat:
     """This rank's seat, where it will compute on ``kind``; a GPU is looked at only where it is to be used."""
     host, count = socket.gethostname(), torch.cuda.device_count()
     if kind != "cuda" or not count:
         return Seat(host, cuda=torch.version.cuda or "", shares=settings.oversubscribe)
+    take_gpu(settings)  # on the thread of the script, whichever used CUDA first
     gpus = tuple(map(torch.cuda.get_device_name, range(count)))
     index = device_of(kind, settings).index
     gpu = str(torch.cuda.get_device_properties(index).uuid)

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
-from actorflow.runtime.seats import Wishes, device_of
+from actorflow.runtime.seats import Wishes, device_of, idle_oversubscribe
 from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
@@ -272,6 +273,8 @@ class Session:
     def _start(self) -> None:
         """Make the worker: with the first plan it is known on which devices it runs."""
         device = make_device(device_of(self._kinds[self.rank], self.cluster.settings))
+        if self.rank == 0 and (note := idle_oversubscribe(self.cluster.settings, self._kinds)):
+            print(f"actorflow: {note}", file=sys.stderr, flush=True)
         planes: dict[str, DataPlane] = {}
         if isinstance(self.cluster, Cluster):
             patience = self.cluster.settings.nccl_timeout
@@ -289,6 +292,8 @@ class Session:
         )
         self.worker = worker
         self._moved()
+        if self._tracer is not None:
+            self.cluster.at_failure(partial(self._tracer.cut_short, worker.observed))
         self.cluster.on_message(worker.deliver)
         self.cluster.on_line(worker.attach)
         worker.on_failure(self._worker_failed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.patience import Started
 from actorflow.runtime.job import Job, Unit
@@ -40,15 +42,29 @@ def explain_plans(job: Job | None, waits: tuple[Call, Job] | None, early: bool) 
 
 
 def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException, plan: Plan | None = None) -> BaseException:
-    """The error of an actor that failed: rank, actor, firing, and the op or communication; for memory, ``plan``'s."""
-    comm = unit.comm
-    op = "" if unit.body is None else culprit(unit.body, error)
+    """The error of an actor that failed: rank, actor, firing, the op or communication, the user's line that ``plan``
+    has it from; for memory, what ``plan`` needs.
+    """
+    comm, body = unit.comm, unit.body
+    step = None if body is None else culprit(body, error)
+    op = "" if step is None or body is None else f", {body.steps[step].op}"
     if comm is not None:
-        op = f"{comm.kind} {comm.id} over ranks {list(comm.group)}"
-    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{f', {op}' if op else ''}"
+        op = f", {comm.kind} {comm.id} over ranks {list(comm.group)}"
+    line = "" if plan is None or step is None else _line(plan, unit.actor.id, step)
+    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{line}"
     if plan is not None and ran_out(error):
         return out_of_memory(rank, plan, where, error)
     return wrapped(error, where)
+
+
+def _line(plan: Plan, actor: int, step: int) -> str:
+    """The user's line that a step comes from, as a clause: ``, line train.py:31: loss = f(x)``."""
+    place = plan.origins.place_of(actor, step)
+    if place is None or not place.line:
+        return f", module {place.module}" if place is not None and place.module else ""
+    path, _, number = place.line.rpartition(":")
+    code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
+    return f", line {place.line}{f': {code}' if code else ''}"
 
 
 def too_late(rank: int, started: Started, setting: str, explained: str) -> ClusterError:

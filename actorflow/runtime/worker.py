@@ -164,15 +164,19 @@ class Worker:
     def wait_all(self, timeout: float | None = None) -> None:
         """Return when every issued call is done.
 
-        Raises the worker's failure, or TimeoutError after ``timeout`` seconds in which their actors did not all fire.
+        Raises the worker's failure, or TimeoutError after ``timeout`` seconds.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             if not self._changed.wait_for(lambda: not self._unfinished or self._failure is not None, timeout):
                 raise TimeoutError(
                     f"rank {self.rank}: {len(self._unfinished)} calls were not done in {timeout} s\n{self.explain()}"
                 )
             self._raise_failure()
-        self._behind.wait()
+        try:
+            self._behind.wait(end)
+        except TimeoutError as error:
+            raise TimeoutError(f"rank {self.rank}: {error}\n{self.explain()}") from None
 
     def fail(self, failure: BaseException) -> None:
         """End the work: everyone who waits, now and later, gets ``failure``.  Only the first one counts."""
@@ -231,6 +235,9 @@ class Worker:
 
     def _halt(self) -> None:
         """Wake everyone and end the threads; the caller holds ``_changed``."""
+        self._behind.keep()
+        for call in self._unfinished:
+            call.keep()
         self._changed.notify_all()
         self._compute.stop()
         for plane in self._planes.values():

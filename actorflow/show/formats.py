@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from actorflow.places_to_write import fault
 from actorflow.show.dot import to_dot
 from actorflow.show.page import check_library, page
 from actorflow.show.poster import poster
@@ -49,9 +49,9 @@ FORMATS: Mapping[str, Callable[[Plan, Hardware], str]] = {
 
 
 def check_place(path: str | Path) -> Path:
-    """The file, if its format is known, can be made here and can be written there.
+    """The file, if its format is known, can be made here and can be written there; folders above it are made.
 
-    Raises ShowError; nothing is left behind.
+    Raises ShowError.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -60,19 +60,9 @@ def check_place(path: str | Path) -> Path:
         )
     if path.suffix == ".html":
         check_library()
-    folder = path.parent
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ShowError(f"{path} cannot be written: the folder {folder} {what}; make it first, or name another one")
-    try:
-        if path.exists():
-            with path.open("ab"):
-                pass
-        else:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-    except OSError as error:
-        raise ShowError(f"{path} cannot be written: {error.strerror}; name a place that you may write to") from error
+    why = fault(path)
+    if why:
+        raise ShowError(why)
     return path
 
 

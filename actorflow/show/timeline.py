@@ -11,7 +11,7 @@ import numpy as np
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.alike import fold
-from actorflow_scheduler.cost import Hardware, variable_bytes
+from actorflow_scheduler.cost import Durations, Hardware, variable_bytes
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import ITERATIONS, steady_after
@@ -66,14 +66,14 @@ def foretold(plan: Plan, hardware: Hardware) -> Timeline:
     return from_costs(plan, nanoseconds(plan, hardware))
 
 
-def from_costs(plan: Plan, times: Mapping[int, int]) -> Timeline:
-    """The same, from the nanoseconds that a firing of each actor takes."""
+def from_costs(plan: Plan, times: Durations) -> Timeline:
+    """The same, from what a firing of each actor takes."""
     alike: Mapping[int, Sequence[int]] = {}
     whole = plan
     if plan.world > ALL_RANKS:
         folded = fold(plan, times)
         plan, alike = folded.plan, folded.alike
-    firings = Firings(plan, {a.id: times[a.id] for a in plan.actors})
+    firings = Firings(plan, times)
     cycle = 0
     while not cycle and firings.iterations < ITERATIONS:
         if not firings.run():

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from actorflow_compiler.errors import PlanError, TraceError
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
+from actorflow_compiler.units import ranges_text
+from actorflow_scheduler.cost import Durations
 
-__all__ = ["FORMAT", "MERGED", "Ran", "RankInfo", "Traced", "document", "read", "write", "write_rank"]
+__all__ = [
+    "FORMAT", "MERGED", "Part", "Ran", "RankInfo", "Traced", "clear", "document", "rank_file", "ranks_text", "read",
+    "read_plans", "read_ranks", "write", "write_plan", "write_rank",
+]  # fmt: skip
 
-FORMAT = 1  # changes with the meaning of what is written
+FORMAT = 2  # changes with the meaning of what is written
 MERGED = "trace.json"
+_WRITTEN = re.compile(r"(rank\d+\.(json|txt)|plan\d+\.pb|trace\.(json|html))(\.part)?")
 _KEY = "actorflow"  # of the merged file; the format lets a file hold more than its events
 
 
@@ -37,7 +44,7 @@ class Ran:
     number: int
     plan: Plan
     hardware: str  # for which it was forecast
-    costs: Mapping[int, int]  # actor → ns of a firing, as forecast
+    costs: Durations  # of its actors' firings, as forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,41 @@ class Traced:
     ranks: tuple[RankInfo, ...]
     ran: tuple[Ran, ...]
     events: Sequence[Mapping[str, Any]]
+    cut: str = ""  # why the run ended before its script did, if so
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks of which nothing was recorded."""
+        known = {r.rank for r in self.ranks}
+        return [rank for rank in range(max((r.plan.world for r in self.ran), default=0)) if rank not in known]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank wrote."""
+
+    info: RankInfo
+    script: str
+    version: str  # of actorflow
+    cut: str  # as in ``Traced``
+    events: Sequence[dict[str, Any]]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for people: "rank 1", "ranks 1-3"."""
+    return f"rank{'s' * (len(ranks) > 1)} {ranges_text(ranks)}"
+
+
+def rank_file(folder: str, rank: int) -> Path:
+    """Where a rank's own events are."""
+    return Path(folder, f"rank{rank}.json")
+
+
+def clear(folder: str) -> None:
+    """Remove what an earlier run left here, before the next one writes: a trace is of one run."""
+    for path in Path(folder).glob("*"):
+        if _WRITTEN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> bytes:
@@ -57,9 +99,35 @@ def document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> b
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def write_rank(folder: str, rank: int, events: Sequence[Mapping[str, Any]]) -> None:
+def write_rank(folder: str, part: Part) -> None:
     """Write ``rankN.json``.  Raises TraceError."""
-    _write(Path(folder, f"rank{rank}.json"), document(events, {"format": FORMAT, "rank": rank}))
+    about = {"format": FORMAT, "version": part.version, "script": part.script, "cut": part.cut, **asdict(part.info)}
+    _write(rank_file(folder, part.info.rank), document(part.events, about))
+
+
+def read_ranks(folder: str) -> list[Part]:
+    """What ranks wrote, in order; a file that is not whole is none."""
+    found = []
+    for path in Path(folder).glob("rank*.json"):
+        try:
+            data = json.loads(path.read_bytes())
+            about = data[_KEY]
+            info = RankInfo(**{f.name: about[f.name] for f in fields(RankInfo)})
+            found.append(Part(info, about["script"], about["version"], about["cut"], data["traceEvents"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda part: part.info.rank)
+
+
+def write_plan(folder: str, number: int, plan: Plan) -> None:
+    """Write ``planN.pb``.  Raises TraceError."""
+    _write(_plan_file(folder, number), to_bytes(plan))
+
+
+def read_plans(folder: str) -> list[tuple[int, Plan]]:
+    """The plans of a folder, by number.  Raises TraceError for one that cannot be read."""
+    numbers = sorted(int(path.stem.removeprefix("plan")) for path in Path(folder).glob("plan*.pb"))
+    return [(number, _read_plan(folder, number)) for number in numbers]
 
 
 def write(folder: str, traced: Traced) -> None:
@@ -68,11 +136,20 @@ def write(folder: str, traced: Traced) -> None:
         "format": FORMAT,
         "version": traced.version,
         "script": traced.script,
-        "ranks": [{"rank": r.rank, "host": r.host, "pid": r.pid, "doubt": r.doubt} for r in traced.ranks],
-        "plans": [{"number": r.number, "hardware": r.hardware, "costs": sorted(r.costs.items())} for r in traced.ran],
+        "cut": traced.cut,
+        "ranks": [asdict(r) for r in traced.ranks],
+        "plans": [
+            {
+                "number": r.number,
+                "hardware": r.hardware,
+                "costs": sorted(r.costs.firing.items()),
+                "ways": sorted(r.costs.way.items()),
+            }
+            for r in traced.ran
+        ],
     }
     for ran in traced.ran:
-        _write(_plan_file(folder, ran.number), to_bytes(ran.plan))
+        write_plan(folder, ran.number, ran.plan)
     _write(Path(folder, MERGED), document(traced.events, about))
 
 
@@ -95,13 +172,17 @@ def read(folder: str) -> Traced:
         )
     try:
         ran = tuple(
-            Ran(p["number"], _read_plan(folder, p["number"]), p["hardware"], {int(a): int(ns) for a, ns in p["costs"]})
+            Ran(p["number"], _read_plan(folder, p["number"]), p["hardware"], _costs(p["costs"], p["ways"]))
             for p in about["plans"]
         )
         ranks = tuple(RankInfo(**r) for r in about["ranks"])
-        return Traced(about["script"], about["version"], ranks, ran, found["traceEvents"])
+        return Traced(about["script"], about["version"], ranks, ran, found["traceEvents"], about.get("cut", ""))
     except (KeyError, TypeError, ValueError) as e:
         raise TraceError(f"{path} is damaged ({type(e).__name__}: {e}); run the script with --trace again") from None
+
+
+def _costs(firing: Sequence[Sequence[int]], way: Sequence[Sequence[int]]) -> Durations:
+    return Durations({int(a): int(ns) for a, ns in firing}, {int(a): int(ns) for a, ns in way})
 
 
 def _missing(folder: str) -> str:
@@ -133,6 +214,8 @@ def _read_plan(folder: str, number: int) -> Plan:
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        part = path.with_name(f"{path.name}.part")
+        part.write_bytes(data)
+        part.replace(path)  # whole or not at all: a process that has failed may be ended while it writes
     except OSError as e:
         raise TraceError(f"{path} cannot be written: {e.strerror}; name another folder with --trace") from None

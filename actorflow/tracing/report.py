@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from actorflow.show.words import short
-from actorflow.tracing.folder import Ran, Traced
+from actorflow.tracing.folder import MERGED, Ran, Traced, ranks_text
 from actorflow.tracing.measured import REASONS, Measured, measured
 from actorflow_compiler.errors import TraceError
 from actorflow_compiler.units import columns, ranges_text, seconds_text
@@ -73,12 +73,19 @@ def report(traced: Traced, ran: Ran) -> Report:
     """What a trace says of one of its plans.  Raises TraceError where it holds no whole step of it."""
     found = measured(traced, ran)
     if not found.iterations:
-        raise TraceError(
-            f"the trace holds no whole step of plan {ran.plan.name!r}; let the script make at least one call of it"
-        )
+        raise TraceError(f"the trace holds no whole step of plan {ran.plan.name!r}; {_why_none(traced)}")
     waits, busy = _waits(found)
     foretold = _foretold(ran)
     return Report(ran, found, found.period / 1e9, foretold.period, _costs(found, foretold), waits, busy)
+
+
+def _why_none(traced: Traced) -> str:
+    if not traced.cut:
+        return "let the script make at least one call of it"
+    ends = f"the run was cut short: {traced.cut}"
+    if traced.lost:
+        ends = f"{ranks_text(traced.lost)} left no recording, and {ends}"
+    return f"{ends}. {MERGED} has what there is, for https://ui.perfetto.dev"
 
 
 def to_text(traced: Traced, found: Report) -> str:
@@ -142,6 +149,8 @@ def _lines(traced: Traced, found: Report) -> Iterator[str]:
         f"plan {plan.name!r} on {plan.world} rank{'s' * (plan.world != 1)}, {m.iterations} steps recorded, "
         f"the last {counted} count"
     )
+    if traced.cut:
+        yield f"  cut short {traced.cut}"
     ratio = f" ({found.period / found.forecast:.2f} ×)" if found.forecast else ""
     yield (
         f"  step      {seconds_text(found.period)} measured, {seconds_text(found.forecast)} forecast "

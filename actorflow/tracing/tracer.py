@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 import actorflow
 from actorflow.runtime import trace
-from actorflow.runtime.costs import Target
+from actorflow.runtime.failure import Failure
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
 from actorflow.runtime.settings import Settings
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, Recorded, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
+from actorflow.tracing.foretold import foretold
+from actorflow_compiler.errors import TraceError
 from actorflow_compiler.plan import Plan
-from actorflow_scheduler.timeline import nanoseconds
 
 __all__ = ["Tracer"]
 
@@ -28,6 +31,10 @@ class Peers(Protocol):
     rank: int
     world: int
     settings: Settings
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the run is over, if it is."""
 
     @property
     def machines(self) -> Sequence[str]:
@@ -58,6 +65,8 @@ class Tracer:
     def install(self, number: int, plan: Plan) -> None:
         """A plan that is run: whole on the master, else this rank's part."""
         self._plans[number] = plan
+        if self._peers.rank == 0:  # now: a trace that is cut short is read with them
+            folder.write_plan(self._folder, number, plan)
 
     def serve(self, what: str) -> bytes:
         """Answer another rank: what the clock says, when it began, or this rank's events once it has finished."""
@@ -70,10 +79,10 @@ class Tracer:
 
         Raises TraceError where a file cannot be written.
         """
-        trace.write(self._folder, self._peers.rank, observed)
-        own, info = self._own()
-        folder.write_rank(self._folder, self._peers.rank, own)
-        about = {"rank": info.rank, "host": info.host, "pid": info.pid, "doubt": info.doubt}
+        if self._estimates:
+            self._compare()
+        own, info = self._write(observed)
+        about = asdict(info)
         self._served = json.dumps([about, own], separators=(",", ":")).encode()
         self.finished = True
         tell()
@@ -81,8 +90,31 @@ class Tracer:
             others = [json.loads(self._peers.pull(r, "trace events")) for r in range(1, self._peers.world)]
             ranks = (info, *(folder.RankInfo(**about) for about, _ in others))
             merged = joined([own, *(found for _, found in others)])
-            script = self._peers.settings.script
-            folder.write(self._folder, folder.Traced(script, actorflow.__version__, ranks, self._ran(), merged))
+            ran = tuple(foretold(number, plan) for number, plan in sorted(self._plans.items()))
+            folder.write(
+                self._folder, folder.Traced(self._peers.settings.script, actorflow.__version__, ranks, ran, merged)
+            )
+
+    def cut_short(self, observed: Callable[[], Sequence[tuple[Plan, tuple[int, ...]]]]) -> None:
+        """The run has failed: write this rank's files, with what there is; ``actorflow trace`` makes one of all ranks'.
+
+        On a thread of its own, and never in the way of the failure: what goes wrong here is a line.
+        """
+        failure = self._peers.failure
+        try:
+            self._write(observed(), "" if failure is None else failure.text)
+        except TraceError as e:
+            print(f"actorflow: rank {self._peers.rank}: {e}", file=sys.stderr, flush=True)
+
+    def _write(
+        self, observed: Sequence[tuple[Plan, tuple[int, ...]]], cut: str = ""
+    ) -> tuple[list[Event], folder.RankInfo]:
+        """Write this rank's files; its events, and where it ran."""
+        own, info = self._own()
+        trace.write(self._folder, info.rank, observed)
+        script = self._peers.settings.script
+        folder.write_rank(self._folder, folder.Part(info, script, actorflow.__version__, cut, own))
+        return own, info
 
     def _compare(self) -> None:
         """Ask the master for its clock, unless it is this machine's."""
@@ -95,8 +127,6 @@ class Tracer:
             self._estimates.append(estimate(lambda: int(peers.pull(0, "trace clock"))))
 
     def _own(self) -> tuple[list[Event], folder.RankInfo]:
-        if self._estimates:
-            self._compare()
         to = SharedClock(self._begin, tuple(self._estimates))
         kept = self.record
         host, pid = socket.gethostname(), os.getpid()
@@ -104,19 +134,10 @@ class Tracer:
             self._peers.rank,
             host,
             pid,
-            self._plans,
+            dict(self._plans),
             [Fired(f.plan, f.actor, f.firing, to(f.start), to(f.end)) for f in kept.fired],
             [Arrival(a.plan, a.register, a.sequence, to(a.at)) for a in kept.arrivals],
             [Credited(c.plan, c.register, to(c.at)) for c in kept.credits],
             [Begun(b.plan, b.iteration, to(b.issued), to(b.at)) for b in kept.begun],
         )
         return events(found), folder.RankInfo(self._peers.rank, host, pid, to.doubt)
-
-    def _ran(self) -> tuple[folder.Ran, ...]:
-        hardware = Target(self._peers.settings.hardware)
-        found = []
-        for number, plan in sorted(self._plans.items()):
-            places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
-            on = hardware.hardware(places[0].type if places else "cpu")
-            found.append(folder.Ran(number, plan, on.name, nanoseconds(plan, on)))
-        return tuple(found)

@@ -62,6 +62,8 @@ def _waits(traced: Traced, found: Report) -> Section:
         "What compute queues waited for while they ran nothing, as a share of their time: data (a token), queue (a "
         "transfer that stood behind others), credit (a free slot), host (the script, or the thread that fires)."
     )
+    if traced.cut:
+        about = f"The run was cut short: {traced.cut}. {about}"
     if doubt:
         about += f" Clocks of different machines agree to {seconds_text(doubt / 1e9)}."
     table = f'<table class="rows"><thead>{head}</thead><tbody>{rows}</tbody></table>'

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 
 import actorflow as flow
 from gpus.setting import seconds, settle
@@ -63,6 +64,8 @@ def main(kind: str) -> None:
     copies, work = [], []
     for event in profile.events():
         at: Any = event.time_range
+        if event.device_type != DeviceType.CUDA or event.is_user_annotation:
+            continue  # calls of the host, and ranges
         if "HtoD" in event.name and at.end - at.start > 50:  # µs: of batches, not of scalars
             copies.append((at.start, at.end))
         elif "Memcpy" not in event.name and "Memset" not in event.name:

@@ -19,7 +19,7 @@ from actorflow_compiler.hints import distribute, zero
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.placement import placement
 from actorflow_compiler.sbp import Split
-from gpus.tell import tell
+from gpus.tell import tell, told
 from models import CASES, Case, reference
 from trained import Layout, differences, in_float64, plan_of, train
 
@@ -99,10 +99,10 @@ def main(kind: str) -> None:
     names = ["mlp", "cnn", "clipped gpt"] if kind == "cuda" else ["mlp", "clipped gpt"]
     cases = {name: on(in_float64(CASES[name]), device) for name in names}
     cases["gpt in bfloat16"] = on(half(kind), device)
-    wanted = {}
-    for name, layout in layouts(kind).items():
-        if kind == "cpu" and name not in ("1 rank", "data 2 × pipeline 2", "ZeRO 3 × tensor 2"):
-            continue
+    wanted: dict[tuple[str, int], tuple[list[float], dict[str, Tensor]]] = {}
+
+    def compare(name: str, layout: Layout) -> None:
+        """Train every case by one plan."""
         worst, most, culprit = 0.0, 0.0, ""
         chosen = {n: c for n, c in cases.items() if n == "clipped gpt"} if name == "ZeRO 3 × tensor 2" else cases
         near = True
@@ -122,6 +122,12 @@ def main(kind: str) -> None:
         holds = worst <= LOSSES and most <= PARAMETERS and near
         found = f"losses {worst:.0e}, parameters {most:.0e} apart ({culprit}){'' if near else '; bfloat16 further'}"
         tell(f"{name} ({', '.join(chosen)})", found, f"≤ {LOSSES:.0e}, {PARAMETERS:.0e} in float64", holds)
+
+    for name, layout in layouts(kind).items():
+        if kind == "cpu" and name not in ("1 rank", "data 2 × pipeline 2", "ZeRO 3 × tensor 2"):
+            continue
+        with told(name):
+            compare(name, layout)
 
 
 if __name__ == "__main__":

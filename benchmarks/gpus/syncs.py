@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import actorflow as flow
@@ -40,7 +41,7 @@ def main(kind: str) -> None:
     if kind != "cuda":
         tell("waits for the device in a steady step", "not measured: there are none on a CPU")
         return
-    events = seen.events()
+    events = [e for e in seen.events() if e.device_type == DeviceType.CPU]  # what the host does, on any thread
     steady = next(e.time_range for e in events if e.name == STEADY)
     names = [e.name for e in events if steady.start <= e.time_range.start <= steady.end]
     counts = Counter(name for name in names if name in WAITS)

@@ -1,6 +1,7 @@
 """Where a plan comes from: the logical graph folded by module, and the user's lines; frozen data, for people only.
 
-Nothing that runs looks at it, and a rank's part of a plan is without it.
+Nothing that runs looks at it.  A rank's part of a plan has the places of its own actors' ops, so that an error can
+name the user's line, and no more.
 """
 
 from __future__ import annotations
@@ -61,3 +62,9 @@ class Origins:
     steps: tuple[StepsOf, ...] = ()
     parts: tuple[Part, ...] = ()
     flows: tuple[Flow, ...] = ()
+
+    def place_of(self, actor: int, step: int) -> Place | None:
+        """Where a step of an actor's body comes from, if that is known."""
+        places = next((s.places for s in self.steps if s.actor == actor), ())
+        at = places[step] if 0 <= step < len(places) else -1
+        return self.places[at] if at >= 0 else None

@@ -366,7 +366,7 @@ class Plan:
             orders=tuple(o for o in self.orders if o.rank == rank),
             ranks=(rank,),
             calls=tuple(o for o in self.calls if o.rank == rank),
-            origins=Origins(),
+            origins=Origins(self.origins.places, tuple(s for s in self.origins.steps if s.actor in mine)),
         )
 
 

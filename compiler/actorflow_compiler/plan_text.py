@@ -99,6 +99,11 @@ def to_text(plan: Plan) -> str:
     return "\n".join(line.rstrip() for line in _Text(plan).lines()) + "\n"
 
 
+def notes_text(plan: Plan) -> str:
+    """What is to be known of a plan, as lines; empty where there is nothing."""
+    return "".join(f"{line.rstrip()}\n" for line in _rows("notes", plan.notes))
+
+
 class _Text:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -55,6 +55,7 @@ __all__ = [
     "swap_contents",
     "traced_on",
     "values_not_seen",
+    "when_cuda_starts",
     "without_dispatch",
 ]
 
@@ -419,6 +420,14 @@ def arrived(tensor: torch.Tensor) -> torch.Tensor:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def when_cuda_starts(call: Callable[[], object]) -> None:
+    """Call when this process first uses CUDA, on the thread that does, as torch itself keeps seeds until then.
+
+    At once where it has.  What ``call`` raises leaves there as torch's ``DeferredCudaCallError``, with its message.
+    """
+    torch.cuda._lazy_call(call)  # type: ignore[no-untyped-call]
 
 
 def nccl_options(timeout: timedelta) -> Any:

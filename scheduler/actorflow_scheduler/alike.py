@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.plan import Actor, Comm, Order, Plan
-from actorflow_scheduler.cost import variable_bytes
+from actorflow_scheduler.cost import Durations, variable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Folded:
     alike: Mapping[int, Sequence[int]]  # listed rank → the ranks that it stands for, with itself
 
 
-def fold(plan: Plan | Folded, times: Mapping[int, int]) -> Folded:
+def fold(plan: Plan | Folded, times: Durations) -> Folded:
     """List only one rank, the lowest, of each class; ``times`` says how long each actor's firing lasts."""
     given = plan if isinstance(plan, Folded) else Folded(plan, {a.rank: (a.rank,) for a in plan.actors})
     ranks = _Ranks(given.plan, times)
@@ -78,7 +78,7 @@ def _by_rank(found: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 class _Ranks:
     """What of each rank is compared, and the colours that the ranks have."""
 
-    def __init__(self, plan: Plan, times: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
         self.actors: dict[int, list[Actor]] = {}
         self.place: dict[int, int] = {}  # actor → its place among its rank's actors
@@ -98,7 +98,10 @@ class _Ranks:
         for rank, actors in self.actors.items():
             queue = {name: i for i, name in enumerate(dict.fromkeys(a.queue for a in actors))}
             looks[rank] += [
-                (a.kind, a.stage, a.rate, queue[a.queue], times[a.id], a.momentary, a.comm and a.comm.kind)
+                (
+                    (a.kind, a.stage, a.rate, queue[a.queue], a.momentary, a.comm and a.comm.kind),
+                    (times.firing[a.id], times.way.get(a.id, 0)),
+                )
                 for a in actors
             ]
         for r in plan.registers:

@@ -1,4 +1,4 @@
-"""An actor and the hardware enter; the seconds that one firing takes leave."""
+"""An actor and the hardware enter; the seconds that one firing takes leave, and those that its token is under way."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class Hardware:
         return Link(self.bytes_per_s, self.latency_s)
 
 
+AT_ONCE = 65536  # bytes: up to here the members of an all-reduce by Gloo send all to all; above, they form a ring
 CPU_CORE = Hardware()
 GPU = Hardware(  # the data sheet of an H100, at about half of what it says; docs/hardware.md says how to be exact
     flops_per_s=5e14,
@@ -63,19 +64,25 @@ GPU = Hardware(  # the data sheet of an H100, at about half of what it says; doc
 UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → what is taken of it until it is measured
 
 
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """What the firings of a plan take on some hardware, in nanoseconds."""
+
+    firing: Mapping[int, int]  # actor → of one firing, in which its queue does nothing else
+    way: Mapping[int, int]  # send → from its end until the token is there; a credit takes as long to come back
+
+
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """Seconds of one firing: what was measured for its work, else an estimate, and the overhead.
+    """Seconds in which one firing holds its queue: what was measured for its work, else an estimate, and the overhead.
 
     Computing takes its arithmetic or the reading and writing of its operands and targets, whichever
-    is longer.  Communication takes its bytes through the port of one rank, and a latency for a
-    send, log2 n of them for a collective over n ranks.
+    is longer.  Communication takes its bytes through the port of one rank, and the messages that it
+    waits for.
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
-        group = actor.comm.group
-        link = hardware.link(group)
-        hops = 1 if actor.comm.kind == "send" else max(1, math.ceil(math.log2(len(group))))
-        total += hops * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
+        link = hardware.link(actor.comm.group)
+        total += waits(plan, actor) * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
     elif (
         hardware.measured and actor.body is not None and (known := hardware.measured.get(work(plan, actor))) is not None
     ):
@@ -83,6 +90,33 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     return total + max(
         actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
     )
+
+
+def way(actor: Actor, hardware: Hardware) -> float:
+    """Seconds from the end of a send until its token is there; in them the next one can leave."""
+    if actor.comm is None or actor.comm.kind != "send":
+        return 0.0
+    return hardware.link(actor.comm.group).latency_s
+
+
+def waits(plan: Plan, actor: Actor) -> int:
+    """How many messages must come, one after the other, before a communication lets go of its queue.
+
+    By Gloo nothing leaves before the other rank has asked for it: a send is announced and answered, all
+    exchanges of a collective are asked for and come, and a ring does that 2 (n-1) times.  Otherwise
+    a send's token leaves at once, and a collective is a tree.
+    """
+    comm = actor.comm
+    assert comm is not None
+    n = len(comm.group)
+    if comm.plane != "gloo":
+        return 0 if comm.kind == "send" else max(1, math.ceil(math.log2(n)))
+    if comm.kind == "send":
+        return 2 if actor.operands else 0
+    if comm.kind != "all_reduce" or comm.exchanges:
+        return 2
+    read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
+    return 2 if (n - 1) * read <= AT_ONCE else 2 * 2 * (n - 1)
 
 
 def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:

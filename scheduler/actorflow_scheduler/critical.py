@@ -11,15 +11,26 @@ from actorflow_scheduler.firings import Firings
 def critical_path(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
     """(actor, nanoseconds) of the firings that the last ``span`` nanoseconds were spent in, one at any time.
 
-    It ends early where a firing waited for nothing but the call.
+    While a token or a credit is under way, it is its send that is waited for.  It ends early where a firing waited for
+    nothing but the call.
     """
     begin = max(ends[-1] for ends in firings.ends.values()) - span
-    for actor, n in critical_firings(firings, span):
-        yield actor, min(firings.lasts[actor], firings.ends[actor][n] - begin)
+    for actor, n, way in _chain(firings, span):
+        end = firings.ends[actor][n]
+        start = end - firings.lasts[actor]
+        yield actor, end - max(start, begin)
+        if way is not None and start > begin:
+            send, time = way
+            yield send, min(time, start - begin)
 
 
 def critical_firings(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
     """The same firings, as (actor, which of its firings since the start)."""
+    return ((actor, n) for actor, n, _ in _chain(firings, span))
+
+
+def _chain(firings: Firings, span: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """The same, and what was under way before each: the send and the nanoseconds, or None."""
     plan, ends, lasts = firings.plan, firings.ends, firings.lasts
     turns: dict[int, _Turns] = {}
     for order in plan.orders:
@@ -29,13 +40,17 @@ def critical_firings(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
     n = len(ends[actor]) - 1
     begin = ends[actor][n] - span
     while (end := ends[actor][n]) > begin:
-        yield actor, n
         start = end - lasts[actor]
-        before = [b for m in firings.members(actor) if (b := turns[m].before(m, n)) is not None]
-        cause = next(((a, i) for a, i in (*before, *firings.needs(actor, n)) if ends[a][i] == start), None)
+        before = [(*b, 0) for m in firings.members(actor) if (b := turns[m].before(m, n)) is not None]
+        causes = (*before, *firings.needs(actor, n))
+        cause = next(((a, i, way) for a, i, way in causes if ends[a][i] + way == start), None)
         if cause is None:
+            yield actor, n, None
             return
-        actor, n = cause
+        other, i, way = cause
+        sends = plan.actor(other).kind == "send"
+        yield actor, n, (other if sends else actor, way) if way else None
+        actor, n = other, i
 
 
 class _Turns:

@@ -1,20 +1,22 @@
 """A plan with frozen orders and the time of each actor enter; when every firing starts and ends leaves.
 
 Registers are private and orders frozen, so when a firing starts follows from when others end: the
-one before it on its queue, those that made what it reads, those that freed the slots it writes.
+one before it on its queue, those that made what it reads, those that freed the slots it writes; of
+those on other ranks also from how long a token, or a credit, is under way.
 This evaluates these equations, which are the actor machine's rules with the events left out, about
 ten times as fast; ``tests/scheduler/test_firing_times.py`` holds the two against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Plan, Register
+from actorflow_scheduler.cost import Durations
 
 Times = NDArray[np.int64]  # nanoseconds
 
@@ -37,8 +39,8 @@ class _Actor:
         self.lasts = lasts
         self.fired: list[int] = []
         self.ends: list[int] = []
-        self.needs: list[tuple[list[int], int, _Actor]] = []  # firing n needs firing n - offset of another
-        self.other_needs: list[tuple[_Actor, int, int, int]] = []  # the same where rates differ
+        self.needs: list[tuple[list[int], int, int, _Actor]] = []  # so long after firing n - offset of another
+        self.other_needs: list[tuple[_Actor, int, int, int, int]] = []  # the same where rates differ
         self.waiting: list[_Queue] = []  # queues that wait for its next firing
         self.meeting: _Meeting | None = None
 
@@ -80,10 +82,11 @@ class Firings:
     was fired.  Raises PlanError if a queue has no order.
     """
 
-    def __init__(self, plan: Plan, times: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
         self.iterations = 0
-        self._actors = {a.id: _Actor(a.id, times[a.id]) for a in plan.actors}
+        self._way = times.way
+        self._actors = {a.id: _Actor(a.id, times.firing[a.id]) for a in plan.actors}
         self.fired = {id: a.fired for id, a in self._actors.items()}
         self.ends = {id: a.ends for id, a in self._actors.items()}
         self._queues = [_Queue(tuple(self._actors[id] for id in o.actors)) for o in plan.orders if o.actors]
@@ -107,17 +110,21 @@ class Firings:
 
     def _join(self, register: Register) -> None:
         producer = self._actors[register.producer]
+        way = self._way.get(register.producer, 0)
         for read in register.readers:
             reader = self._actors[read.actor]
-            self._need(reader, producer, read.firings, register.fill, register.initial)
-            self._need(producer, reader, register.fill, read.firings, register.slots - register.initial)
+            self._need(reader, producer, read.firings, register.fill, register.initial, way)
+            self._need(producer, reader, register.fill, read.firings, register.slots - register.initial, way)
 
-    def _need(self, who: _Actor, whom: _Actor, per: int, made: int, ahead: int) -> None:
-        """Every ``per`` firings, ``who`` needs one token more, of ``made`` firings of ``whom``; ``ahead`` are free."""
+    def _need(self, who: _Actor, whom: _Actor, per: int, made: int, ahead: int, way: int) -> None:
+        """Every ``per`` firings, ``who`` needs one token more, of ``made`` firings of ``whom``; ``ahead`` are free.
+
+        It is under way for ``way`` nanoseconds.
+        """
         if per == made == 1:
-            who.needs.append((whom.ends, ahead, whom))
+            who.needs.append((whom.ends, ahead, way, whom))
         else:
-            who.other_needs.append((whom, per, made, ahead))
+            who.other_needs.append((whom, per, made, ahead, way))
 
     def run(self, iterations: int = 1) -> bool:
         """Add iterations; whether all their firings can happen."""
@@ -129,16 +136,19 @@ class Firings:
             self._advance(todo.pop(), todo)
         return all(queue.at == queue.until for queue in self._queues)
 
-    def needs(self, actor: int, n: int) -> Iterator[tuple[int, int]]:
-        """The firings (actor, number) on other queues that firing n of an actor, or of its collective, waits for."""
+    def needs(self, actor: int, n: int) -> Iterator[tuple[int, int, int]]:
+        """The firings (actor, number) on other queues that firing n of an actor, or of its collective, waits for.
+
+        The third number is how long what they give is under way.
+        """
         me = self._actors[actor]
         for a in me.meeting.members if me.meeting is not None else (me,):
-            for _, offset, other in a.needs:
+            for _, offset, way, other in a.needs:
                 if n >= offset:
-                    yield other.id, n - offset
-            for other, per, made, ahead in a.other_needs:
+                    yield other.id, n - offset, way
+            for other, per, made, ahead, way in a.other_needs:
                 if not n % per and n // per >= ahead:
-                    yield other.id, (n // per - ahead + 1) * made - 1
+                    yield other.id, (n // per - ahead + 1) * made - 1, way
 
     def members(self, actor: int) -> tuple[int, ...]:
         """The actors of an actor's collective, or the actor alone."""
@@ -153,25 +163,25 @@ class Firings:
             actor = order[at % size]
             n = len(actor.ends)
             start = free
-            for ends, offset, other in actor.needs:
+            for ends, offset, way, other in actor.needs:
                 i = n - offset
                 if i >= 0:
                     if i >= len(ends):
                         other.waiting.append(queue)
                         start = -1
                         break
-                    end = ends[i]
+                    end = ends[i] + way
                     if end > start:
                         start = end
             else:
-                for other, per, made, ahead in actor.other_needs:
+                for other, per, made, ahead, way in actor.other_needs:
                     i = (n // per - ahead + 1) * made - 1
                     if i >= 0 and not n % per:
                         if i >= len(other.ends):
                             other.waiting.append(queue)
                             start = -1
                             break
-                        start = max(start, other.ends[i])
+                        start = max(start, other.ends[i] + way)
             if start < 0:
                 break
             if actor.meeting is not None:

@@ -68,7 +68,7 @@ def forecast(plan: Plan | Folded, hardware: Hardware) -> Forecast:
     times = nanoseconds(whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
-    firings = Firings(plan, {a.id: times[a.id] for a in plan.actors})
+    firings = Firings(plan, times)
     cycle = 0
     while not cycle and firings.iterations < ITERATIONS:
         if not firings.run():

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator
 
 from actorflow_compiler.units import bytes_text, columns, ranges_text, seconds_text
 from actorflow_scheduler.forecast import Forecast, RankForecast
 from actorflow_scheduler.notation import COMPUTING
+
+MEANT = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "for weights",
+    "O": "optimizer",
+    "L": "fetches the batch",
+    "C": "moves between layouts",
+    "S": "sends",
+    "R": "gives results",
+}  # letter of a word → what its actor does
+_DIGITS = re.compile(r"\d")
 
 WAITED_FOR = {
     "compute": "computing",
@@ -80,4 +95,17 @@ def _ranks(found: Forecast) -> list[str]:
 
 
 def _orders(found: Forecast) -> list[str]:
-    return [f"{_names(r)}: {' '.join(r.order)}" for r in found.ranks if r.order]
+    """A line for each class of ranks, and one that says how to read them."""
+    lines = [f"{_names(r)}: {' '.join(r.order)}" for r in found.ranks if r.order]
+    words = [word for r in found.ranks for word in r.order]
+    letters = {_DIGITS.sub("", word) for word in words}
+    if not letters:
+        return lines
+    meant = ", ".join(f"{letter} {MEANT[letter]}" for letter in MEANT if letter in letters)
+    legend = f"0F1 is stage 0, forward, micro-batch 1: {meant}"
+    if any(len(set(r.order)) < len(r.order) for r in found.ranks):
+        legend += (
+            "; a word that comes n times stands for n actors of the stage, and micro-batch 0 also for what is done "
+            "once, for the whole batch"
+        )
+    return [*lines, *textwrap.wrap(f"({legend})", 110, subsequent_indent=" ")]

@@ -85,7 +85,7 @@ class _File:
             memory_bytes_per_s=float(device.get("memory_bandwidth", math.inf)) * efficiency,
             memory_bytes=int(device["memory"]) if "memory" in device else None,
             flops_by_dtype=tuple(sorted(flops.items())),
-            node_size=None if node is None else self.whole("node.devices", node["devices"]),
+            node_size=1 if node is None else self.whole("node.devices", node["devices"]),
             inside=None if node is None else Link(float(node["bandwidth"]), float(node["latency"])),
             name=name,
         )

@@ -11,12 +11,13 @@ in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.plan import Order, Plan, Register
+from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, deadlock
 
 Edge = tuple[int, int]  # a firing, one that needs it
@@ -38,12 +39,14 @@ class Iteration:
     Firing n of actor a is node ``first[a] + n``; members of a collective share their nodes.
     """
 
-    def __init__(self, plan: Plan, times: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
+        self.times = times
         self.first: dict[int, int] = {}
         self.members: list[tuple[int, ...]] = []  # node → the actors that fire
         self.firing: list[int] = []  # node → number of the firing
         self.lasts: list[int] = []  # node → nanoseconds
+        self.way: list[int] = []  # node → nanoseconds from its end until what it sends is there
         self.queues: list[tuple[int, ...]] = []  # node → the queues it takes
         self.is_comm: list[bool] = []  # node → whether it communicates
         self.names = sorted({(a.rank, a.queue) for a in plan.actors})  # of the queues
@@ -61,7 +64,8 @@ class Iteration:
             actors = [plan.actor(m) for m in members]
             self.members += [members] * a.rate
             self.firing += range(a.rate)
-            self.lasts += [max(times[m] for m in members)] * a.rate
+            self.lasts += [max(times.firing[m] for m in members)] * a.rate
+            self.way += [times.way.get(a.id, 0)] * a.rate
             self.is_comm += [a.comm is not None] * a.rate
             self.queues += [tuple(number[m.rank, m.queue] for m in actors)] * a.rate
         self.needs: list[list[int]] = [[] for _ in self.members]  # node → nodes of this iteration that it waits for
@@ -79,10 +83,12 @@ class Iteration:
                         self.needs[v].append(u)
         self.needs = [list(dict.fromkeys(needs)) for needs in self.needs]
         self.missing = [len(needs) for needs in self.needs]
-        self.feeds: list[list[int]] = [[] for _ in self.members]  # node → nodes of this iteration that wait for it
+        self.feeds: list[list[int]] = [[] for _ in self.members]  # node → nodes of this iteration that wait for it …
+        self.fetch: list[list[int]] = [[] for _ in self.members]  # … and those that wait for what it sends
         for node, needs in enumerate(self.needs):
             for need in needs:
-                self.feeds[need].append(node)
+                sent = self.way[need] and self.members[need] != self.members[node]
+                (self.fetch if sent else self.feeds)[need].append(node)
 
     def edges(self, register: Register) -> Iterable[Distant]:
         """The firings that complete a register's tokens, and those that wait for them."""
@@ -116,6 +122,10 @@ class Iteration:
         if found is None and not edges:
             raise self.circle(run.starts)
         return found
+
+    def ready(self, node: int, starts: Sequence[int]) -> int:
+        """When all is there that a firing needs of other actors."""
+        return max((starts[n] + self.lasts[n] + self.way[n] for n in self.needs[node]), default=0)
 
     def orders(self, nodes: Iterable[int]) -> tuple[Order, ...]:
         """Each queue's part of an order of all firings."""
@@ -167,7 +177,8 @@ class _Run:
         self.ready: list[list[tuple[int, int, int]]] = [[] for _ in graph.names]  # key, count, node
         self.starts = [-1] * len(graph.members)
         self.nodes: list[int] = []
-        self.events: list[tuple[int, int, int]] = []  # end, count, node; -1-queue: look at a queue again
+        # when, count, the node that ends; nodes + node: what it sent arrives; -1 - queue: look at a queue again
+        self.events: list[tuple[int, int, int]] = []
         self.touched: dict[int, None] = {}
         self.unknown = self.missing.copy() if patience else []  # node → needs of which it is not known when they end
         self.expected = [0] * len(graph.members) if patience else []  # node → when it is ready, as far as is known
@@ -177,7 +188,7 @@ class _Run:
     def run(self) -> Run | None:
         graph, missing, ready, touched, idle = self.graph, self.missing, self.ready, self.touched, self.idle
         queues, feeds, keys, lasts, starts = graph.queues, self.feeds, self.keys, graph.lasts, self.starts
-        patience, events, nodes = self.patience, self.events, self.nodes
+        patience, events, nodes, size = self.patience, self.events, self.nodes, len(self.missing)
         count = 0
         for node, needed in enumerate(missing):
             if not needed:
@@ -223,10 +234,17 @@ class _Run:
                 if node < 0:
                     touched[-1 - node] = None
                     continue
-                for queue in queues[node]:
-                    idle[queue] = True
-                    touched[queue] = None
-                for after in feeds[node]:
+                if node >= size:
+                    fed = graph.fetch[node - size]
+                else:
+                    fed = feeds[node]
+                    for queue in queues[node]:
+                        idle[queue] = True
+                        touched[queue] = None
+                    if graph.fetch[node]:
+                        count += 1
+                        heappush(events, (self.now + graph.way[node], count, size + node))
+                for after in fed:
                     missing[after] -= 1
                     if not missing[after]:
                         count += 1
@@ -241,9 +259,10 @@ class _Run:
         """Tell those that need a firing when it ends; communication then starts at once, as far as anybody knows."""
         graph = self.graph
         self.told.add(node)
-        for after in self.feeds[node]:
+        for after in (*self.feeds[node], *graph.fetch[node]):
             self.unknown[after] -= 1
-            self.expected[after] = max(self.expected[after], end)
+            there = end + (graph.way[node] if graph.members[after] != graph.members[node] else 0)
+            self.expected[after] = max(self.expected[after], there)
             if not self.unknown[after]:
                 if graph.is_comm[after]:
                     self.expect(after, self.expected[after] + graph.lasts[after])

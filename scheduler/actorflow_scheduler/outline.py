@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
@@ -65,7 +66,15 @@ def outline(
         orders=tuple(made.orders),
         ranks=tuple(alike),
     )
-    return Folded(verify(plan), alike)
+    return Folded(_by_nccl(verify(plan)), alike)
+
+
+def _by_nccl(plan: Plan) -> Plan:
+    """The plan with the plane that devices of such numbers have; nothing runs it, so its calls need no order."""
+    return replace(
+        plan,
+        actors=tuple(a if a.comm is None else replace(a, comm=replace(a.comm, plane="nccl")) for a in plan.actors),
+    )
 
 
 class _Outline:

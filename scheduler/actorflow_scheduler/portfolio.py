@@ -8,12 +8,13 @@ slots for everything, so that streaming from one iteration into the next counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 from actorflow_compiler.plan import Order, Plan
+from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.iteration import Edge, Iteration, Run
@@ -45,7 +46,7 @@ class Portfolio:
     ``budget`` is how many firings may yet be simulated; ``tried`` counts the candidates.
     """
 
-    def __init__(self, plan: Plan, times: Mapping[int, int]) -> None:
+    def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = roomy(plan)
         self.times = times
         self.tried = 0
@@ -292,7 +293,7 @@ class Portfolio:
         for near in (True, False):
             for block in blocks:
                 for pair in _ends(block, near):
-                    ready = max((run.starts[n] + graph.lasts[n] for n in graph.needs[pair[1]]), default=0)
+                    ready = graph.ready(pair[1], run.starts)
                     if ready <= run.starts[pair[0]] + graph.lasts[pair[0]] and pair[0] not in graph.needs[pair[1]]:
                         yield pair
 

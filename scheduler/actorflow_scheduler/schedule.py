@@ -133,7 +133,7 @@ class _Search:
             self.whole[variant] = plan
             self.folded[variant] = folded = fold(Folded(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
             self.momentary[variant] = momentary_bytes(folded.plan)
-            self.made[variant] = Portfolio(folded.plan, {a.id: times[a.id] for a in folded.plan.actors})
+            self.made[variant] = Portfolio(folded.plan, times)
         return self.made[variant]
 
     def look(self, variant: Variant, name: str) -> None:

@@ -2,7 +2,8 @@
 
 Firings that are repeated every period, each at its time, need as many slots of a register as tokens
 of it are held at once.  A linear program finds the times that hold the fewest bytes: for firings u, v
-such that v needs the u of d iterations ago, start(v) ≥ start(u) + time(u) - period · d.  Counts from
+such that v needs the u of d iterations ago, start(v) ≥ start(u) + time(u) + way - period · d, where way
+is how long a token or a credit is under way.  Until its credit is back a slot is held.  Counts from
 any such times keep the period, and the plan live: with frozen orders and private registers, firing as
 early as possible is never later than firing at those times.
 """
@@ -20,13 +21,14 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from actorflow_compiler.plan import Plan, Register, tokens_per_iteration
-from actorflow_scheduler.iteration import Distant, Iteration, Run
+from actorflow_scheduler.iteration import Iteration, Run
 
 SOLVED = 12_000  # firings of an iteration; the program of a larger one takes too long
 PASSES = 200  # over the constraints, to mend what rounding to nanoseconds did
 
 Starts = NDArray[np.int64]  # node → nanoseconds
 Slots = dict[int, int]  # register → slots
+_Need = tuple[int, int, int, int]  # a firing, one that needs it, iterations between them, nanoseconds under way
 
 
 class Sizes:
@@ -37,6 +39,7 @@ class Sizes:
     def __init__(self, graph: Iteration, solved: int = SOLVED) -> None:
         self.graph = graph
         self.solved = solved
+        self.way = graph.times.way
         self.plan = plan = roomy(graph.plan)
         self.counted = [r for r in plan.registers if not r.initial]
         self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else one slot has to do
@@ -101,13 +104,15 @@ class Sizes:
 
     def length(self, run: Run) -> int:
         """Nanoseconds of the iteration alone."""
-        return max((s + t for s, t in zip(run.starts, self.graph.lasts, strict=True)), default=1)
+        graph = self.graph
+        return max((s + t + way for s, t, way in zip(run.starts, graph.lasts, graph.way, strict=True)), default=1)
 
     def held(self, register: Register, starts: Starts, every: int) -> int:
-        """The most tokens of a register that are held at once."""
-        lasts = self.graph.lasts
-        begun = np.array([starts[begin] for begin, _ in self.tokens[register.id]], np.int64)
-        freed = np.array([max(starts[e] + lasts[e] for e in ends) for _, ends in self.tokens[register.id]], np.int64)
+        """The most tokens of a register that are held at once, until the credits for them are back."""
+        lasts, way = self.graph.lasts, self.way.get(register.producer, 0)
+        tokens = self.tokens[register.id]
+        begun = np.array([starts[begin] for begin, _ in tokens], np.int64)
+        freed = np.array([max(starts[e] + lasts[e] for e in ends) for _, ends in tokens], np.int64) + way
         again = int(freed.max() - begun.min()) // every + 2  # iterations that may overlap
         begins = np.add.outer(np.arange(again) * every, begun).ravel()
         return int((np.searchsorted(begins, freed, side="left") - np.arange(len(freed))).max())
@@ -115,9 +120,9 @@ class Sizes:
     def place(self, run: Run, every: int) -> Starts | None:
         """When each firing starts, so that registers hold the fewest bytes; None if no times are found."""
         graph = self.graph
-        u, v, ago = np.array([*self.fixed, *_turns(graph, run)], np.int64).reshape(-1, 3).T
+        u, v, ago, way = np.array([*self.fixed, *_turns(graph, run)], np.int64).reshape(-1, 4).T
         lasts = np.array(graph.lasts, np.int64)
-        least = lasts[u] - ago * every
+        least = lasts[u] + way - ago * every
         count = len(graph.members)
         cost = np.zeros(count)
         freed: list[tuple[int, int]] = []  # firing that ends before a token is free, variable of when it is
@@ -171,25 +176,25 @@ def roomy(plan: Plan) -> Plan:
     )
 
 
-def _needs(graph: Iteration, plan: Plan) -> Iterator[Distant]:
+def _needs(graph: Iteration, plan: Plan) -> Iterator[_Need]:
     """What firings need of each other, with slots for all tokens of an iteration."""
     for a in plan.actors:
         base = graph.first[a.id]
-        yield from ((node - 1, node, 0) for node in range(base + 1, base + a.rate))
+        yield from ((node - 1, node, 0, 0) for node in range(base + 1, base + a.rate))
     for r in plan.registers:
-        yield from graph.edges(r)
-        yield from graph.credits(r, r.slots)
+        way = graph.times.way.get(r.producer, 0)
+        yield from ((u, v, ago, way) for u, v, ago in (*graph.edges(r), *graph.credits(r, r.slots)))
 
 
-def _turns(graph: Iteration, run: Run) -> Iterator[Distant]:
+def _turns(graph: Iteration, run: Run) -> Iterator[_Need]:
     """Each queue's order, and its first firing after its last one of the iteration before."""
     queues: list[list[int]] = [[] for _ in graph.names]
     for node in run.nodes:
         for queue in graph.queues[node]:
             queues[queue].append(node)
     for chain in queues:
-        yield from ((u, v, 0) for u, v in pairwise(chain))
-        yield chain[-1], chain[0], 1
+        yield from ((u, v, 0, 0) for u, v in pairwise(chain))
+        yield chain[-1], chain[0], 1, 0
 
 
 def _tokens(graph: Iteration, register: Register) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -2,8 +2,8 @@
 
 The clock counts whole nanoseconds, so equal times are equal and every run of it is the same.  A
 collective starts when all its members were fired and lasts as long as its slowest; a send's tokens
-arrive when it is done; messages and credits take no time of their own.  Frozen orders are evaluated
-by ``firings.py``.
+arrive a latency after it is done, and the credits for them come back in as much time.  Frozen orders
+are evaluated by ``firings.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.plan import Plan, Register
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import Hardware, seconds
+from actorflow_scheduler.cost import Durations, Hardware, seconds, way
 from actorflow_scheduler.events import Fire
 from actorflow_scheduler.firings import Firings, Times
 from actorflow_scheduler.notation import COMPUTING, Notation
@@ -157,9 +157,12 @@ def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
     return Timeline(plan, iterations, firings.fired, firings.ends, firings.lasts)
 
 
-def nanoseconds(plan: Plan, hardware: Hardware) -> dict[int, int]:
-    """Actor → how long a firing takes, at least a nanosecond."""
-    return {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors}
+def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
+    """How long a firing of each actor takes, at least a nanosecond, and how long what it sends is under way."""
+    return Durations(
+        {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors},
+        {a.id: round(way(a, hardware) * 1e9) for a in plan.actors if a.comm is not None and a.comm.kind == "send"},
+    )
 
 
 def stuck(plan: Plan, iterations: int) -> DeadlockError:

@@ -23,8 +23,6 @@ from scripts import classic
 SCRIPT = Path(classic.__file__)
 LIMIT = 200  # seconds: six plans are compiled
 
-pytestmark = pytest.mark.timeout(LIMIT + 40)
-
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:

@@ -22,7 +22,7 @@ from actorflow_compiler.errors import ActorflowError
 from classic.rehearsed import play, rehearse
 from cluster.runs import Run
 
-LIMIT = 100  # seconds
+LIMIT = 250  # seconds
 STEPS = 5
 
 

@@ -25,7 +25,7 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture
 def settings() -> Callable[..., Settings]:
     """Settings of one rank after another of one run on this host."""
-    common = Settings(master_port=free_port(), token="secret", join_timeout=10.0, script=__file__)
+    common = Settings(master_port=free_port(), token="secret", join_timeout=LIMIT, script=__file__)
 
     def of(rank: int, world: int, **changes: Any) -> Settings:
         changes = {"devices": world, **changes}

@@ -17,7 +17,7 @@ from actorflow.runtime.ticket import own_ticket
 from actorflow_compiler.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
-from cluster.ranks import Ranks
+from cluster.ranks import LIMIT, Ranks
 
 Make = Callable[..., Settings]
 
@@ -40,11 +40,11 @@ def test_different_arguments_end_every_rank_with_both_values(ranks: Ranks, setti
 
 def test_a_missing_rank_is_named_to_everybody_who_came(ranks: Ranks, settings: Make) -> None:
     for rank in (0, 1):
-        ranks.make(settings(rank, 4, devices=2, nnodes=2, join_timeout=0.5))
+        ranks.make(settings(rank, 4, devices=2, nnodes=2, join_timeout=2.5))
     results = ranks.each(lambda cluster: cluster.join())
     for e in results:
         assert isinstance(e, ClusterError)
-        assert "ranks 2-3 (node 1) did not join within 0.5 s" in str(e)
+        assert "ranks 2-3 (node 1) did not join within 2.5 s" in str(e)
 
 
 def test_a_master_that_never_comes_is_an_error(ranks: Ranks, settings: Make) -> None:
@@ -55,8 +55,8 @@ def test_a_master_that_never_comes_is_an_error(ranks: Ranks, settings: Make) -> 
 
 
 def test_a_wrong_token_is_turned_away_and_both_sides_say_so(ranks: Ranks, settings: Make) -> None:
-    ranks.make(settings(0, 2, join_timeout=1.5))
-    ranks.make(settings(1, 2, join_timeout=1.5, token="guess"))
+    ranks.make(settings(0, 2, join_timeout=3.0))
+    ranks.make(settings(1, 2, join_timeout=3.0, token="guess"))
     master, other = ranks.each(lambda cluster: cluster.join())
     assert isinstance(other, ClusterError)
     assert "tokens differ" in str(other)
@@ -74,7 +74,7 @@ def test_without_the_token_nothing_can_be_pulled(
     ranks.clusters[0].serve(lambda key: [b"state"])
     address = f"127.0.0.1:{ranks.clusters[0].settings.master_port}"
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as e:
-        list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=5))
+        list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=LIMIT))
     assert e.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
 

@@ -102,7 +102,7 @@ def test_what_strangers_send_does_no_harm() -> None:
     [
         ({"version": "0.0.9"}, "version of actorflow"),
         ({"python": "3.12.1"}, "version of Python"),
-        ({"torch": "2.11.0"}, "version of torch"),
+        ({"torch": "1.0.0"}, "version of torch"),
         ({"digest": "0" * 64}, "script"),
         ({"libraries": "NCCL 2.19.3 of torch 2.11.0+cu121"}, "communication library"),
     ],

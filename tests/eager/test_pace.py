@@ -28,7 +28,7 @@ from actorflow_compiler.placement import Placement
 from actorflow_compiler.sbp import B, P, Split
 from cluster.runs import Run
 
-LIMIT = 30.0  # seconds
+LIMIT = 200.0  # seconds
 
 
 def waiting(number: int, what: str, ranks: tuple[int, ...] = (0, 1), me: int = 0) -> State:

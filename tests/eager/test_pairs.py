@@ -20,7 +20,7 @@ from actorflow_compiler.errors import CallError
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.sbp import B, P, Split
 
-LIMIT = 30.0  # seconds
+LIMIT = 200.0  # seconds
 WORLD = 3
 LINE = Placement("cpu", (0, 1, 2), (3,))
 ROWS, COLUMNS, TERMS, WHOLE = (Layout(LINE, (s,)) for s in (Split(0), Split(1), P, B))

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from cluster.ranks import free_port
 from engines.started import SCRIPT, expected, losses, places, processes_left, run, written
 
 pytestmark = pytest.mark.timeout(400)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 def test_each_of_torchruns_processes_is_a_rank_and_no_flag_says_which(tmp_path: Path) -> None:
-    torchrun = [*TORCHRUN, "--nproc-per-node", "2", "--master-port", free_port(), "-m", "actorflow"]
+    torchrun = [*TORCHRUN, "--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "actorflow"]
     done = run([*torchrun, "run", str(SCRIPT), "--log-dir", str(tmp_path)])
     assert done.returncode == 0, done.stdout
     assert losses(done.stdout) == pytest.approx(expected(), abs=2e-6)
@@ -31,7 +25,7 @@ def test_each_of_torchruns_processes_is_a_rank_and_no_flag_says_which(tmp_path: 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_torchruns_run_with_its_cause(tmp_path: Path) -> None:
-    torchrun = [*TORCHRUN, "--nproc-per-node", "2", "--master-port", free_port(), "-m", "actorflow"]
+    torchrun = [*TORCHRUN, "--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "actorflow"]
     done = run([*torchrun, "run", str(SCRIPT), "--log-dir", str(tmp_path), "--", "die", "1"])
     assert done.returncode != 0
     assert "rank 1" in done.stdout

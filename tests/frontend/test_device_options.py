@@ -132,7 +132,7 @@ def test_a_script_that_nobody_launched_and_one_of_torchs_launcher_heed_the_varia
 
 def plan(script: Path, *arguments: object) -> str:
     command = [sys.executable, "-m", "actorflow", "plan", script, "--devices", 2, *arguments]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -38,7 +38,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def explain(script: Path, pattern: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "actorflow", "plan", str(script), "--devices", "2", "--explain", pattern]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_every_alternative_has_its_price_and_one_is_chosen(script: Path) -> None:

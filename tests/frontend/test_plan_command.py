@@ -47,7 +47,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def actorflow(*arguments: object, cache: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "actorflow", *map(str, arguments)]
     environment = os.environ if cache is None else {**os.environ, "ACTORFLOW_CACHE": cache}
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
 
 
 def test_a_forecast_for_other_hardware_and_many_replicas(script: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ step, eager_step = flow.global_function(trainer(model, optimizer)), trainer(eage
 """
 
 
-LIMIT = 100  # seconds
+LIMIT = 250  # seconds
 
 
 @dataclass(frozen=True)

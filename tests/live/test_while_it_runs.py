@@ -19,7 +19,6 @@ from actorflow.runtime import progress
 from actorflow.runtime.five_lines import five_lines
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.progress import Work, working
-from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.settings import Settings
 from actorflow_compiler.errors import ClusterError
 from actorflow_compiler.plan import Result
@@ -97,6 +96,14 @@ def test_off_a_terminal_there_are_plain_lines_further_and_further_apart(monkeypa
     assert all(line.startswith("actorflow: step 2 of 4, ") and "\x1b" not in line for line in lines)
 
 
+def lines(shown_: View, width: int) -> list[str]:
+    """What is shown now in a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, _environ={})
+    with console.capture() as captured:
+        console.print(shown_._frame())
+    return captured.get().splitlines()
+
+
 def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "POLL", 0.01)
     out = io.StringIO()
@@ -107,7 +114,8 @@ def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytes
         if rank == 1:
             asked.set()
             raise ClusterError("nothing is served here yet")
-        return json.dumps(asdict(Pulse(0, 1, "fires F0, firing 3", True, {"compute": 1}, 3, 8, ()))).encode()
+        waits = ("all_reduce0B3.2@0 is in all_reduce 1 with ranks [0, 1]",)
+        return json.dumps(asdict(Pulse(0, 1, "fires F0, firing 3", True, {"compute": 1}, 3, 8, waits))).encode()
 
     shown_ = View(meter, 2, pull, Console(file=out, force_terminal=True, width=140, _environ={"TERM": "xterm"}))
     shown_.start()
@@ -115,13 +123,22 @@ def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytes
     assert asked.wait(LIMIT)
     asked.clear()
     assert asked.wait(LIMIT)  # so that the first round is in
+    wide, narrow = lines(shown_, 140), lines(shown_, 72)
+    before = len(out.getvalue())
     shown_.close()
-    text = out.getvalue()
-    assert "step 2 of 4" in text
-    assert "━" in text
-    assert "fires F0, firing 3" in text
-    assert "3 of 8" in text
-    assert "says nothing" in text
+    for shown_lines in (wide, narrow):
+        head, first, second, bar = shown_lines  # nothing is broken into two lines
+        assert head.split() == ["rank", "state", "compute", "comm", "send", "registers", "waits", "for"]
+        assert " 3 of 8 " in first
+        assert second.split()[:3] == ["1", "says", "nothing"]
+        assert "━" in bar
+        assert "step 2 of 4" in bar
+    assert "fires F0, firing 3" in wide[1]
+    assert "with ranks [0, 1]" in wide[1]
+    assert narrow[1].rstrip().endswith("…")
+    last = out.getvalue()[before:]  # what ranks did is over
+    assert "step 2 of 4" in last
+    assert "says nothing" not in last
     assert progress._listener is None
 
 
@@ -134,14 +151,11 @@ def test_a_row_says_how_busy_queues_were_since_the_last_look() -> None:
 
 def test_a_pulse_of_a_worker_at_work() -> None:
     values = dict(zip(("w0", "w1"), weights(), strict=True))
-    with LocalCluster(training(), variables=values, library=LIBRARY) as cluster:
-        for worker in cluster.workers:
-            worker.record = Recorder(0)
-            worker.record.install(0, training())
+    with LocalCluster(training(), variables=values, library=LIBRARY, trace=0) as cluster:
         alone = cluster.workers[0]  # rank 1 is not called, so that this one gets no further than its slots allow
         alone.issue(0, {"x": batches(1)[0][0]}, {"step": -0.01})
         end = time.monotonic() + LIMIT
-        while not (found := take(0, alone)).waits and time.monotonic() < end:
+        while "read on rank 1" not in str((found := take(0, alone)).waits) and time.monotonic() < end:
             time.sleep(0.01)
     assert found.under_way
     assert found.busy["compute"] > 0

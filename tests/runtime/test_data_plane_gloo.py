@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from cluster.ranks import free_port
 from runtime.exchanges import CASES, PLANES, SECONDS, WORLD, expected, serve
 
 
@@ -16,9 +16,7 @@ from runtime.exchanges import CASES, PLANES, SECONDS, WORLD, expected, serve
 def outputs(
     request: pytest.FixtureRequest,
 ) -> Iterator[list[dict[str, list[tuple[bytes, tuple[str, tuple[int, ...]]]]]]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(WORLD)]
     ranks = [context.Process(target=serve, args=(rank, port, pipes[rank][1]), daemon=True) for rank in range(WORLD)]

@@ -13,6 +13,7 @@ from actorflow.runtime.devices import Cpu, Cuda, cuda, make_device
 from actorflow_compiler.errors import ClusterError, PlanError
 
 GPU = torch.device("cuda", 1)
+POOL = 32  # streams of one priority, in torch
 
 
 class FakeCuda:
@@ -20,14 +21,16 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        log, made = self.log, []
+        log, made, asked = self.log, {}, [0, 0]
         now = threading.local()
 
         class Stream:
             def __init__(self, device: torch.device, priority: int = 0) -> None:
-                made.append(self)
-                self.name, self.device, self.priority = f"s{len(made)}", device, priority
-                self.cuda_stream = len(made)
+                place = min(-priority, 1)  # of its pool: this GPU knows two priorities
+                asked[place] += 1
+                self.cuda_stream = 1 + place * POOL + (asked[place] - 1) % POOL  # as torch hands them out
+                made.setdefault(self.cuda_stream, f"s{len(made) + 1}")
+                self.name, self.device, self.priority = made[self.cuda_stream], device, priority
 
             def wait_event(self, event: Any) -> None:
                 log.append(f"{self.name} waits for {event.name}")
@@ -118,10 +121,21 @@ def test_each_queue_is_one_stream_and_what_moves_data_goes_before_what_computes(
     device = Cuda(1)
     queues = {name: device.queue(name) for name in ("compute", "comm", "send:1")}
     assert all(device.queue(name) is queue for name, queue in queues.items())
-    streams = {name: queue._stream for name, queue in queues.items()}
+    streams = {name: queue.stream for name, queue in queues.items()}
     assert len({stream.name for stream in streams.values()}) == 3
     assert {stream.device for stream in streams.values()} == {GPU}
     assert streams["compute"].priority > streams["comm"].priority == streams["send:1"].priority
+
+
+def test_no_two_queues_share_a_stream_and_who_comes_when_there_is_none_is_told(fakes: FakeCuda) -> None:
+    device = Cuda(1)
+    fakes.Stream(GPU, -1)  # the user's own
+    compute = device.queue("compute")
+    others = [device.queue(f"receive:{rank}") for rank in range(POOL)]
+    assert len({queue.stream.cuda_stream for queue in (compute, *others)}) == POOL + 1
+    with pytest.raises(ClusterError, match=r"cuda:1: queue receive:99 needs a stream of its own, .* the 33 that"):
+        device.queue("receive:99")
+    assert device.queue("receive:7") is others[7]
 
 
 def test_a_queue_waits_for_the_event_that_another_left(fakes: FakeCuda) -> None:
@@ -142,12 +156,12 @@ def test_a_mark_of_another_kind_of_device_is_refused(fakes: FakeCuda) -> None:
 
 def test_contexts_nest_and_here_is_the_innermost(fakes: FakeCuda) -> None:
     device = Cuda()
-    assert device.here()._stream.name == "default"
+    assert device.here().stream.name == "default"
     with device.queue("compute").context():
         with device.queue("comm").context():
-            assert device.here()._stream is device.queue("comm")._stream
-        assert device.here()._stream is device.queue("compute")._stream
-    assert device.here()._stream.name == "default"
+            assert device.here().stream is device.queue("comm").stream
+        assert device.here().stream is device.queue("compute").stream
+    assert device.here().stream.name == "default"
 
 
 def test_host_memory_goes_through_pinned_memory_on_the_queue_that_asks(fakes: FakeCuda) -> None:

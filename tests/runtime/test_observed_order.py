@@ -14,7 +14,7 @@ from actorflow_scheduler.notation import frozen, observed, text
 from runtime.trainings import LIBRARY, batches, training, weights
 
 
-def run(plan: Plan, calls: int, trace: int) -> list[list[tuple[Plan, tuple[int, ...]]]]:
+def run(plan: Plan, calls: int, trace: int | None) -> list[list[tuple[Plan, tuple[int, ...]]]]:
     """What each worker saw, of calls that nobody waits between."""
     values = dict(zip(("w0", "w1"), weights(), strict=True))
     with LocalCluster(plan, variables=values, library=LIBRARY, trace=trace) as cluster:
@@ -37,7 +37,7 @@ def test_the_observed_order_is_the_frozen_one(name: str) -> None:
 
 
 def test_nothing_is_kept_where_nobody_asked() -> None:
-    assert run(training(), calls=1, trace=0) == [[], []]
+    assert run(training(), calls=1, trace=None) == [[], []]
 
 
 def test_a_rank_s_file_has_a_line_for_each_iteration(tmp_path: object) -> None:

@@ -114,6 +114,8 @@ def test_ranks_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) 
         def __init__(self, index: int) -> None:
             self.uuid = f"uuid-{index}"
 
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: NAMES[index])
     places = [Settings(local_rank=n, devices=4, oversubscribe=True) for n in range(4)]
@@ -122,6 +124,7 @@ def test_ranks_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) 
     found = seat("cuda", places[3])
     assert (found.index, found.gpu, found.gpus, found.shares) == (1, "uuid-1", NAMES, True)
     assert seat("cpu", places[3]).gpu == "", "a GPU was looked at that is not used"
+    assert taken == [torch.device("cuda", 1)], "the script's thread has another GPU than its rank"
 
 
 def test_a_seat_travels_with_the_report_of_a_rank() -> None:

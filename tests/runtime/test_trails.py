@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -259,7 +260,7 @@ def forward() -> Plan:
 
 def launched(call: Call) -> None:
     """Wait until all of a call is in the device's queues."""
-    call._until(lambda: call.fired, SECONDS, "its launch")
+    call._until(lambda: call.fired, time.monotonic() + SECONDS, SECONDS, "its launch")
 
 
 def test_the_host_runs_ahead_of_the_device_and_waits_only_for_what_it_reads() -> None:

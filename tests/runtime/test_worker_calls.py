@@ -20,7 +20,7 @@ from actorflow_compiler.sbp import B
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
 HERE = on(0)
-SOON = 10.0  # seconds in which anything must happen
+SOON = 60.0  # seconds in which anything must happen
 
 
 class Wire:

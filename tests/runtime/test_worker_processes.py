@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import socket
 from typing import Any
 
 import pytest
 import torch
 
+from cluster.ranks import free_port
 from runtime.trainings import SECONDS, batches, serve, torch_training, weights
 
 
 def train(calls: int, dies: int | None = None, over: str = "gloo", stalls: int | None = None) -> list[Any]:
     """What each of two ranks says in the end; None for one that died."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     links = context.Pipe()
     how = calls, dies, over, stalls

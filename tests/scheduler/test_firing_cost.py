@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from actorflow.runtime.data_plane.parcels import SMALL
 from actorflow_compiler.ops import Ref
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import (
@@ -23,7 +24,17 @@ from actorflow_compiler.plan import (
     Variable,
 )
 from actorflow_compiler.sbp import B, Split
-from actorflow_scheduler.cost import Hardware, Link, moved_bytes, register_bytes, seconds, touched_bytes, variable_bytes
+from actorflow_scheduler.cost import (
+    AT_ONCE,
+    Hardware,
+    Link,
+    moved_bytes,
+    register_bytes,
+    seconds,
+    touched_bytes,
+    variable_bytes,
+    way,
+)
 from actorflow_scheduler.work import work
 from plans import Sketch
 
@@ -50,12 +61,47 @@ def test_computing_takes_its_operations_and_the_overhead() -> None:
 def test_an_all_reduce_moves_twice_the_share_of_the_others() -> None:
     plan, actor = communication(Comm("all_reduce", 0, (0, 1, 2, 3)))
     assert moved_bytes(plan, actor) == pytest.approx(600)
-    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 60)  # two rounds for four ranks
+    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 60)  # it is asked for, and comes
+
+
+@pytest.mark.parametrize(
+    ("plane", "ranks", "nbytes", "messages"),
+    [("gloo", 2, AT_ONCE, 2), ("gloo", 2, AT_ONCE + 4, 4), ("gloo", 4, AT_ONCE, 12), ("nccl", 4, AT_ONCE, 2)],
+)
+def test_an_all_reduce_waits_for_the_messages_of_its_ring_or_tree(
+    plane: str, ranks: int, nbytes: int, messages: int
+) -> None:
+    plan, actor = communication(Comm("all_reduce", 0, tuple(range(ranks)), plane=plane), nbytes, nbytes)
+    longer = replace(HARDWARE, latency_s=HARDWARE.latency_s + 1.0)
+    assert seconds(plan, actor, longer) - seconds(plan, actor, HARDWARE) == pytest.approx(messages)
+    assert way(actor, longer) == 0.0
+
+
+def test_an_all_reduce_is_taken_to_be_a_ring_from_where_it_is_one() -> None:
+    assert AT_ONCE == SMALL
+
+
+def test_an_exchange_by_gloo_is_asked_for_and_comes_whatever_the_number_of_ranks() -> None:
+    part = Exchange(send=((),) * 8, receive=((),) * 8)
+    plan, actor = communication(Comm("all_to_all", 0, tuple(range(8)), (part,)))
+    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0)
 
 
 def test_a_send_moves_its_token() -> None:
     plan, actor = communication(Comm("send", 0, (0, 1)), target=80)
     assert moved_bytes(plan, actor) == 80
+
+
+def test_a_send_holds_its_queue_until_its_bytes_have_left_and_not_until_they_are_there() -> None:
+    plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"), target=80)
+    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 8.0)
+    assert way(actor, HARDWARE) == 2.0
+
+
+def test_a_send_by_gloo_also_waits_for_the_answer_to_what_it_announces() -> None:
+    plan, actor = communication(Comm("send", 0, (0, 1), plane="gloo"), target=80)
+    assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 8.0)
+    assert way(actor, HARDWARE) == 2.0
 
 
 def test_an_exchange_moves_what_it_lists_but_not_to_itself() -> None:
@@ -128,10 +174,12 @@ def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> 
 
 def test_ranks_of_one_node_use_its_link_and_a_group_over_several_nodes_the_network() -> None:
     hardware = replace(HARDWARE, node_size=2, inside=Link(100.0, 1.0))
-    plan, actor = communication(Comm("send", 0, (0, 1)))
-    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 1.0 + 4.0)
-    plan, actor = communication(Comm("send", 0, (1, 2)))
-    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 2.0 + 40.0)
+    plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"))
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 4.0)
+    assert way(actor, hardware) == 1.0
+    plan, actor = communication(Comm("send", 0, (1, 2), plane="inline"))
+    assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 40.0)
+    assert way(actor, hardware) == 2.0
     assert hardware.link((2, 3)) == Link(100.0, 1.0)
     assert hardware.link((0, 1, 2)) == Link(10.0, 2.0)
 

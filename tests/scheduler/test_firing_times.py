@@ -12,10 +12,11 @@ from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import Hardware
+from actorflow_scheduler.cost import Durations, Hardware
 from actorflow_scheduler.critical import critical_path
-from actorflow_scheduler.events import Fire, Instruction, Release
+from actorflow_scheduler.events import Arrived, Credited, Finished, Fire, GiveCredit, Instruction, Release
 from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.machine import Machine
 from actorflow_scheduler.timeline import Timeline, nanoseconds, simulate
 from drawn_plans import meshes, pipelines
 from orders import least, ordered, with_slots
@@ -39,17 +40,27 @@ def frozen(draw: st.DrawFn) -> tuple[Plan, Hardware]:
 
 
 def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, int]]:
-    """When the machines of all ranks fire and finish each firing, and the most slots of each register."""
+    """When the machines of all ranks fire and finish each firing, and the most slots of each register.
+
+    What they tell each other arrives when its way is over.
+    """
     times, cluster = nanoseconds(plan, hardware), Cluster(plan)
+    machine = {a.id: cluster.machines[a.rank] for a in plan.actors}
+    home = {r.id: cluster.machines[plan.home(r)] for r in plan.registers}
+    producer = {r.id: r.producer for r in plan.registers}
     fired: dict[int, list[int]] = {a.id: [] for a in plan.actors}
     ends: dict[int, list[int]] = {a.id: [] for a in plan.actors}
     taken = {r.id: r.initial for r in plan.registers}
     most = dict(taken)
-    events: list[tuple[int, int, Fire]] = []
+    events: list[tuple[int, int, Machine, Fire | Arrived | Credited]] = []
     now = count = 0
 
-    def carry_out(instructions: list[Instruction]) -> None:
+    def later(after: int, to: Machine, what: Fire | Arrived | Credited) -> None:
         nonlocal count
+        count += 1
+        heappush(events, (now + after, count, to, what))
+
+    def carry_out(instructions: list[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Fire):
                 fired[instruction.actor].append(now)
@@ -58,8 +69,10 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
                         taken[register] += 1
                 ready = cluster.meet(instruction)
                 for fire in ready:
-                    count += 1
-                    heappush(events, (now + max(times[f.actor] for f in ready), count, fire))
+                    later(max(times.firing[f.actor] for f in ready), machine[fire.actor], fire)
+            elif isinstance(instruction, GiveCredit):
+                send = producer[instruction.register]
+                later(times.way[send], machine[send], Credited(instruction.register))
             elif isinstance(instruction, Release):
                 taken[instruction.register] -= 1
 
@@ -67,9 +80,15 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
         carry_out(cluster.issue())
     most |= taken
     while events:
-        now, _, fire = heappop(events)
-        ends[fire.actor].append(now)
-        carry_out(cluster.finish(fire))
+        now, _, at, what = heappop(events)
+        if isinstance(what, Fire):
+            ends[what.actor].append(now)
+            for register, _, last in what.writes:
+                if last and home[register] is not at:
+                    later(times.way[what.actor], home[register], Arrived(register))
+            carry_out(at.handle(Finished(what.actor)))
+        else:
+            carry_out(at.handle(what))
         if not events or events[0][0] != now:  # what is freed at an instant may be taken at once
             most |= {r: n for r, n in taken.items() if n > most[r]}
     assert cluster.idle()
@@ -111,7 +130,7 @@ def test_a_queue_without_an_order_is_refused() -> None:
     s = Sketch()
     s.actor("F")
     with pytest.raises(PlanError, match="rank 0, queue compute has no frozen order"):
-        Firings(s.plan(), {0: 1})
+        Firings(s.plan(), Durations({0: 1}, {}))
 
 
 def test_bytes_peak_where_tokens_are_made_before_others_go() -> None:

@@ -41,6 +41,7 @@ def test_without_nodes_all_devices_are_joined_alike_and_what_is_not_said_is_not_
     assert found.name == "cluster"
     assert found.flops_per_s == 1e12
     assert found.link((0, 1)) == found.link((0, 1000)) == Link(1e9, 1e-5)
+    assert found.node_size == 1  # no two of them share memory
     assert found.memory_bytes is None
     assert 1.0 / found.memory_bytes_per_s == 0.0
 

@@ -241,7 +241,7 @@ def test_replicas_of_a_stage_keep_the_same_order() -> None:
 
 def test_a_collective_in_the_midst_of_a_stage_does_not_make_a_named_schedule_wait() -> None:
     plan = pipeline(2, 8, replicas=2, statistics=(0, 1))
-    slow = Hardware(flops_per_s=1e3, bytes_per_s=1e15, latency_s=5e-4, fire_overhead_s=0.0)
+    slow = Hardware(flops_per_s=1e3, bytes_per_s=1e15, latency_s=2.5e-4, fire_overhead_s=0.0)  # a collective 0.5 ms
     assert simulate(schedule(plan, slow, name="1f1b"), 6, slow).period < 36e-3  # of 32 ms of work, 3 ms in the bubble
 
 

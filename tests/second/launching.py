@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-LIMIT = 100.0  # seconds; a launch takes a few
+from cluster.ranks import free_port
+
+LIMIT = 200.0  # seconds; a launch takes a few
 
 
 def command(launcher: str, *arguments: str, processes: int = 2) -> list[str]:
@@ -44,10 +45,3 @@ def environment() -> dict[str, str]:
     """Variables with which a process finds the packages, as this one does, and is one of no run."""
     mine = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return {**mine, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

@@ -57,6 +57,7 @@ def test_ranks_find_their_place_each_other_and_the_same_numbers(results: list[di
         for room in ("comm", "distributed"):
             assert found[room] == {name: values[rank] for name, values in COLLECTIVES.items()}
         assert found["max"] == [10, 11]
+        assert found["rows"] == [[[0, 1], [2, 3]][: rank + 1], [[10, 11], [12, 13]][: rank + 1]]
         assert found["ours"] == found["theirs"]
         assert found["job"] == pytest.approx(found["alone"][0], abs=1e-6)
     halves = zip(results[0]["ours"][0], results[1]["ours"][0], strict=True)

@@ -11,6 +11,7 @@ from actorflow.show.timeline import ALL_RANKS, foretold
 from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule
+from actorflow_scheduler.timeline import nanoseconds
 from plans import pipeline
 from shown_plans import view
 
@@ -50,8 +51,9 @@ def test_an_iteration_that_took_longer_than_was_foretold_can_be_seen_whole() -> 
 
 def test_firings_of_the_critical_cycle_follow_one_another_without_a_gap() -> None:
     plan = view().plan
-    found = foretold(plan, FAST)
-    ends = {round(s.end * 1e9) for s in found.spans if (s.actor, s.firing) in found.critical}
+    found, way = foretold(plan, FAST), nanoseconds(plan, FAST).way
+    spans = [s for s in found.spans if (s.actor, s.firing) in found.critical]
+    ends = {round(s.end * 1e9) + under_way for s in spans for under_way in (0, *way.values())}  # tokens, and credits
     inside = [s for s in found.spans if (s.actor, s.firing) in found.critical and found.begin < s.start < found.end]
     assert inside
     assert all(round(s.start * 1e9) in ends for s in inside)

@@ -110,6 +110,8 @@ def test_what_a_rank_says_travels_as_json() -> None:
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of a launcher that is this process, where runs are looked for."""
     monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(sockets, "PATIENCE", LIMIT)  # a busy machine may take its time
+    monkeypatch.setattr(sockets, "ELSEWHERE", LIMIT)
     folder = tmp_path / "actorflow-x"
     folder.mkdir()
     return str(folder / "launcher")

@@ -91,8 +91,14 @@ def test_a_trace_of_another_version_is_refused_with_both_versions(tmp_path: Path
     found = json.loads(path.read_bytes())
     found["actorflow"] |= {"format": 99, "version": "7.5"}
     path.write_text(json.dumps(found))
-    with pytest.raises(TraceError, match=r"format 99, written by actorflow 7\.5; this version reads format 1"):
+    with pytest.raises(
+        TraceError, match=rf"format 99, written by actorflow 7\.5; this version reads format {folder.FORMAT}:"
+    ):
         folder.read(str(tmp_path))
+
+
+def part(rank: int, cut: str = "") -> folder.Part:
+    return folder.Part(folder.RankInfo(rank, "here", 1, 0), "train.py", "0.1", cut, [])
 
 
 def test_a_folder_without_a_trace_says_what_is_there(tmp_path: Path) -> None:
@@ -103,7 +109,7 @@ def test_a_folder_without_a_trace_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(TraceError, match=r"holds no trace\.json, but notes\.txt"):
         folder.read(str(tmp_path))
-    folder.write_rank(str(tmp_path), 1, [])
+    folder.write_rank(str(tmp_path), part(1))
     with pytest.raises(TraceError, match=r"files of ranks, but no trace\.json, which rank 0 writes at the end"):
         folder.read(str(tmp_path))
 
@@ -128,4 +134,4 @@ def test_a_trace_without_its_plan_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TraceError, match=r"cannot be written: .*; name another folder with --trace"):
-        folder.write_rank(str(tmp_path / "file"), 0, [])
+        folder.write_rank(str(tmp_path / "file"), part(0))

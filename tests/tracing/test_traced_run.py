@@ -53,7 +53,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         [sys.executable, "-m", "actorflow", "run", script, "--devices", "2", "--no-local", "--live", "--trace", out],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 from actorflow.runtime.local import LocalCluster
@@ -11,7 +10,7 @@ from actorflow.tracing.chrome import Recorded, events, joined
 from actorflow.tracing.folder import Ran, RankInfo, Traced
 from actorflow.tracing.measured import Measured
 from actorflow_compiler.plan import Plan
-from actorflow_scheduler.cost import CPU_CORE
+from actorflow_scheduler.cost import CPU_CORE, Durations
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.timeline import nanoseconds
 from runtime.trainings import LIBRARY, batches, training, weights
@@ -39,7 +38,7 @@ def recorded(limit: int = 100) -> tuple[Plan, tuple[Recorded, ...]]:
     return plan, parts
 
 
-def trace(limit: int = 100, costs: Mapping[int, int] | None = None) -> Traced:
+def trace(limit: int = 100, costs: Durations | None = None) -> Traced:
     """The same as a trace of the run, with a forecast of its costs."""
     plan, parts = recorded(limit)
     ran = Ran(0, plan, "a core", costs or nanoseconds(plan, CPU_CORE))
@@ -47,7 +46,7 @@ def trace(limit: int = 100, costs: Mapping[int, int] | None = None) -> Traced:
     return Traced("train.py", "0.1", ranks, (ran,), joined(map(events, parts)))
 
 
-def as_forecast(plan: Plan, costs: Mapping[int, int], iterations: int = CALLS) -> Measured:
+def as_forecast(plan: Plan, costs: Durations, iterations: int = CALLS) -> Measured:
     """A run in which everything happened when the forecast says, and messages took no time."""
     firings = Firings(plan, costs)
     assert firings.run(iterations)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-__all__ = ["give_up"]
+from actorflow import background
 
-_SECONDS = 5.0  # that the end of the process waits for one of them
+__all__ = ["give_up"]
 
 
 class Given(Protocol):
@@ -22,13 +21,10 @@ class Given(Protocol):
 def give_up(communicators: Iterable[Given], name: str) -> None:
     """Make what is under way on communicators fail; returns at once.
 
-    Giving one up may wait for kernels that wait for another one, so each has a thread, called ``name``.  A thread that
-    comes back from torch's code when the interpreter is gone already ends the process with SIGABRT.
+    Giving one up may wait for kernels that wait for another one, so each has a thread, called ``name``.
     """
     for communicator in communicators:
-        thread = threading.Thread(target=_abort, args=(communicator,), name=name, daemon=True)
-        thread.start()
-        atexit.register(thread.join, _SECONDS)
+        background.start(partial(_abort, communicator), name)
 
 
 def _abort(communicator: Given) -> None:

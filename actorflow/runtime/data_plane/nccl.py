@@ -2,8 +2,12 @@
 
 NCCL promises nothing about two of its operations at a time, so a rank issues all of them, over all its
 communicators, on one thread and in the order that the plan freezes (``runtime/turns.py``).  On the device an
-operation follows what the calling thread's queue holds, and that queue waits for its end; no call here waits
-for the device, but for ``open``.
+operation is work of the calling thread's queue like any other; no call here waits for the device, but for ``open``.
+
+Memory follows: ``asyncOp=False`` has torch put an operation into the current stream itself.  Otherwise a stream of
+the communicator's own runs it, and torch holds the tensors until somebody waits; of its send and receive, which know
+no other way, it gives memory back only when that stream has passed, however far ahead the host is by then.  So
+between two ranks a broadcast from the first one moves what a send would (torch 2.11 and 2.13).
 
 The same class runs over Gloo on the CPU, where calls block until they are done: so all but NCCL itself is
 tested without a GPU.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -34,31 +38,47 @@ from actorflow_compiler.torch_internals import nccl_options
 
 __all__ = ["NcclPlane", "nccl_version"]
 
-_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _NOT_OURS = timedelta(days=1)  # of torch's watchdog, which would end the process without a word: see ``Patience``
+# What torch's own threads do when they see an error, a timeout or each other stand still, and poll the store for: end
+# the process, most of them.
+_QUIET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
 # NCCL sums no numbers of these dtypes, and bools not as numbers; they are summed in another one and cut down again.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _making = threading.Lock()  # while the environment is changed
 
 
-class Work(Protocol):
-    """What the plane uses of ``torch.distributed.Work``."""
-
-    def wait(self) -> Any: ...
-
-
 class Communicator(Protocol):
-    """What the plane uses of ``torch.distributed``'s process groups; ranks are positions in the group."""
+    """What the plane uses of ``torch.distributed``'s process groups.
 
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work: ...
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work: ...
-    def allreduce(self, tensors: list[Tensor]) -> Work: ...
-    def alltoall_base(self, output: Tensor, input: Tensor, receive: list[int], send: list[int]) -> Work: ...
+    Calls return torch's ``Work``, or None where the current stream does it.
+    """
+
+    def broadcast(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
+    def allreduce(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, receive: list[int], send: list[int], options: Any = ...
+    ) -> Any: ...
     def abort(self) -> None: ...
     def shutdown(self) -> None: ...
 
 
 Maker = Callable[[Store, int, int], Communicator]
+
+
+def _in_order(options: Any) -> Any:
+    """Of a call that the current stream does."""
+    options.asyncOp = False
+    return options
+
+
+_MOVED = _in_order(distributed_c10d.BroadcastOptions())  # from position 0
+_SUMMED = _in_order(distributed_c10d.AllreduceOptions())
+_EXCHANGED = _in_order(distributed_c10d.AllToAllOptions())
 
 
 def over_nccl(store: Store, rank: int, size: int) -> Communicator:
@@ -70,7 +90,7 @@ def over_nccl(store: Store, rank: int, size: int) -> Communicator:
     group: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
     if group is None:
         raise ClusterError("this torch has no NCCL; install one that was built for CUDA")
-    with _making, _unless_said(_HANDLING, "0"):
+    with _making, _unless_said(_QUIET):
         return cast(Communicator, group(store, rank, size, nccl_options(_NOT_OURS)))
 
 
@@ -119,11 +139,8 @@ class NcclPlane:
                 if pair not in self._pairs:
                     made = self._pairs[pair] = self._communicator("pair", pair)
                     with self._doing(f"connecting {pair[0]}>{pair[1]}") as started:
-                        mine = [torch.zeros(1, device=self._device.where)]
-                        if pair[0] == self._rank:
-                            self._wait(started, made.send(mine, 1, 0))
-                        else:
-                            self._wait(started, made.recv(mine, 0, 0))
+                        mine = [self._room(1)]
+                        self._put(started, made.broadcast(mine, _MOVED))
                     used += mine
             for group in groups:
                 if group not in self._groups:
@@ -131,8 +148,8 @@ class NcclPlane:
                     with self._doing(f"connecting {list(group)}") as started:
                         ones = [1] * len(group)
                         mine = [torch.ones(len(group), dtype=torch.uint8, device=self._device.where) for _ in range(3)]
-                        self._wait(started, made.allreduce([mine[0]]))
-                        self._wait(started, made.alltoall_base(mine[1], mine[2], ones, ones))  # connects otherwise
+                        self._put(started, made.allreduce([mine[0]], _SUMMED))
+                        self._put(started, made.alltoall_base(mine[1], mine[2], ones, ones, _EXCHANGED))  # its own way
                     used += mine
             mark = queue.mark() if used else None
         if mark is not None:
@@ -161,7 +178,7 @@ class NcclPlane:
             large.append(len(tensors))
         with self._doing(f"send {self._rank}>{to}") as started:
             for i in large:
-                self._wait(started, pair.send([wires[i]], 1, 0))
+                self._put(started, pair.broadcast([wires[i]], _MOVED))
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``; returns when the device knows what to do."""
@@ -176,7 +193,7 @@ class NcclPlane:
             large.append(len(specs))
         with self._doing(f"receive {source}>{self._rank}") as started:
             for i in large:
-                self._wait(started, pair.recv([wires[i]], 0, 0))
+                self._put(started, pair.broadcast([wires[i]], _MOVED))
         return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
     def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
@@ -189,7 +206,8 @@ class NcclPlane:
             parcels = Parcels.of(comm, self._rank, specs)
             leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
             parcels.pack(tensors, leaving)
-            self._wait(started, group.alltoall_base(coming, leaving, list(parcels.come), list(parcels.to)))
+            come, to = list(parcels.come), list(parcels.to)
+            self._put(started, group.alltoall_base(coming, leaving, come, to, _EXCHANGED))
             return parcels.unpack(tensors, coming, self._device.where)
 
     def _all_reduce(self, group: Communicator, tensors: Sequence[Tensor], started: Started) -> list[Tensor]:
@@ -197,7 +215,7 @@ class NcclPlane:
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             flat = torch.cat([tensors[i].reshape(-1) for i in indices]).to(_SUMMED_AS.get(dtype, dtype))
-            self._wait(started, group.allreduce([flat]))
+            self._put(started, group.allreduce([flat], _SUMMED))
             flat = flat.to(dtype)
             for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
                 outputs[i] = part.view(tensors[i].shape)
@@ -242,12 +260,10 @@ class NcclPlane:
         finally:
             started.issued = True
 
-    def _wait(self, started: Started, work: Work) -> None:
-        """Order the calling thread's queue behind a call; blocks only where calls do (on the CPU).
-
-        The call itself is not kept: it holds on to its tensors.
-        """
-        work.wait()
+    def _put(self, started: Started, work: Any) -> None:
+        """Note a call that is in the calling thread's queue; blocks only where calls do (on the CPU)."""
+        if work is not None:
+            work.wait()
         mark = self._device.here().mark()
         if mark is not None:
             started.marks.append(mark)
@@ -268,13 +284,12 @@ def _shut_down(made: Sequence[Communicator]) -> None:
 
 
 @contextmanager
-def _unless_said(name: str, value: str) -> Iterator[None]:
-    """Set a variable that a constructor reads, unless the user has."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+def _unless_said(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that a constructor reads, but for those that the user has set."""
+    new = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(new)
     try:
         yield
     finally:
-        del os.environ[name]
+        for name in new:
+            del os.environ[name]

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.devices.base import Mark
-from actorflow_compiler.errors import PlanError
+from actorflow_compiler.errors import ClusterError, PlanError
 
 __all__ = ["Cuda"]
 
 _FETCH = "fetch"
-_URGENT = -1  # priority: short transfers go before long kernels where both could run
+_POOL = 32  # streams that torch has of each priority, and hands out in turn
+_COMPUTE = (0,)  # priorities; what is below goes first where both could run
+_URGENT = (-1, -2, -3)  # short transfers go before long kernels
 
 
 class Cuda:
@@ -49,9 +51,28 @@ class Cuda:
             with self._lock:
                 found = self._queues.get(name)
                 if found is None:
-                    stream = torch.cuda.Stream(self.where, 0 if name == "compute" else _URGENT)  # type: ignore[no-untyped-call]
-                    found = self._queues[name] = _StreamQueue(name, stream)
+                    found = self._queues[name] = _StreamQueue(name, self._stream(name))
         return found
+
+    def _stream(self, name: str) -> torch.cuda.Stream:
+        """A stream that is no other queue's; the caller holds the lock.  Raises ClusterError where none is left.
+
+        Torch makes no new ones: after 32 it hands out the first one again.  What two queues put into one stream is
+        done in the order of putting.  Transfers of NCCL alone could do with that, as their order is that of all
+        ranks; but a copy to the host that another plane's message waits for, behind a receive whose sender waits for
+        that message, never begins.
+        """
+        taken = {queue.stream.cuda_stream for queue in self._queues.values()}
+        for priority in _COMPUTE if name == "compute" else _URGENT:
+            for _ in range(_POOL):
+                stream = torch.cuda.Stream(self.where, priority)  # type: ignore[no-untyped-call]
+                if stream.cuda_stream not in taken:
+                    return stream
+        raise ClusterError(
+            f"{self.where}: queue {name} needs a stream of its own, and torch has no more than the {len(taken)} that "
+            "other queues have; each rank that this one receives from takes one or two. Let a rank exchange data "
+            "with fewer others: tensor parallelism and pipelines within a node, data parallelism across"
+        )
 
     def here(self) -> _StreamQueue:
         """See ``Device``."""
@@ -99,15 +120,15 @@ class _StreamQueue:
 
     def __init__(self, name: str, stream: torch.cuda.Stream) -> None:
         self.name = name
-        self._stream = stream
+        self.stream = stream
 
     def context(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream)
+        return torch.cuda.stream(self.stream)
 
     def mark(self) -> _EventMark:
         # blocking: who waits on the host sleeps, and leaves the core to who launches
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self._stream)
+        event.record(self.stream)
         return _EventMark(event)
 
     def wait(self, mark: Mark | None) -> None:
@@ -115,12 +136,12 @@ class _StreamQueue:
             return
         if not isinstance(mark, _EventMark):
             raise PlanError(f"queue {self.name}: a mark of another kind of device was found: {type(mark).__name__}")
-        self._stream.wait_event(mark.event)
+        self.stream.wait_event(mark.event)
 
     def use(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.is_cuda:
-                tensor.record_stream(self._stream)
+                tensor.record_stream(self.stream)
 
 
 class _EventMark:

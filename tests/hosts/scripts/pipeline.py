@@ -1,4 +1,4 @@
-"""Train a pipeline of two stages for so many steps: pipeline.py STEPS; the master prints the seconds of a step."""
+"""Train a pipeline of two stages: pipeline.py STEPS MICRO_BATCHES; the master prints the seconds of a step."""
 
 import json
 import statistics
@@ -11,15 +11,14 @@ from torch import nn
 
 import actorflow as flow
 
-WIDTH, BATCH = 256, 64
-PIECES = 1  # a forecast lets the sends of a link take turns, latency and all; those of several pieces overlap
-steps = int(sys.argv[1])
+WIDTH, BATCH = 16, 32  # few bytes: what TCP makes of many depends on the kernel, and on packets that were lost
+steps, pieces = map(int, sys.argv[1:])
 model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 flow.place(model, stages=2)
 
 
-@flow.global_function(type="train", micro_batches=PIECES, schedule="gpipe")
+@flow.global_function(type="train", micro_batches=pieces, schedule="gpipe")
 def train_step(inputs):
     loss = model(inputs).square().mean()
     loss.backward()

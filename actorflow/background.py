@@ -1,0 +1,45 @@
+"""Work enters, and is done on a thread of its own; the process does not end in the middle of it.
+
+A thread that comes back from torch's code (an op, a store, a communicator) when the interpreter is gone already ends
+the process with SIGABRT.  So at the end of the process each is told to stop, and waited for a little.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+__all__ = ["start"]
+
+_SECONDS = 5.0  # that the end of the process waits for all of them
+
+_working: dict[threading.Thread, Callable[[], object]] = {}  # what tells each to stop
+
+
+def start(work: Callable[[], object], name: str, stop: Callable[[], object] = lambda: None) -> threading.Thread:
+    """Do ``work`` on a daemon thread called ``name``; ``stop``, which returns at once, makes it end soon."""
+
+    def do() -> None:
+        try:
+            work()
+        finally:
+            del _working[thread]
+
+    thread = threading.Thread(target=do, name=name, daemon=True)
+    _working[thread] = stop
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _end() -> None:
+    working = tuple(_working.items())
+    for _, stop in working:
+        stop()
+    end = time.monotonic() + _SECONDS
+    for thread, _ in working:
+        with suppress(RuntimeError):  # another thread is about to start it
+            thread.join(max(0.0, end - time.monotonic()))

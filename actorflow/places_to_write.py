@@ -1,0 +1,35 @@
+"""The name of a file or a folder for output goes in; whether it can be written comes out, before any work is done.
+
+One rule for all that is written where people say: missing folders are made, and what stands in the way is named.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+__all__ = ["fault"]
+
+
+def fault(path: str | Path, *, folder: bool = False) -> str:
+    """Why the file, or anything in the folder, cannot be written, as a sentence; empty where it can."""
+    path = Path(path)
+    inside = path if folder else path.parent
+    try:
+        in_the_way = next((p for p in (inside, *inside.parents) if p.exists() and not p.is_dir()), None)
+        if in_the_way is not None:
+            why = f"{in_the_way} is a file"
+        elif not folder and path.is_dir():
+            why = "it is a folder"
+        else:
+            inside.mkdir(parents=True, exist_ok=True)
+            if not folder and path.exists():
+                path.open("ab").close()
+            else:
+                with tempfile.TemporaryFile(dir=inside):
+                    return ""
+            return ""
+    except OSError as e:
+        why = e.strerror or str(e)
+    what = f"nothing can be written to the folder {str(path)!r}" if folder else f"{str(path)!r} cannot be written"
+    return f"{what}: {why}; name another one"

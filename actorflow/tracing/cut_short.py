@@ -1,0 +1,35 @@
+"""The folder of a traced run that failed enters; one trace of what its ranks still wrote leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actorflow.tracing import folder as folders
+from actorflow.tracing.chrome import joined
+from actorflow.tracing.foretold import foretold
+
+__all__ = ["gather", "told"]
+
+
+def told(folder: str, ranks: range) -> str:
+    """A line for people, when the run has ended: where what was recorded is, and whose is not there."""
+    there = [rank for rank in ranks if folders.rank_file(folder, rank).exists()]
+    if not there or Path(folder, folders.MERGED).exists():
+        return ""
+    lost = [rank for rank in ranks if rank not in there]
+    without = f", without {folders.ranks_text(lost)}, of which nothing is there" if lost else ""
+    return f"the trace up to then is in {folder}{without}; look at it with: actorflow trace {folder}"
+
+
+def gather(folder: str) -> None:
+    """Make ``trace.json`` of the ranks' files where a run that was cut short left only these.  Raises TraceError."""
+    if Path(folder, folders.MERGED).exists():
+        return
+    parts = folders.read_ranks(folder)
+    cut = [part.cut for part in parts if part.cut]
+    if not cut:  # not one that failed
+        return
+    ran = tuple(foretold(number, plan) for number, plan in folders.read_plans(folder))
+    events = joined(part.events for part in parts)
+    ranks = tuple(part.info for part in parts)
+    folders.write(folder, folders.Traced(parts[0].script, parts[0].version, ranks, ran, events, cut[0]))

@@ -1,0 +1,50 @@
+"""Where output goes is one rule for all commands: missing folders are made, and what stands in the way is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from actorflow.cli import main
+from actorflow.places_to_write import fault
+
+OPTIONS = {  # option → the command before it, and whether it is a folder
+    "--trace": (["run", "train.py"], True),
+    "--log-dir": (["run", "train.py"], True),
+    "--out": (["plan", "train.py", "--devices", "2"], False),
+    "trace --out": (["trace", "traced"], False),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_stands_in_the_way_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('started')")
+    Path("file").touch()
+    command, folder = OPTIONS[option]
+    target = str(Path("file", "deep", "out" if folder else "out.html"))
+    done = CliRunner().invoke(main, [*command, option.split()[-1], target])
+    assert done.exit_code == 2
+    shown = " ".join(done.output.split())
+    assert f"'{target}'" in shown
+    assert "file is a file; name another one" in shown
+    assert "started" not in shown
+
+
+def test_missing_folders_are_made_for_files_and_folders_alike(tmp_path: Path) -> None:
+    assert fault(tmp_path / "new" / "traced", folder=True) == ""
+    assert (tmp_path / "new" / "traced").is_dir()
+    assert fault(tmp_path / "other" / "plan.html") == ""
+    assert list((tmp_path / "other").iterdir()) == []  # the file itself is for whoever writes it
+
+
+def test_a_folder_is_no_file_and_a_file_keeps_what_is_in_it(tmp_path: Path) -> None:
+    assert "it is a folder" in fault(tmp_path)
+    (tmp_path / "old.txt").write_text("old")
+    assert fault(tmp_path / "old.txt") == ""
+    assert (tmp_path / "old.txt").read_text() == "old"
+    assert "cannot be written" in fault("/proc/page.html")

@@ -1,0 +1,91 @@
+"""A process that ends, whatever its threads are in, ends with the status that its script has given it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# for half a second a thread is in torch's code more often than not, and the script ends in the middle of it
+BUSY = """
+import os, signal, sys, threading, time
+
+import torch
+
+inside = threading.Event()
+
+
+def work(*_):
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        inside.set()
+        torch.ones(300, 300).mm(torch.ones(300, 300))
+"""
+
+A_CALLBACK = """
+from actorflow.classic.callbacks import callbacks
+
+callbacks.add(work, lambda: None)
+callbacks.add(lambda _: print("called too late"), lambda: None)
+inside.wait()
+raise ValueError("no")
+"""
+
+A_RANK = """
+from actorflow.eager.threads import Threads
+
+threading.Thread(target=lambda: inside.wait() and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
+Threads(2).run(work)
+"""
+
+STOPPED = """
+from actorflow import background
+
+stop = threading.Event()
+
+
+def last():
+    stop.wait()
+    work()
+    print("ended")
+
+
+background.start(last, "last", stop.set)
+sys.exit(3)
+"""
+
+STUCK = """
+from actorflow import background
+
+background._SECONDS = 0.1
+background.start(threading.Event().wait, "stuck")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "out", "last"),
+    [
+        (A_CALLBACK, 1, "", "ValueError: no"),
+        (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
+        (STOPPED, 3, "ended", ""),
+        (STUCK, 3, "", ""),
+    ],
+    ids=["a callback", "a rank that is a thread", "what is told to stop", "what never ends"],
+)
+def test_a_process_ends_as_its_script_does_while_a_thread_is_at_work(
+    script: str, status: int, out: str, last: str
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", BUSY + script],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert run.returncode == status, run.stderr
+    assert run.stdout.strip() == out
+    assert run.stderr.strip().rpartition("\n")[2] == last
