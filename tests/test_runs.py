@@ -48,7 +48,14 @@ def eagerly(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("name", "layout", "devices"),
-    [("mlp", "data", 1), ("mlp", "split", 2), ("gpt", "data", 2), ("gpt", "pipeline", 2), ("gpt", "pipeline", 4)],
+    [
+        ("mlp", "data", 1),
+        ("mlp", "split", 2),
+        ("gpt", "data", 2),
+        ("gpt", "pipeline", 2),
+        ("gpt", "pipeline", 4),
+        ("gpt", "home", 2),
+    ],
 )
 def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: int, tmp_path: Path) -> None:
     path = tmp_path / "result.pt"

@@ -7,6 +7,7 @@ from torch import nn
 from actorflow_compiler import hints
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.hints import Layouts
+from actorflow_compiler.placement import Placement
 from actorflow_compiler.sbp import B, Broadcast, Split
 
 __all__ = ["distribute"]
@@ -22,8 +23,9 @@ class _Distribute:
         *,
         outputs: Layouts | None = None,
         optimizer: Layouts | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        hints.distribute(model, layouts, outputs=outputs, optimizer=optimizer)
+        hints.distribute(model, layouts, outputs=outputs, optimizer=optimizer, placement=placement)
 
     @staticmethod
     def split(axis: int) -> Split:

@@ -49,6 +49,7 @@ def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> 
         gradient = ", requires grad" if held.tensor.requires_grad else ""
         lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
     lines += [f"hint {n}: {show_wish(h.wish)}" for n, h in hints.layouts.items()]
+    lines += [f"home of {n}: {home}" for n, home in hints.homes.items()]
     lines += [f"hint for the optimizer's state of {n}: {show_wish(h.wish)}" for n, h in hints.optimizer.items()]
     lines += [f"ZeRO for {n}: stage {z.stage}, mesh axis {z.axis}" for n, z in hints.zero.items()]
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]

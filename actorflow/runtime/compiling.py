@@ -249,7 +249,8 @@ def hints_of(state: State) -> Hints:
 def kinds(order: Order, world: int) -> tuple[str, ...]:
     """The kind of device of each rank; see ``seats.kinds_of``."""
     held = {h.tensor.device.type for h in order.state.held.values()}
-    return kinds_of(order.hints.placements | order.places, order.kinds, held, world, order.wishes)
+    homes = order.hints.homes.values()
+    return kinds_of(order.hints.placements | order.places, order.kinds, held, world, order.wishes, homes)
 
 
 def own_seat(order: Order, settings: Settings) -> Seat:

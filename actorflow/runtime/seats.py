@@ -117,17 +117,19 @@ def seat(kind: str, settings: Settings) -> Seat:
 
 
 def kinds_of(
-    placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, wishes: Wishes
-) -> tuple[str, ...]:
+    placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, wishes: Wishes,
+    homes: Iterable[Placement] = (),
+) -> tuple[str, ...]:  # fmt: skip
     """The kind of device of each rank: as its placements say, else as said first of the following.
 
     What an earlier job settled; --device-type; the kind that all placements and scopes have; that which the state lies
-    on where it lies on a GPU; CUDA where this machine has it.  Raises LayoutError for a rank that is two devices,
-    and for a placement on ranks that are not in the run.
+    on where it lies on a GPU; CUDA where this machine has it.  ``homes`` are placements of parameters that live apart
+    from their ops, which say nothing of other ranks.  Raises LayoutError for a rank that is two devices, and for a
+    placement on ranks that are not in the run.
     """
     named: dict[int, Placement] = {}
-    listed = sorted(placements, key=str)
-    for placement in listed:
+    listed = sorted(set(placements), key=str)
+    for placement in (*listed, *sorted(set(homes), key=str)):
         if max(placement.ranks) >= world:
             raise LayoutError(
                 f"a placement {placement} was found, which needs rank {max(placement.ranks)}; the run has {world} "
@@ -138,7 +140,9 @@ def kinds_of(
             if other.type != placement.type:
                 raise LayoutError(
                     f"rank {rank} is in {other} and in {placement}; a rank is one device, so one kind was expected: "
-                    "start the run with more devices, and place what is to lie on the other kind on a rank of its own"
+                    "start the run with more devices, and place what is to lie on the other kind on a rank of its own "
+                    "(for parameters kept in host memory: flow.distribute(model, {pattern: SBP}, "
+                    "placement=flow.placement('cpu', [rank])))"
                 )
     kinds = {p.type for p in listed} | set(scopes)
     state = set(held) - {"meta"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -53,6 +53,7 @@ def cut_automatically(
     everywhere: Placement,
     fixed: Mapping[str, Placement],
     *,
+    elsewhere: Collection[str] = (),
     pieces: int = 1,
     mesh: Sequence[int] = (),
     schedule: str = "auto",
@@ -61,9 +62,10 @@ def cut_automatically(
     """Cut a step into stages of about equal time, and where few bytes cross.
 
     ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
-    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are.  ``pieces`` is the
-    number of micro-batches.  Raises LayoutError where there are fewer visits than stages, for stages that do not
-    divide over the devices, and for ops that a scope places by hand.
+    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are.  Those that live
+    ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of micro-batches.  Raises LayoutError where
+    there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
+    places by hand.
     """
     placements = placements_of(asked, everywhere, schedule, mesh)
     by_hand = next((n for n in captured.graph.nodes if n.placement is not None), None)
@@ -73,7 +75,7 @@ def cut_automatically(
             f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
             f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
         )
-    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), rates)
+    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), rates, elsewhere)
     notes: tuple[str, ...] = ()
     follows = units.placed_as(fixed)
     if any(p is not None for p in follows):
@@ -168,8 +170,10 @@ def _follow(
 class _Units:
     """The visits of a graph and their costs; ``devices`` share a stage, and the batch."""
 
-    def __init__(self, captured: Capture, pieces: int, devices: float, rates: Rates) -> None:
-        self.captured, self.graph = captured, captured.graph
+    def __init__(
+        self, captured: Capture, pieces: int, devices: float, rates: Rates, elsewhere: Collection[str] = ()
+    ) -> None:
+        self.captured, self.graph, self.elsewhere = captured, captured.graph, elsewhere
         self.pieces, self.devices, self.rates = pieces, devices, rates
         self.names = {i.value: i.name for i in self.graph.inputs if i.kind == "variable"}
         self.held: set[int] = set(self.names)  # values that depend on state
@@ -266,7 +270,7 @@ class _Units:
         trained = {name for name in updated if kinds[name] == "parameter"}
         for v, name in self.names.items():
             owner = self.captured.parameter.get(name, name)
-            if owner not in self.first:
+            if owner not in self.first or owner in self.elsewhere:
                 continue
             unit, size = self.first[owner], self.graph.metas[v].nbytes
             parameters[unit] += size * (2 if name in trained else 1)

@@ -30,7 +30,7 @@ from actorflow_compiler.plan import Variable
 from actorflow_compiler.random_table import is_random
 from actorflow_compiler.repeated import tell_repeated
 from actorflow_compiler.sbp import Split
-from actorflow_compiler.stages import place_ops
+from actorflow_compiler.stages import computing, place_ops
 from actorflow_compiler.torch_internals import traced_on
 from actorflow_compiler.variables import State
 from actorflow_compiler.write_out import write_out
@@ -78,27 +78,32 @@ def compile_step(
     device = traced_on(device_type)
     captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, mirrored=mirrored, device=device)
     learn(captured.gradients)
+    homes = {name: home for name, home in hints.homes.items() if name in captured.kinds}
+    ranks = computing(world, homes, captured.graph, hints)
     # with automatic stages each of them is the mesh that is asked for
-    everywhere = Placement(device_type, tuple(range(world)), (world,) if hints.stages else goal.mesh_of(world))
+    mesh = (len(ranks),) if hints.stages else goal.mesh_of(len(ranks), world)
+    unplaced = Placement(device_type, ranks, mesh)
+    everywhere = unplaced if len(ranks) == world else Placement(device_type, tuple(range(world)), (world,))
     doing("place")
     if mirrored:
         refuse_parallel(name, captured.graph, hints, fixed, everywhere)
     captured = replace(captured, graph=join_norms(captured.graph))
-    owners = {n: v.placement for n, v in fixed.items()}
+    owners = {n: v.placement for n, v in fixed.items() if captured.parameter.get(n, n) not in homes}
     automatic = Automatic(captured.graph)
     if hints.stages is not None:
         rates = replace(rates, memory=rates.memory or goal.budget)
         automatic = cut_automatically(
             captured,
             hints.stages,
-            everywhere,
+            unplaced,
             owners,
+            elsewhere=homes.keys(),
             pieces=micro_batches,
             mesh=goal.mesh,
             schedule=schedule,
             rates=rates,
         )
-    placed = place_ops(automatic.graph, everywhere, owners, captured.parameter, automatic.begins)
+    placed = place_ops(automatic.graph, unplaced, owners, captured.parameter, automatic.begins, homes, world)
     asked = f"micro_batches={micro_batches} of job {name!r}" + (f" ({defined})" if defined else "")
     pieces = cut_in_time(placed.graph, micro_batches, asked, later)
     if world > 1 or pieces.count > 1:
@@ -107,18 +112,18 @@ def compile_step(
     graph = merge_equal(graph, is_random)
     check_constraints(graph)
     variables = lay_variables(captured, graph, placed.owners, hints, fixed)
-    homes = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
+    lie = {v.name: open_axes(v, captured.parameter.get(v.name), hints, fixed, goal) for v in variables}
     hinted = is_hinted(graph, hints)
     goal = replace(goal.with_hints(hints.axes), mirrored=bool(mirrored))
     graph = apply_zero(graph, variables, hints.zero)
     if "auto" in goal.modes:  # what may be found to be stored in parts is gathered for each phase apart
-        graph = gather_at_use(graph, {name: (None,) for name, layout in homes.items() if None in layout})
+        graph = gather_at_use(graph, {name: (None,) for name, layout in lie.items() if None in layout})
     gather = {r: graph.metas[r].nbytes <= TO_EVERYBODY for r in graph.results}
     batch = {i.name: goal.batch(Split(0, pieces.count)) for i in graph.inputs if i.kind == "batch"}
     if goal.budget is not None:
         goal = replace(goal, taken=taken_by_others(graph, fixed))
     decided = Fixed(
-        {v.name: (v.placement, homes[v.name]) for v in variables},
+        {v.name: (v.placement, lie[v.name]) for v in variables},
         batch,
         {r: everywhere for r, all_ranks in gather.items() if all_ranks},
         hinted,

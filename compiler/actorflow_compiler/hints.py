@@ -28,6 +28,7 @@ class Hint:
 
     wish: Wish
     origin: str  # as the user wrote it
+    home: Placement | None = None  # of a parameter that lives there; None: where its ops are
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,23 @@ class Hints:
 
     @property
     def placements(self) -> frozenset[Placement]:
-        """All that users name for modules and stages."""
+        """All that users name for modules and stages: where ops are."""
         return frozenset((*self.places.values(), *(self.stages.placements if self.stages else ())))
 
     @property
+    def homes(self) -> dict[str, Placement]:
+        """By name of the parameter: where those live that do not live where their ops are."""
+        return {name: hint.home for name, hint in self.layouts.items() if hint.home is not None}
+
+    @property
+    def wishes(self) -> list[Wish]:
+        """How parameters and buffers are to lie on the devices of their ops."""
+        return [hint.wish for hint in self.layouts.values() if hint.home is None]
+
+    @property
     def axes(self) -> frozenset[int]:
-        """The mesh axes along which parameters are split."""
-        wishes = [hint.wish for hint in self.layouts.values()]
+        """The mesh axes along which parameters are split for their ops."""
+        wishes = self.wishes
         return frozenset(axis for wish in wishes for axis, e in enumerate(wish) if isinstance(e, Split))
 
 
@@ -103,6 +114,7 @@ def distribute(
     *,
     outputs: Layouts | None = None,
     optimizer: Layouts | None = None,
+    placement: Placement | None = None,
 ) -> None:
     """Say how tensors of a model lie: ``{regular expression of a whole qualified name: SBP}``.
 
@@ -111,16 +123,28 @@ def distribute(
     parameters again: what optimizers keep of them, in tensors of the parameter's shape, lies so; without,
     it lies as its parameter.  A tuple has one entry for each mesh axis; None leaves an axis to inference.
 
+    ``placement`` is the home of the parameters that ``layouts`` matches (offloading): they, what optimizers keep of
+    them and the optimizer's step for them are there, with these layouts on it.  Ops stay where they are.  Each call
+    of a job brings a parameter to its ops once, and its gradient back once, added up over micro-batches.  Buffers
+    stay with the ops.  Ops that nobody places are on all ranks but those that are homes and nothing else.
+    ``flow.zero`` says nothing about a parameter that has a home.
+
     The same pattern in a later call replaces its hint.  Raises LayoutError for a pattern that matches
-    nothing, for a layout that does not fit a tensor, and for two patterns that want one tensor to lie in
-    different ways on one axis.
+    nothing, for a layout that does not fit a tensor, for two patterns that want one tensor to lie in
+    different ways on one axis, or in different places, and for a ``placement`` without ``layouts`` or beside others.
+
+    >>> flow.distribute(model, {".*": flow.sbp.broadcast}, placement=flow.placement("cpu", [1]))
     """
+    _check_home(model, placement, layouts, outputs, optimizer)
     named, modules = list(_variables(model)), [n for n, _ in model.named_modules(remove_duplicate=False)]
     parameters = [(n, p) for n, p in named if isinstance(p, nn.Parameter)]
     before = _given.get(model, _Given())
     new = replace(before, layouts=dict(before.layouts), optimizer=dict(before.optimizer), outputs=dict(before.outputs))
+    kept, what = (
+        (named, "parameter or buffer") if placement is None else (parameters, "parameter (buffers stay with the ops)")
+    )
     for pattern, sbp in (layouts or {}).items():
-        new.layouts[pattern] = _of_variables(model, pattern, sbp, named, "", "parameter or buffer")
+        new.layouts[pattern] = _of_variables(model, pattern, sbp, kept, "", what, placement)
     for pattern, sbp in (optimizer or {}).items():
         new.optimizer[pattern] = _of_variables(model, pattern, sbp, parameters, "optimizer=", "parameter")
     for pattern, sbp in (outputs or {}).items():
@@ -239,7 +263,7 @@ def resolve(modules: Mapping[str, nn.Module], names: Mapping[int, str] | None = 
     found.look_around(modules)
     return Hints(
         found.layouts, found.places, found.around, tuple(found.patterns), found.only_stages(), found.outputs,
-        found.optimizer, found.zero,
+        found.optimizer, found.zero_of_others(),
     )  # fmt: skip
 
 
@@ -264,8 +288,9 @@ class _Resolver:
         below = list(module.named_modules(remove_duplicate=False))
         for into, hints in ((self.layouts, given.layouts), (self.optimizer, given.optimizer)):
             for pattern, hint in hints.items():
+                buffers = into is self.layouts and hint.home is None
                 for name, tensor in variables:
-                    if re.fullmatch(pattern, name) and (into is self.layouts or isinstance(tensor, nn.Parameter)):
+                    if re.fullmatch(pattern, name) and (buffers or isinstance(tensor, nn.Parameter)):
                         shape = None if is_lazy(tensor) else tensor.shape
                         own = self.names[id(tensor)]
                         also = "" if own == f"{full}.{name}" else f" (the same tensor as {full}.{name})"
@@ -287,6 +312,11 @@ class _Resolver:
         if given.zero is not None:
             parameters = {self.names[id(t)] for _, t in variables if isinstance(t, nn.Parameter)}
             self.zero.update(dict.fromkeys(sorted(parameters), given.zero))
+
+    def zero_of_others(self) -> dict[str, Zero]:
+        """ZeRO of the parameters that have no home: a home says itself how they are split."""
+        homes = {name for name, hint in self.layouts.items() if hint.home is not None}
+        return {name: zero for name, zero in self.zero.items() if name not in homes}
 
     def look_around(self, modules: Mapping[str, nn.Module]) -> None:
         """Find what is placed around modules that are not placed themselves."""
@@ -323,7 +353,13 @@ class _Resolver:
 def _merge(into: dict[Key, Hint], key: Key, hint: Hint, shape: Sequence[int] | None, what: str) -> None:
     """Add a hint to those for the same thing; raises LayoutError where they want different things on one axis."""
     wish = hint.wish if shape is None else fit_wish(hint.wish, shape, f"{hint.origin}: {what}")
-    old = into.setdefault(key, Hint(wish, hint.origin))
+    old = into.setdefault(key, replace(hint, wish=wish))
+    if old.home != hint.home:
+        one, other = ("where its ops are" if h.home is None else f"on {h.home}" for h in (old, hint))
+        raise LayoutError(
+            f"contradictory hints for {what}: by {old.origin} it lies {one}, by {hint.origin} it lies {other}; one "
+            f"home was expected: change a pattern, or give one pattern again with the other placement="
+        )
     axes = range(max(len(wish), len(old.wish)))
     pairs = [[w[i] if i < len(w) else None for w in (old.wish, wish)] for i in axes]
     for axis, (a, b) in enumerate(pairs):
@@ -336,7 +372,7 @@ def _merge(into: dict[Key, Hint], key: Key, hint: Hint, shape: Sequence[int] | N
             )
     if wish != old.wish:
         both = old.origin if hint.origin in old.origin else f"{old.origin} and {hint.origin}"
-        into[key] = Hint(tuple(b if a is None else a for a, b in pairs), both)
+        into[key] = replace(hint, wish=tuple(b if a is None else a for a, b in pairs), origin=both)
 
 
 def _variables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -345,18 +381,41 @@ def _variables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _hint(model: nn.Module, pattern: str, sbp: object, where: str) -> Hint:
-    bare = f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}}})"
+def _hint(model: nn.Module, pattern: str, sbp: object, where: str, home: Placement | None = None) -> Hint:
+    at = "" if home is None else f", placement={home}"
+    bare = f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}}}{at})"
     wish = wish_of(sbp, bare)
-    return Hint(wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}})")
+    return Hint(wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}}{at})", home)
+
+
+def _check_home(model: nn.Module, home: object, layouts: Layouts | None, *others: Layouts | None) -> None:
+    """Raise LayoutError for a ``placement=`` that is none, or that says nothing of parameters."""
+    if home is None:
+        return
+    found = f"flow.distribute({type(model).__name__}, …, placement={home})"
+    if not isinstance(home, Placement):
+        raise LayoutError(f"{found}: {home!r} was found; flow.placement(type, ranks) was expected")
+    if not layouts or any(others):
+        what = "outputs= or optimizer=" if layouts else "no parameter"
+        raise LayoutError(
+            f"{found}: placement= is where parameters live, and {what} was found with it; {{pattern of parameters: "
+            f'SBP}} alone was expected, such as {{".*": flow.sbp.broadcast}}: the state of optimizers goes with its '
+            f"parameter, and other hints go into a call of their own"
+        )
 
 
 def _of_variables(
-    model: nn.Module, pattern: str, sbp: object, named: Sequence[tuple[str, Tensor]], where: str, what: str
+    model: nn.Module,
+    pattern: str,
+    sbp: object,
+    named: Sequence[tuple[str, Tensor]],
+    where: str,
+    what: str,
+    home: Placement | None = None,
 ) -> Hint:
     """A checked hint for the variables that a pattern matches."""
     _matching(pattern, [n for n, _ in named], what, type(model).__name__)
-    hint = _hint(model, pattern, sbp, where)
+    hint = _hint(model, pattern, sbp, where, home)
     if P in hint.wish:
         raise LayoutError(
             f"{hint.origin}: a partial sum was found for a {what}; split or broadcast was expected, "

@@ -46,6 +46,7 @@ def lay_variables(
         meta, kind = metas[name], captured.kinds[name]
         placement = fixed[name].placement if name in fixed else owners[name]
         if kind != "optimizer":
+            refuse_moving(name, placement, hints)
             zero = hints.zero.get(name)
             hint = hints.layouts.get(name)
             wish = fit_hint(name, meta, hint, placement)
@@ -65,6 +66,16 @@ def lay_variables(
         else:
             found[name] = Variable(name, meta.shape, meta.dtype, placement, tuple(e or B for e in wish), kind)
     return tuple(found[name] for name in metas)
+
+
+def refuse_moving(name: str, placement: Placement, hints: Hints) -> None:
+    """Raise LayoutError where a parameter is to have another home than the one an earlier plan has given it."""
+    hint = hints.layouts.get(name)
+    if hint is not None and hint.home not in (None, placement):
+        raise LayoutError(
+            f"{hint.origin}: {hint.home} was found for {name}, which an earlier job has put on {placement}; the first "
+            f"job that uses a variable decides where it lives: give the hint before that job is called"
+        )
 
 
 def fit_hint(name: str, meta: Meta, hint: Hint | None, placement: Placement) -> Wish:
@@ -147,9 +158,10 @@ def open_axes(
     hint = hints.layouts.get(variable.name) if parameter is None else hints.optimizer.get(parameter)
     wish = hint.wish if hint else ()
     zero = hints.zero.get(parameter or variable.name)
+    at_home = (parameter or variable.name) in hints.homes  # no op is there that would like it otherwise
 
     def closed(axis: int) -> bool:
-        asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis)
+        asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis) or at_home
         return asked or variable.name in fixed or goal.mode(axis) == "data"
 
     return tuple(entry if entry != B or closed(axis) else None for axis, entry in enumerate(variable.sbp))
@@ -157,7 +169,7 @@ def open_axes(
 
 def is_hinted(graph: Graph, hints: Hints) -> bool:
     """Whether users say how parameters or activations are cut, so that the batch may be better left whole."""
-    cut = any(isinstance(e, Split) for hint in hints.layouts.values() for e in hint.wish)
+    cut = any(isinstance(e, Split) for wish in hints.wishes for e in wish)
     return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
 
 

@@ -121,6 +121,8 @@ def refuse_parallel(
     for what, hint in (*of_variables, *(("an output", h) for h in hints.outputs.values())):
         if any(e is not None and e != B for e in hint.wish):
             refuse(f"{show_wish(hint.wish)} for {what} ({hint.origin})")
+    for variable in hints.homes.keys() & used:
+        refuse(hints.layouts[variable].origin)
     for variable, zero in hints.zero.items():
         if variable in used:
             refuse(zero.origin)

@@ -3,7 +3,8 @@ virtual pipeline stage comes out.
 
 Untagged forward ops go where the latest of their inputs are, gradient accumulations to the earliest,
 optimizer ops to the owner of their parameter.  Ops that depend on no state and on nothing placed
-(masks, positions) are repeated wherever they are used.
+(masks, positions) are repeated wherever they are used.  A parameter with a home is owned there, and
+draws no op of the forward or backward pass to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.graph import Graph, Node, verify
+from actorflow_compiler.hints import Hints
 from actorflow_compiler.ops import Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
 
@@ -33,6 +35,8 @@ def place_ops(
     fixed: Mapping[str, Placement],
     parameter: Mapping[str, str],
     begins: Sequence[int] = (),
+    homes: Mapping[str, Placement] | None = None,
+    world: int = 0,
 ) -> Placed:
     """Give every node and variable a placement, and every node its virtual stage.
 
@@ -42,24 +46,33 @@ def place_ops(
     not a number of devices: modules that alternate between two placements n times make 2n stages, as many as a
     sample passes through.  ``begins`` are visits that open a stage in any case.
 
-    ``everywhere`` is the placement of all devices.  ``fixed`` holds the variables that an earlier plan has
-    placed; ``parameter`` maps optimizer state to the parameter whose placement it shares.
+    ``everywhere`` is the placement of what nobody places.  ``fixed`` holds the variables that an earlier plan has
+    placed; ``parameter`` maps optimizer state to the parameter whose placement it shares.  ``homes`` are those of
+    parameters that do not live with their ops, ``world`` is the number of devices, if not all are ``everywhere``.
 
     Raises LayoutError for a placement with ranks that the run does not have.
     """
-    world = everywhere.size
+    world, homes = world or everywhere.size, homes or {}
     tagged = {n.placement for n in graph.nodes if n.placement is not None}
-    for placement in tagged | set(fixed.values()):
+    for placement in tagged | {*fixed.values(), *homes.values()}:
         if max(placement.ranks) >= world:
             raise LayoutError(
                 f"placement {placement} names rank {max(placement.ranks)}, "
                 f"but this run has {world} device{'s' * (world > 1)} (ranks 0 to {world - 1}); "
                 f"start more devices (--devices) or use fewer ranks"
             )
-    chosen = _Chooser(graph, everywhere, fixed, parameter, _Runs(graph, begins))
+    chosen = _Chooser(graph, everywhere, fixed, parameter, _Runs(graph, begins), homes)
     graph = _repeat_free(graph, chosen.stage, chosen.stage_on(everywhere))
     graph, stages = _with_placements(graph, chosen.stages)
     return Placed(verify(graph), stages, chosen.owner)
+
+
+def computing(world: int, homes: Mapping[str, Placement], graph: Graph, hints: Hints) -> tuple[int, ...]:
+    """The ranks of what nobody places: all but those that are homes and nothing else; all where that leaves none."""
+    kept = {rank for home in homes.values() for rank in home.ranks}
+    named = hints.placements | {n.placement for n in graph.nodes if n.placement is not None}
+    kept -= {rank for placement in named for rank in placement.ranks}
+    return tuple(rank for rank in range(world) if rank not in kept) or tuple(range(world))
 
 
 class _Runs:
@@ -99,18 +112,22 @@ class _Chooser:
         fixed: Mapping[str, Placement],
         parameter: Mapping[str, str],
         runs: _Runs,
+        homes: Mapping[str, Placement],
     ) -> None:
         self.graph = graph
         self.runs = runs
         self.stages = list(runs.placements)
         self.stage: list[int | None] = []
         self.at: dict[int, int | None] = {}  # value → stage
-        self.owner: dict[str, Placement] = dict(fixed)
+        self.owner: dict[str, Placement] = {**fixed, **homes}
+        self.homes = homes
+        self.at_home: set[int] = set()  # what the optimizer makes where a parameter's home is
         self.first: dict[str, int] = {}  # variable → stage of its first tagged forward reader
         self.everywhere = everywhere
         self.variables = {i.value: i.name for i in graph.inputs if i.kind == "variable"}
         self.updated = {new: self.variables[old] for old, new in graph.updates}
         self.parameter = parameter
+        self.sent = self._sent() if homes else {}
         self.reach: dict[int, set[str]] = {
             v: {name} for v, name in self.variables.items()
         }  # value → variables that it is made of alone
@@ -119,6 +136,8 @@ class _Chooser:
             stage = self._of(n)
             self.stage.append(stage)
             self.at.update((o, stage) for o in n.outs)
+            if n.phase == "optimizer" and self._at_home(n) is not None:
+                self.at_home.update(n.outs)
             names = set().union(*(self.reach.get(v, set()) for v in n.reads()))
             if stage is None:
                 for o in n.outs:
@@ -164,6 +183,37 @@ class _Chooser:
         first = self.first.get(self.parameter.get(name, name))
         return first if first is not None and self.stages[first] == owner else self.stage_on(owner)
 
+    def _use(self, name: str) -> int:
+        """The stage of an untagged op that works with a variable and with nothing else that is placed."""
+        if name not in self.homes:
+            return self._home(name)
+        return self.first[name] if name in self.first else self.stage_on(self.everywhere)
+
+    def _sent(self) -> dict[int, str]:
+        """Values that the optimizer reads beside a variable that has a home → that variable: gradients."""
+        found: dict[int, str] = {}
+        for n in self.graph.nodes:
+            if n.phase == "optimizer":
+                names = [self.variables[v] for v in n.reads() if v in self.variables]
+                name = next((x for x in names if self.parameter.get(x, x) in self.homes), None)
+                found.update({v: name for v in n.reads() if name is not None and v not in self.variables})
+        return found
+
+    def _at_home(self, n: Node) -> int | None:
+        """The stage of an op of the optimizer that works where a parameter's home is; None for all others.
+
+        It reads a variable of that home, or what was made of one there, or only gradients that go there anyway.
+        """
+        reads = list(n.reads())
+        names = [self.variables[v] for v in reads if v in self.variables]
+        names = [x for x in names if self.parameter.get(x, x) in self.homes]
+        if not names and reads and all(v in self.sent for v in reads):
+            names = [self.sent[v] for v in reads]
+        stages = [self._home(x) for x in names] + [
+            s for v in reads if v in self.at_home and (s := self.at[v]) is not None
+        ]
+        return stages[0] if stages else None
+
     def _of(self, n: Node) -> int | None:
         if n.placement is not None:
             stage = self.runs.stage(n)
@@ -173,9 +223,11 @@ class _Chooser:
             owned += [self._home(self.variables[v]) for v in n.reads() if v in self.variables]
             if owned:
                 return owned[0]
+            if (home := self._at_home(n)) is not None:
+                return home
         inputs = [s for v in n.reads() if (s := self.at.get(v)) is not None]
         names = [name for v in n.reads() for name in self.reach.get(v, ()) if name in self.owner]
-        inputs = inputs or [self._home(name) for name in names]
+        inputs = inputs or [self._use(name) for name in names]
         if not inputs:
             return None
         return max(inputs) if n.phase == "forward" else min(inputs)

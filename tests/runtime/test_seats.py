@@ -59,6 +59,16 @@ def test_a_rank_that_is_placed_on_two_kinds_is_named_with_both_placements() -> N
     both = [placement("cuda", [0, 1]), CPU]
     with pytest.raises(LayoutError, match=r"rank 1 is in cpu:\[1\] and in cuda:\[0,1\]; a rank is one device"):
         kinds_of(both, [], [], 2, NOTHING_SAID)
+    with pytest.raises(LayoutError, match=r"rank 1 is in cuda:\[0,1\] and in cpu:\[1\].* placement=flow.placement"):
+        kinds_of(both[:1], [], [], 2, NOTHING_SAID, [CPU])
+
+
+@pytest.mark.usefixtures("gpus")
+def test_where_parameters_live_says_nothing_of_the_ranks_that_compute() -> None:
+    assert kinds_of([], [], ["cpu"], 2, NOTHING_SAID, [CPU]) == ("cuda", "cpu")
+    assert kinds_of([], [], ["cpu"], 2, Wishes("cpu"), [CPU]) == ("cpu", "cpu")
+    with pytest.raises(LayoutError, match=r"cpu:\[1\] was found, which needs rank 1; the run has 1 device "):
+        kinds_of([], [], [], 1, NOTHING_SAID, [CPU])
 
 
 def test_a_placement_beyond_the_run_is_refused() -> None:

@@ -22,6 +22,9 @@ elif layout == "pipeline":
     stages = [flow.placement("cpu", range(half)), flow.placement("cpu", range(half, 2 * half))]
     flow.place(model, dict(zip(case.stages, stages, strict=True)))
     micro_batches = 4
+elif layout == "home":
+    flow.distribute(model, {".*": flow.sbp.broadcast}, placement=flow.placement("cpu", [flow.env.world_size() - 1]))
+    micro_batches = 2
 
 
 @flow.global_function(type="train", micro_batches=micro_batches)

@@ -39,15 +39,17 @@ class Goal:
         modes = tuple("tensor" if axis in inner else "data" for axis in range(max(inner) + 1))
         return replace(self, modes=(*modes, "data"))
 
-    def mesh_of(self, world: int) -> tuple[int, ...]:
-        """The mesh of all devices.  Raises LayoutError where the run has another number of them."""
-        if self.mesh and math.prod(self.mesh) != world:
+    def mesh_of(self, devices: int, world: int) -> tuple[int, ...]:
+        """The mesh of the devices that compute.  Raises LayoutError where a run of ``world`` has another number."""
+        if self.mesh and math.prod(self.mesh) != devices:
             sizes = " × ".join(map(str, self.mesh))
+            keep = world - devices
+            less = f", {keep} of which only {'keep' if keep > 1 else 'keeps'} parameters" if keep else ""
             raise LayoutError(
-                f"parallel= asks for a mesh of {sizes} = {math.prod(self.mesh)} devices; the run has {world}. "
-                f"Start it with --devices {math.prod(self.mesh)}, or change the sizes"
+                f"parallel= asks for a mesh of {sizes} = {math.prod(self.mesh)} devices; the run has {world}{less}. "
+                f"Start it with --devices {math.prod(self.mesh) + keep}, or change the sizes"
             )
-        return self.mesh or (world,)
+        return self.mesh or (devices,)
 
     def batch(self, cut: Sbp) -> tuple[Sbp, ...]:
         """How a batch is best taken, axis by axis; axes beyond those named take it as they like."""
