@@ -10,10 +10,8 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,7 +26,6 @@ from actorflow.lazy import known_now
 from actorflow.live import shown as live
 from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import report
-from actorflow.runtime.call import Call
 from actorflow.runtime.called import Asked, Compiled, JobLike
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_pretended, own_seat
@@ -39,6 +36,7 @@ from actorflow.runtime.data_plane.patience import Started
 from actorflow.runtime.devices import make_device
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
+from actorflow.runtime.gates import Gates
 from actorflow.runtime.gradients import Left
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
@@ -96,11 +94,7 @@ class Session:
         self._capturing = False
         self._compiled: set[JobLike] = set()  # jobs that have a plan
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
-        self._changed = threading.Condition()  # guards the next four
-        self._issued: deque[tuple[int, Call]] = deque()  # calls that may be under way, by their number
-        self._begun = 0  # calls issued so far, counted as calls are
-        self._gone: set[int] = set()  # calls that every rank has made and this one has not issued yet
-        self._numbers: dict[int, int] = {}  # call → its number in the worker, until it may go
+        self._gates = Gates(cluster)
         cluster.on_go(self._go)
         cluster.serve(self._serve)
         cluster.on_failure(self._failed)
@@ -164,18 +158,7 @@ class Session:
         scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         call = worker.issue(compiled.number, inputs, scalars)
-        with self._changed:
-            while self._issued and self._issued[0][1].done:
-                self._issued.popleft()
-            self._issued.append((number, call))
-            self._begun = number + 1
-            go = number in self._gone
-            if go:
-                self._gone.discard(number)
-            else:
-                self._numbers[number] = call.number
-            self._changed.notify_all()
-        if go:
+        if self._gates.issue(number, call):
             worker.permit(call.number)
         compiled.calls += 1
         job.last = compiled
@@ -193,9 +176,7 @@ class Session:
         self.calls += 1
         text = ""
         if self.world > 1:
-            writes = self.variables.writes if self.worker is not None else 0
-            known = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
-            text = f"{known}, {writes} writes of state"
+            text = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
             if seeds.seed is not None:
                 text += f", seed {seeds.seed}"
             if job.keys is not None and job.keys.state.optimizers:
@@ -288,10 +269,11 @@ class Session:
         worker = Worker(self.rank, self.cluster, planes, device, record=record, cores=self.cluster.settings.cores)
         self.results = Results(self.cluster, device)
         self.variables = Variables(
-            self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._begun, self._moved
-        )
+            self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._gates.begun,
+            self._together, self._gates.moved,
+        )  # fmt: skip
         self.worker = worker
-        self._moved()
+        self._gates.moved()
         if self._tracer is not None:
             self.cluster.at_failure(partial(self._tracer.cut_short, worker.observed))
         self.cluster.on_message(worker.deliver)
@@ -370,10 +352,7 @@ class Session:
 
     def _go(self, number: int) -> None:
         """Every rank has made this call."""
-        with self._changed:
-            mine = self._numbers.pop(number, None)
-            if mine is None:
-                self._gone.add(number)
+        mine = self._gates.go(number)
         if mine is not None and self.worker is not None:
             self.worker.permit(mine)
 
@@ -382,23 +361,24 @@ class Session:
         what, _, rest = key.partition(" ")
         if what == "state":
             calls, writes, name = rest.split(" ", 2)
-            self._await(int(calls), int(writes))
+            written = int(writes)
+            self._gates.until_done(int(calls), lambda: not written or self.variables.writes >= written)
             yield self.variables.serve(name)
         elif what == "offer":
             at, name = rest.split(" ", 1)
             number = int(at)
-            self._until(lambda: self.worker is not None and self.variables.offered >= number)
+            self._gates.until(lambda: self.worker is not None and self.variables.offered >= number)
             yield self.variables.serve_offer(name)
         elif what == "result":
             number, index = map(int, rest.split())
-            self._await(number + 1, 0)
+            self._gates.until_done(number + 1)
             yield self.results.serve(number, index)
         elif what == "live":
             yield live.pulse(self.rank, self.worker)
         elif what == "status":
             yield json.dumps(own(self.rank).to_json()).encode()
         elif what == "trace":
-            self._until(lambda: self._tracer is not None and (self._tracer.finished or rest != "events"))
+            self._gates.until(lambda: self._tracer is not None and (self._tracer.finished or rest != "events"))
             assert self._tracer is not None
             yield self._tracer.serve(rest)
         elif what == "drop":
@@ -407,30 +387,14 @@ class Session:
         else:
             raise CallError(f"{what!r} was asked for, which this rank does not serve")
 
-    def _await(self, calls: int, writes: int) -> None:
-        """Block until this rank is where the asking rank is: so many calls done and so many writes of state."""
-        self._until(lambda: self._begun >= calls and (not writes or self.variables.writes >= writes))
-        with self._changed:
-            last = [call for number, call in self._issued if number < calls][-1:]
-        for call in last:
-            call.wait()
-
-    def _until(self, there: Callable[[], bool]) -> None:
-        """Block a serving thread until this rank is far enough; raises what ended the run."""
-        with self._changed:
-            self._changed.wait_for(lambda: there() or self.cluster.failed.is_set())
-        if self.cluster.failure is not None:
-            raise self.cluster.failure.error()
-
-    def _moved(self) -> None:
-        """State was written or offered between calls."""
-        with self._changed:
-            self._changed.notify_all()
+    def _together(self, what: str) -> None:
+        """Block until every rank has come here."""
+        here = self.cluster.gather(what, b"")
+        self.cluster.scatter(what, here)
 
     def _failed(self, failure: Failure) -> None:
         """The run is over, here or elsewhere."""
-        with self._changed:
-            self._changed.notify_all()
+        self._gates.moved()
         if self.worker is not None:
             self.worker.fail(failure.error())
 
@@ -450,7 +414,7 @@ class Session:
         if self.worker is not None:
             self.results.close()
             if self._tracer is not None:
-                self._tracer.finish(self.worker.observed(), self._moved)
+                self._tracer.finish(self.worker.observed(), self._gates.moved)
 
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""

@@ -52,8 +52,8 @@ class Variables:
     """The state of all plans on one rank.
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
-    call that this rank issued is done; ``progress`` is the number of those calls; ``moved`` is called after
-    each write and offer.
+    call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
+    every rank has come to the same thing; ``moved`` is called after each write and offer.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Variables:
         device: torch.device,
         settled: Callable[[], None],
         progress: Callable[[], int],
+        together: Callable[[str], None],
         moved: Callable[[], None],
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
         self.offered = -1  # the last call during which values were offered
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
-        self._settled, self._progress, self._moved = settled, progress, moved
+        self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
         self._owned: dict[str, Owned] = {}
         self._borrowed: dict[str, _Borrowed] = {}
         self._slots: dict[str, _Slot] = {}
@@ -251,9 +252,10 @@ class Variables:
         return whole.to(self._owned[name].device) if name in self._owned else whole
 
     def write(self, name: str, value: Tensor) -> None:
-        """See ``Owner``: every rank does the same."""
+        """See ``Owner``: every rank does the same; raises CallError where one does something else."""
         layout = self.layouts[name]
         self._settled()
+        self._together(f"a write of {name}")  # what another rank reads before must not be what is written here
         value = value.detach().to(dtype_of(layout.dtype)).expand(layout.shape)
         mine = self.part_of(layout, value)
         if mine is not None:
