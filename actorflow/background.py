@@ -38,7 +38,8 @@ def start(work: Callable[[], object], name: str, stop: Callable[[], object] = la
 def _end() -> None:
     working = tuple(_working.items())
     for _, stop in working:
-        stop()
+        with suppress(Exception):  # the others are told, too
+            stop()
     end = time.monotonic() + _SECONDS
     for thread, _ in working:
         with suppress(RuntimeError):  # another thread is about to start it

@@ -286,6 +286,7 @@ class Cluster:
 
     def await_end(self) -> None:
         """After a failure: block until the process ends, which leaves the script the time it has to raise and print."""
+        self.failed.wait(NEWS)  # the end has begun by then
         self._ending.wait()
 
     def _on_failure(self, failure: Failure) -> None:

@@ -169,7 +169,8 @@ def check(kinds: Sequence[str], seats: Sequence[Seat], settled: Sequence[str] = 
         if not seats[rank].gpu:
             raise LayoutError(
                 f"rank {rank} is placed on cuda, and its process has no CUDA device. There are:\n{_there(seats)}\n"
-                "Place it on 'cpu', start with --device-type cpu, or look at CUDA_VISIBLE_DEVICES and the driver"
+                "Place it on 'cpu' (where no placement says 'cuda', --device-type cpu does), or look at "
+                "CUDA_VISIBLE_DEVICES and the driver"
             )
     for rank, (kind, before) in enumerate(zip(kinds, settled, strict=False)):
         if kind != before:

@@ -219,12 +219,12 @@ class _Cutter:
             for value in self.operand_values(draft):
                 if self.maker.get(self._made(value, draft.rank)) not in (None, number):
                     wanted.setdefault((value, draft.rank), {})[number] = None
-        for draft in self.drafts:
-            if draft.comm is not None and draft.comm.kind != "send":  # all take part, read or not
-                for _, out in draft.moves:
-                    ends = [out, *self._joins_of(out, draft.rank)]
-                    if (out, draft.rank) not in writes and not any((v, draft.rank) in wanted for v in ends):
-                        wanted[(out, draft.rank)] = {}
+        for members in self.collectives():  # all take part, and in the same, whoever reads it
+            for _, out in members[0].moves:
+                ends = {v: None for d in members for v in [out, *self._joins_of(out, d.rank)] if (v, d.rank) in wanted}
+                for d in members:
+                    for value in ends or ([] if (out, d.rank) in writes else [out]):
+                        wanted.setdefault((value, d.rank), {})
         groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
         unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
         for (value, rank), readers in wanted.items():
@@ -251,6 +251,14 @@ class _Cutter:
                 specs.append(self.spec(value, rank))
             registers.append(Register(len(registers), producer, reads, tuple(specs), fill=fill))
         return registers, at
+
+    def collectives(self) -> list[list[Draft]]:
+        """The drafts that are one collective each."""
+        found: dict[int, list[Draft]] = {}
+        for draft in self.drafts:
+            if draft.comm is not None and draft.comm.kind != "send":
+                found.setdefault(draft.comm.id, []).append(draft)
+        return list(found.values())
 
     def _made(self, value: int, rank: int) -> tuple[int, int]:
         """Where a value, or the pieces that it is joined of, comes from."""

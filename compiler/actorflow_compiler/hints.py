@@ -435,8 +435,8 @@ def _matching(pattern: str, names: Sequence[str], what: str, model: str) -> None
     except (re.error, TypeError) as error:
         raise LayoutError(f"{pattern!r} is not a regular expression: {error}") from error
     near = nearest(pattern, names)
-    known = f"did you mean {' or '.join(near)}" if near else f"there are {_few(names)}"
-    raise LayoutError(f"{pattern!r} matches no {what} of {model}; {known}? A pattern must match a whole name")
+    known = f"did you mean {' or '.join(near)}?" if near else f"there are {_few(names)}."
+    raise LayoutError(f"{pattern!r} matches no {what} of {model}; {known} A pattern must match a whole name")
 
 
 def nearest(pattern: str, names: Sequence[str]) -> list[str]:

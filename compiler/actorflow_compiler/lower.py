@@ -100,6 +100,8 @@ class _Lowering:
         for n in sorted(graph.nodes, key=lambda n: n.stage):
             if n.placement is not None:
                 self.first.setdefault(n.placement, n.stage)
+        made = {o: n.pieces for n in graph.nodes for o in n.outs}
+        self.moving = {old for old, new in graph.updates if made.get(new, False)}  # variables that each piece moves on
         self.computed: set[int] = set()  # values that an op makes
         self.collected: set[int] = set()  # values that a collective makes once in an iteration
         self.next = max(graph.metas, default=0) + 1
@@ -262,8 +264,10 @@ class _Lowering:
     def obtain(self, value: int, where: Placement, sbp: NdSbp, when: When, anew: bool = False) -> int:
         """The local value that is ``value`` on a placement in a layout; boxes it if need be.
 
-        ``when`` is that of the reader; ``anew`` lets a variable be boxed for each micro-batch.
+        ``when`` is that of the reader; ``anew`` lets a variable be boxed for each micro-batch, as it has to be where
+        each one changes it.
         """
+        anew = anew or value in self.moving
         if (value, where, sbp, None) in self.boxed:
             return self.boxed[(value, where, sbp, None)]
         apart: tuple[When, bool] | None = None
