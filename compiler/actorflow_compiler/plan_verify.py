@@ -62,7 +62,6 @@ def verify(plan: Plan) -> Plan:
                     f"rates do not balance: {producer.rate // register.fill} tokens, "
                     f"{reader.name} reads {reader.rate}/{read.firings}",
                 )
-    collectives: dict[int, Actor] = {}
     for actor in plan.actors:
         where = f"actor {actor.name}"
         if actor.kind not in KINDS:
@@ -73,14 +72,6 @@ def verify(plan: Plan) -> Plan:
             fail(where, f"unknown communication {actor.comm.kind!r}; known: {', '.join(COMMS)}")
         if actor.comm is not None and actor.comm.plane == "shared" and actor.comm.kind != "send":
             fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
-        if actor.comm is not None and actor.comm.kind != "send":
-            first = collectives.setdefault(actor.comm.id, actor)
-            if (len(actor.operands), actor.rate) != (len(first.operands), first.rate):
-                fail(
-                    where,
-                    f"takes part in collective {actor.comm.id} with {len(actor.operands)} tensors in {actor.rate} "
-                    f"firings, and {first.name} with {len(first.operands)} in {first.rate}: they have to agree",
-                )
         if not whole and actor.rank not in plan.ranks:
             continue
         reads = {r.id for r in plan.inputs_of[actor.id]}

@@ -61,11 +61,16 @@ def _prove_groups(plan: Plan) -> None:
             )
         for a in actors:
             assert a.comm is not None
-            if (a.comm.kind, a.comm.group, a.rate) != (first.comm.kind, first.comm.group, first.rate):
+            if _part(a) != _part(first):
                 raise PlanError(
-                    f"{where}: its members disagree: {first.comm.kind} over {first.comm.group} at rate {first.rate} on "
-                    f"rank {first.rank}, {a.comm.kind} over {a.comm.group} at rate {a.rate} on rank {a.rank}"
+                    f"{where}: its members disagree: {_part(first)} on rank {first.rank}, {_part(a)} on rank {a.rank}"
                 )
+
+
+def _part(member: Actor) -> str:
+    """What all members of a collective have to say alike."""
+    assert member.comm is not None
+    return f"{member.comm.kind} over {member.comm.group} of {len(member.operands)} tensors at rate {member.rate}"
 
 
 def _prove_live(plan: Plan) -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from actorflow_compiler.errors import DeadlockError, PlanError
-from actorflow_compiler.plan import Comm, Order
+from actorflow_compiler.placement import placement
+from actorflow_compiler.plan import Comm, OfVariable, Order, Variable
+from actorflow_compiler.sbp import B
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
@@ -135,6 +137,16 @@ def test_members_of_a_collective_that_disagree_are_refused() -> None:
     s.actor("x", "boxing", rank=1, queue="comm", rate=2, comm=Comm("all_reduce", 0, (0, 1)))
     with pytest.raises(PlanError, match=r"members disagree.* rate 1 on rank 0.* rate 2 on rank 1"):
         prove(s.plan({}))
+
+
+def test_members_of_a_collective_that_bring_different_numbers_of_tensors_are_refused() -> None:
+    s = crossed()
+    w = (OfVariable("w"),)
+    s.actors[2] = replace(s.actors[2], operands=w, targets=w)
+    plan = s.plan({(0, "comm"): (0, 2), (1, "comm"): (1, 3)})
+    plan = replace(plan, variables=(Variable("w", (1,), "float32", placement("cpu", [0]), (B,), "parameter"),))
+    with pytest.raises(PlanError, match=r"members disagree.* of 1 tensors at rate 1 on rank 0.* of 0 tensors"):
+        prove(plan)
 
 
 def test_collectives_of_one_group_on_two_queues_are_refused() -> None:
