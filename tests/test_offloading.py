@@ -127,6 +127,26 @@ def test_two_data_parallel_ranks_have_their_parameters_elsewhere(
     assert plan.summary.stages[0] == "cpu:[0,1]"
 
 
+@pytest.mark.parametrize("micro_batches", [2, 4])
+@pytest.mark.parametrize("home", [[2], [2, 3]])
+def test_statistics_that_are_cut_move_on_with_every_micro_batch(home: list[int], micro_batches: int) -> None:
+    case = replace(
+        SMALL["mlp"],
+        make=lambda: nn.Sequential(
+            nn.Linear(64, 32, bias=False),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+            nn.Linear(32, 32),
+            nn.ReLU(),
+            nn.Linear(32, 10),
+        ),
+    )
+    _, wanted, _ = train_planned(case, Layout(1, micro_batches), [16] * STEPS)
+    _, found, _ = train_planned(case, Layout(2 + len(home), micro_batches, prepare=at(home)), [16] * STEPS)
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize(
     ("name", "home", "sbp"), [("mlp", [2, 3], Split(0)), ("clipped gpt", [2], B), ("tied", [2], B)]
