@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +62,17 @@ class _Here:
 _HERE = _Here()
 
 
-def flatten(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def flatten(
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    room: Callable[[int], Tensor] | None = None,
+) -> Arguments:
     """Take a call of the job ``name`` apart.
 
-    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch.  Raises CallError when
+    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch.  ``room`` makes the flat uint8 memory
+    of so many bytes that tensors on the CPU are copied to: what a device reads best.  Raises CallError when
     the arguments do not fit the function's signature.
     """
     try:
@@ -86,7 +93,7 @@ def flatten(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwar
             plain.append((path, type(leaf), _key_of(leaf)))
             said.append(f"{path}={leaf!r}" if isinstance(leaf, _SAYS_ITSELF) else f"{path}: {type(leaf).__name__}")
             continue
-        tensor = _own_copy(leaf)
+        tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
         leaves.append(_HERE)
@@ -111,12 +118,16 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return found
 
 
-def _own_copy(leaf: Any) -> Tensor:
+def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
     if isinstance(leaf, np.ndarray):
         return torch.tensor(leaf)
     if getattr(leaf, "is_global", False):  # jobs take whole tensors
         return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
-    return real(leaf).detach().clone(memory_format=torch.contiguous_format)
+    tensor = real(leaf).detach()
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if room is None or not plain or not tensor.numel():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return room(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _shape_text(spec: Argument) -> str:

@@ -14,6 +14,7 @@ from actorflow.runtime.keys import Keys
 from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.infer import goal_of
+from actorflow_compiler.modes import EAGER, mode_name
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.schedule import check_name
 
@@ -36,6 +37,7 @@ class Job:
         parallel: str | Mapping[str, int] | None = None,
         memory_budget: float | str | None = None,
         schedule: str = "auto",
+        compile: bool | str | None = None,
         model: Any = None,
         optimizer: Any = None,
         name: str | None = None,
@@ -52,6 +54,7 @@ class Job:
         self.parallel, self.memory_budget = parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
         self.schedule = check_name(schedule)
+        self.mode = mode_name(compile)
         self.model, self.optimizer = model, optimizer
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
@@ -71,6 +74,7 @@ class Job:
             ("parallel", self.parallel, None),
             ("memory_budget", self.memory_budget, None),
             ("schedule", self.schedule, "auto"),
+            ("compile", self.mode, EAGER),
         ]
         for option, found, default in given:
             if found != default:
@@ -99,6 +103,7 @@ class Job:
                 parallel=self.parallel,
                 memory_budget=self.memory_budget,
                 schedule=self.schedule,
+                compile=self.mode,
                 model=self.model,
                 optimizer=self.optimizer,
                 name=self.name,
@@ -130,6 +135,7 @@ def global_function(
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
     schedule: str = "auto",
+    compile: bool | str | None = None,
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -145,6 +151,7 @@ def global_function(
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
     schedule: str = "auto",
+    compile: bool | str | None = None,
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -162,6 +169,7 @@ def global_function(
     parallel: str | Mapping[str, int] | None = None,
     memory_budget: float | str | None = None,
     schedule: str = "auto",
+    compile: bool | str | None = None,
     model: Any = None,
     optimizer: Any = None,
     name: str | None = None,
@@ -184,6 +192,11 @@ def global_function(
     looks for what takes the least time, of the published ones ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2",
     "zb-v") and beyond; one of their names gives that one.  Where it does not fit the memory budget, time is
     given up for memory.
+
+    ``compile`` says how each rank runs the ops between communications: one by one (the default); True or "inductor" has
+    torch's inductor join them, which takes a while before the first step; "reduce-overhead" replays them as CUDA graphs
+    as well, where a GPU runs them; "max-autotune" and "max-autotune-no-cudagraphs" also try several kernels for each
+    product; "cudagraphs" only replays.  The names are those of ``torch.compile``, and so is what they do to rounding.
 
     ``function_config`` (``flow.function_config()``) says which view the job has (consistent, or mirrored: data
     parallelism over lists with one item for each device), where its ops run, and its dtype; ``type`` and it may be
@@ -210,6 +223,7 @@ def global_function(
             parallel=parallel,
             memory_budget=memory_budget,
             schedule=schedule,
+            compile=compile,
             model=model,
             optimizer=optimizer,
             name=name,

@@ -16,7 +16,7 @@ from torch import Tensor
 from actorflow.eager.choose import Operand, choose, placement_for
 from actorflow.eager.held import GlobalTensor, Spec, spec_of
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, is_whole
-from actorflow.runtime.kernels import Kernels
+from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.errors import LayoutError, SignatureError
 from actorflow_compiler.library import OPS
 from actorflow_compiler.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol

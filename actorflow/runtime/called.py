@@ -27,6 +27,7 @@ class JobLike(Protocol):
     micro_batches: int
     goal: Goal
     schedule: str
+    mode: str  # how bodies are to run
     function: Any
     signature: Any
     body: Body

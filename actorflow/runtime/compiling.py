@@ -29,6 +29,7 @@ from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, L
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
+from actorflow_compiler.modes import EAGER, MODES
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
@@ -86,6 +87,7 @@ class Order:
     explain: str | None = None  # a regular expression of what the plan's notes are to explain
     target: Target = HERE  # the hardware that the plan is for
     schedule: str = "auto"
+    mode: str = EAGER  # how bodies are to run
     own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
@@ -193,7 +195,8 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
 
         @functools.cache
         def make(variant: Variant) -> Plan:
-            return _only_used(laid.cut(variant))
+            plan = laid.cut(replace(variant, joined=MODES[order.mode].inductor))
+            return replace(_only_used(plan), mode=order.mode)
 
         plan = make(PLAIN)
         if not order.train:

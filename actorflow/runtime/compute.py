@@ -317,7 +317,7 @@ class Compute:
         if unit.passage is not None:
             memory = unit.passage.place(values)
             outputs = unit.passage.own(self._transfers.outputs(job, unit, fire, values), memory)
-        elif unit.comm is None and unit.adding is None:
+        elif unit.comm is None and unit.adding is None and unit.run is None:
             outputs = values if unit.kernel is None else unit.kernel(values)
         else:
             outputs = self._transfers.outputs(job, unit, fire, values)

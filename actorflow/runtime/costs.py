@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.devices import Device, count, make_device
-from actorflow.runtime.kernels import Kernels
 from actorflow.runtime.wire import decode
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan import (

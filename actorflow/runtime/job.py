@@ -9,17 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorflow.runtime.adding import adding, products
+from actorflow.runtime.bodies.adding import adding, products
+from actorflow.runtime.bodies.kernels import Kernel, Kernels
+from actorflow.runtime.bodies.prepare import prepare
+from actorflow.runtime.bodies.run import Run, Runs
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
 from actorflow.runtime.devices import Device, Queue
-from actorflow.runtime.kernels import Kernel, Kernels
 from actorflow.runtime.messages import DataPlane, Filled, Ready, Region
 from actorflow.runtime.slots import Slots
 from actorflow.runtime.trails import Passage, Trails, barrier
 from actorflow.runtime.turns import calls
 from actorflow.runtime.wire import decode
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
+from actorflow_compiler.modes import MODES, Mode
 from actorflow_compiler.ops import ITEM_BYTES, Symbol
 from actorflow_compiler.plan import (
     ORDERED,
@@ -82,6 +85,7 @@ class Unit:
     passage: Passage | None  # how it is ordered with others on a device that runs ahead
     body: Body | None
     kernel: Kernel | None
+    run: Run | None  # what fires the body instead of the kernel, where its plan does not run bodies op by op
     adding: Adding | None
     reads: tuple[tuple[int, Slots], ...]  # (position in the reads of a firing, register)
     outer: bool
@@ -115,6 +119,7 @@ class Job:
         rank: int,
         device: Device,
         kernels: Kernels,
+        runs: Runs,
         planes: Mapping[str, DataPlane],
         variables: Mapping[str, Tensor],
         constants: Mapping[str, Tensor] | None = None,
@@ -130,10 +135,11 @@ class Job:
         self.calls: dict[int, Call] = {}  # by iteration; those that are under way
         self.rooms: dict[int, Room] = {}  # by register: what this rank fills, and reads, in shared memory
         self.slots: dict[int, Slots] = {r.id: Slots(r, device.where) for r in plan.registers if plan.home(r) == rank}
+        self._mode = MODES[plan.mode]
         self.trails = Trails(plan, rank, device, self.slots) if device.ahead else None
         self._rank = rank
         self._device = device
-        self._kernels = kernels
+        self._kernels, self._runs = kernels, runs
         self._planes = planes
         self._variables = variables
         mine = [a for a in plan.actors if a.rank == rank]
@@ -146,6 +152,9 @@ class Job:
         self.results = frozenset(t.index for a in mine for t in a.targets if isinstance(t, ToResult))
         self.inputs = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfInput))
         self.scalars = frozenset(o.name for a in mine for o in a.operands if isinstance(o, OfScalar))
+        compiled = {u.actor.id: u.run for u in self.units.values() if u.run is not None}
+        if compiled:
+            prepare(plan, rank, compiled, kernels, {**variables, **constants}, device.where)
 
     def join(self, before: Job | None, call: Call) -> None:
         """Let a call's work on a device that runs ahead begin after that of another plan, and after its caller's."""
@@ -223,6 +232,13 @@ class Job:
         assert comm is not None
         return self._plane(self.sources[register], comm)
 
+    def _run(self, actor: Actor, body: Body | None) -> Run | None:
+        """What joins or replays the body of an actor of the compute queue; None where that is not asked for."""
+        if body is None or self._mode == Mode() or actor.queue != "compute":
+            return None
+        numbers = [i for i, o in enumerate(actor.operands) if isinstance(o, OfScalar | OfPiece)]
+        return self._runs.of(body, numbers, self._mode)
+
     def _unit(self, actor: Actor) -> Unit:
         where = f"plan {self.plan.name!r}, rank {self._rank}, actor {actor.name}"
         reads = self.plan.inputs_of[actor.id]
@@ -236,7 +252,8 @@ class Job:
             raise PlanError(f"{where}: it has a body and a communication; one of them was expected")
         operands = self._in_order(actor, writes, where) if send else actor.operands
         filled = () if send else [(at, r) for at, r in enumerate(writes) if r.tensors]
-        stores = tuple(self._store(actor, body, at, register, where) for at, register in filled)
+        run = self._run(actor, body)
+        stores = tuple(self._store(actor, None if run else body, at, register, where) for at, register in filled)
         inside = send and comm is not None and (comm.plane == INLINE or not operands)  # travels in the message
         shared = send and comm is not None and comm.plane == SHARED and not inside
         quick = inside or (shared and writes[0].nbytes <= QUICK)
@@ -249,7 +266,8 @@ class Job:
             passage=passage,
             body=body,
             kernel=None if body is None else self._kernels.kernel(body),
-            adding=None if body is None else self._adding(body, stores),
+            run=run,
+            adding=None if body is None or run is not None else self._adding(body, stores),
             reads=tuple(taken),
             outer=any(not isinstance(o, FromRegister) for o in operands),
             operands=tuple(self._operand(o, box, where) for o in operands),

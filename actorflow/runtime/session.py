@@ -106,7 +106,9 @@ class Session:
         if self._capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
         given = job.body.take(args, kwargs, self.world)
-        arguments = flatten(job.name, job.signature, given.args, given.kwargs)
+        on = None if self.worker is None else self.worker.on
+        room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
+        arguments = flatten(job.name, job.signature, given.args, given.kwargs, room)
         asked = self._rehearsed(job, arguments, job.body.own(arguments, given))
         with asked.recording.call():
             return self._call(job, asked, args, kwargs)
@@ -197,7 +199,7 @@ class Session:
         later, explain = job in self._compiled, self.cluster.settings.explain
         return Order(
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
-            job.goal, fixed, first, later, explain, self._target(), job.schedule, asked.own, job.body.kinds,
+            job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds),
         )  # fmt: skip
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import linecache
 
+from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.patience import Started
 from actorflow.runtime.job import Job, Unit
-from actorflow.runtime.kernels import culprit
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import Filled, Ready
 from actorflow.runtime.turns import Post

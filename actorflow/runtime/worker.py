@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.runtime.bodies.kernels import Kernels
+from actorflow.runtime.bodies.run import Runs
 from actorflow.runtime.call import Behind, Call, fresh
 from actorflow.runtime.compute import Compute
 from actorflow.runtime.devices import Device, make_device
 from actorflow.runtime.job import Job, open_planes
-from actorflow.runtime.kernels import Kernels
 from actorflow.runtime.messages import DataPlane, Line, Message, Transport
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.story import explain_plans
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
+from actorflow_compiler.modes import MODES
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Issued
 
@@ -64,6 +66,7 @@ class Worker:
         self._planes = dict(planes)
         self._in_flight = in_flight
         self._kernels = Kernels(self.device, _library() if library is None else library)
+        self._runs = Runs(self.on, self._kernels)
         self._changed = threading.Condition()  # guards what the threads of users see: the next six
         self._jobs: dict[int, Job] = {}
         self._issued = 0
@@ -99,7 +102,9 @@ class Worker:
                 raise PlanError(f"rank {self.rank}: plan number {number} is installed already; expected a new number")
             for name, tensor in (variables or {}).items():
                 self.variables.setdefault(name, tensor.detach())
-        job = Job(number, plan, self.rank, self.on, self._kernels, self._planes, self.variables, constants)
+        if MODES[plan.mode].replays and self.on.replays:
+            self.wait_all()  # what is captured is captured while nothing else runs
+        job = Job(number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants)
         open_planes(plan, self.rank, self._planes)
         if self.record is not None:
             self.record.install(number, plan)

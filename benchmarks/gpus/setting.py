@@ -42,14 +42,18 @@ class Setting:
             for _ in range(count)
         ]
 
-    def step(self, model: nn.Module, forward: Callable[..., Tensor] | None = None, fused: bool | None = None) -> Step:
-        """A training step in bfloat16, as a script for one device has it.  ``forward`` computes the logits."""
-        run = model if forward is None else forward
+    def step(self, model: nn.Module, mode: str = "", fused: bool | None = None) -> Step:
+        """A training step in bfloat16, as a script for one device has it; with a ``mode``, under ``torch.compile``."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
 
-        def train_step(tokens: Tensor, targets: Tensor) -> Tensor:
+        def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
             with torch.autocast(self.kind, torch.bfloat16):
-                loss = F.cross_entropy(run(tokens).flatten(0, 1), targets.flatten())
+                return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+        run = torch.compile(loss_of, mode=mode) if mode else loss_of
+
+        def train_step(tokens: Tensor, targets: Tensor) -> Tensor:
+            loss: Tensor = run(tokens, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()

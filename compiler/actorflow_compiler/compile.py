@@ -149,7 +149,8 @@ def compile_step(
     notes = (*notes, *tell_repeated(program.repeated, program.flops_done))
     modules = [module for root in state.modules.values() for module, _ in root.named_modules()]
     origins = fold_by_module(graph, layouts, pieces.count, modules, captured.parameter)
-    return Laid(name, world, pieces.count, program, variables, captured.constants, notes, origins)
+    again = any(n.again for n in graph.nodes)
+    return Laid(name, world, pieces.count, program, variables, captured.constants, notes, origins, again)
 
 
 def refuse_random(graph: Graph) -> None:

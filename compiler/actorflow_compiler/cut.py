@@ -152,7 +152,8 @@ class _Cutter:
                 if segment not in of_kind:
                     of_kind.append(segment)
                 index = of_kind.index(segment)
-                label = f"{LETTERS[segment.phase]}{stage}{f'.{index}' if index else ''}"
+                letters = "F" * segment.joined + LETTERS[segment.phase]
+                label = f"{letters}{stage}{f'.{index}' if index else ''}"
                 for rank, steps in item.steps.items():
                     if not steps:
                         continue

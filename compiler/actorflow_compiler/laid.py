@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actorflow_compiler.cut import cut
 from actorflow_compiler.lower import Program
@@ -25,9 +25,12 @@ class Laid:
     constants: tuple[Constant, ...]
     notes: tuple[str, ...]
     origins: Origins = field(default_factory=Origins)  # of the graph
+    checkpoints: bool = False  # the backward pass computes forward values again, as the user's checkpoints say
 
     def cut(self, variant: Variant = PLAIN) -> Plan:
         """The plan of all ranks, without slot counts and orders."""
+        if self.pieces > 1 or self.checkpoints:  # joined, what is computed again would be taken for what was kept
+            variant = replace(variant, joined=False)
         segmented = segment(self.program, variant)
         notes = (*self.notes, *tell_recomputed(segmented.program, self.pieces))
         return cut(self.name, self.world, self.pieces, segmented, self.variables, self.constants, notes, self.origins)

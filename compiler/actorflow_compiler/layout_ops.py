@@ -21,11 +21,9 @@ def arrange(
     parts: Sequence[Tensor], shape: Sequence[int], starts: Sequence[Sequence[int]], dtype: torch.dtype,
     add: bool = False,
 ) -> Tensor:  # fmt: skip
-    """A tensor of ``shape`` with each part put at its start, or added there, and zeros elsewhere."""
+    """A tensor of ``shape``, beside its first part, with each put at its start, or added there, and zeros elsewhere."""
     covered = not add and sum(p.numel() for p in parts) == torch.Size(shape).numel()
-    out = (torch.empty if covered else torch.zeros)(
-        tuple(shape), dtype=dtype, device=parts[0].device if parts else None
-    )
+    out = (torch.empty if covered else torch.zeros)(tuple(shape), dtype=dtype, device=parts[0].device)
     for part, start in zip(parts, starts, strict=True):
         place = carve(out, start, part.shape)
         if add:

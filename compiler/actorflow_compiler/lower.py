@@ -379,9 +379,14 @@ class _Lowering:
                 self.alias[(out, to)] = parts_here[0][0]
                 steps[to] = ()
                 continue
+            dtype = Symbol(f"torch.{meta.dtype}")
+            if not parts_here:  # another rank has it all: zeros of a sum, which no operand tells the device of
+                where = (("dtype", dtype), ("device", Symbol(f"device:{target.type}")))
+                steps[to] = (Step("aten.zeros.default", (meta.shape,), where, (out,)),)
+                continue
             args: tuple[Arg, ...] = (
                 tuple(Ref(n) for n, _ in parts_here), meta.shape, tuple(p.target.start for _, p in parts_here),
-                Symbol(f"torch.{meta.dtype}"), *((True,) if hop.add else ()),
+                dtype, *((True,) if hop.add else ()),
             )  # fmt: skip
             steps[to] = (Step("actorflow.arrange", args, (), (out,)),)
         phase, stage = when if hop.kind == "send" else pre

@@ -7,11 +7,12 @@ for what makes a plan legal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from actorflow_compiler.ops import ITEM_BYTES, Arg, refs
+from actorflow_compiler.modes import EAGER
+from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, refs, substitute
 from actorflow_compiler.origins import Origins
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.sbp import NdSbp, numel
@@ -34,6 +35,12 @@ class Step:
         """The values that the step reads."""
         yield from refs(self.args)
         yield from refs(tuple(v for _, v in self.kwargs))
+
+    def renamed(self, new: Mapping[int, int]) -> Step:
+        """The same step over values that have other numbers."""
+        args = substitute(self.args, lambda v: Ref(new[v]))
+        kwargs = tuple((key, substitute(arg, lambda v: Ref(new[v]))) for key, arg in self.kwargs)
+        return Step(self.op, args, kwargs, tuple(out if out < 0 else new[out] for out in self.outs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +294,7 @@ class Plan:
     # actors of the communications (a receive: the sender's), one iteration.  The queue is the plane's name.
     calls: tuple[Order, ...] = ()
     origins: Origins = field(default_factory=Origins)  # for people only
+    mode: str = EAGER  # how ranks run bodies: one of ``modes.MODES``
 
     @cached_property
     def _actors(self) -> dict[int, Actor]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError, EncodeError
 
 from actorflow_compiler.errors import LayoutError, PlanError
+from actorflow_compiler.modes import EAGER
 from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, Symbol
 from actorflow_compiler.origins_proto import from_message, to_message
 from actorflow_compiler.placement import Placement
@@ -91,6 +92,7 @@ def to_proto(plan: Plan) -> pb.Plan:
             ranks=plan.ranks,
             calls=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.calls),
             origins=to_message(plan.origins),
+            mode=plan.mode,
         )
     except (TypeError, ValueError) as error:
         raise PlanError(f"plan {plan.name!r} holds a value that a message cannot carry: {error}") from error
@@ -119,6 +121,7 @@ def from_proto(message: pb.Plan) -> Plan:
             ranks=tuple(message.ranks),
             calls=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.calls),
             origins=from_message(message.origins),
+            mode=message.mode or EAGER,  # of a plan from before there were modes
         )
     except LayoutError as error:
         raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error

@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from actorflow_compiler.errors import PlanError
+from actorflow_compiler.modes import EAGER, MODES
 from actorflow_compiler.ops import Meta
 from actorflow_compiler.plan import (
     Actor,
@@ -152,6 +153,8 @@ class _Text:
         table = [["rank", "parameters", "optimizer", "activations", "total"]] if memory else []
         table += [[str(rank), *map(bytes_text, sizes)] for rank, *sizes in memory]
         yield from _rows("memory", columns(table, ">>>>>"))
+        if plan.mode != EAGER:
+            yield from _rows("bodies", [f"{plan.mode}: {MODES[plan.mode].text}"])
         yield from _rows("moved", columns([[kind, bytes_text(n)] for kind, n in found.moved], "<>") or ["nothing"])
         yield from _rows("notes", plan.notes)
 

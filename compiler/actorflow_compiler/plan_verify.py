@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from actorflow_compiler.errors import PlanError
+from actorflow_compiler.modes import MODES
 from actorflow_compiler.plan import (
     COMMS,
     KINDS,
@@ -36,6 +37,8 @@ def verify(plan: Plan) -> Plan:
 
     if len(plan._actors) != len(plan.actors) or len(plan._registers) != len(plan.registers):
         fail("numbers", "two actors or two registers share a number")
+    if plan.mode not in MODES:
+        fail("mode", f"{plan.mode!r} was found; one of {', '.join(MODES)} was expected")
     whole = not plan.ranks
     for register in plan.registers:
         where = f"register {register.id}"

@@ -16,7 +16,7 @@ when its last part is done.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actorflow_compiler.buckets import BUCKET, fill_buckets
 from actorflow_compiler.gathers import chunks
@@ -41,6 +41,7 @@ class Segment:
     level: int
     part: int = 0  # a backward pass is cut where a bucket of gradients is ready
     stage: int = 0
+    joined: bool = False  # the forward pass of the same level is in it as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,20 @@ def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
         one = Segment(item.phase, item.placement, item.pieces, level, part, item.stage)
         segments.append(one if compute else None)
         comm.append((level, part if item.bucket is None else item.bucket))
-    return Segmented(program, tuple(segments), tuple(comm))
+    return Segmented(program, tuple(_joined(segments) if variant.joined else segments), tuple(comm))
+
+
+def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
+    """The segments, with a forward one and the first backward one of the same level as one: nothing is between them."""
+    backward = {s for s in segments if s is not None and s.phase == "backward" and s.part == 0}
+    both = {
+        replace(s, phase="backward"): s for s in segments if s is not None and s.phase == "forward"
+    }.keys() & backward  # fmt: skip
+    found: list[Segment | None] = []
+    for s in segments:
+        one = s if s is None or s.phase != "forward" else replace(s, phase="backward")
+        found.append(replace(one, joined=True) if one is not None and one in both else s)
+    return found
 
 
 def _parts(program: Program, levels: Sequence[int]) -> list[int]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -25,6 +26,8 @@ __all__ = [
     "MODULE_CALL",
     "backward_engine",
     "before_each_op",
+    "captured_graph",
+    "compile_graph",
     "constant_of",
     "end_of_graph",
     "fake_mode",
@@ -51,13 +54,17 @@ __all__ = [
     "scaling_in_the_graph",
     "sequence_number",
     "sequence_of",
+    "static_fake_mode",
     "store_of_default_group",
     "swap_contents",
+    "trace_kernel",
     "traced_on",
     "values_not_seen",
     "when_cuda_starts",
     "without_dispatch",
 ]
+
+R = TypeVar("R")
 
 DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
@@ -65,6 +72,11 @@ DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 def fake_mode() -> FakeTensorMode:
     """A mode in which tensors have shapes and no memory."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def static_fake_mode() -> FakeTensorMode:
+    """The same, where an op raises if the shape of what it makes depends on values."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _without_memory(kernels: tuple[str, ...]) -> Any:
@@ -445,3 +457,51 @@ def store_of_default_group() -> tuple[Any, int, int] | None:
         return None
     store = distributed.distributed_c10d._get_default_store()
     return store, distributed.get_rank(), distributed.get_world_size()
+
+
+def trace_kernel(
+    kernel: Callable[[list[Any]], Sequence[Any]], operands: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The ATen ops of a kernel over tensors as a graph; operands have no memory, and their ``fake_mode`` is on."""
+    graph: torch.fx.GraphModule = make_fx(lambda *given: tuple(kernel(list(given))))(*operands)
+    return graph
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, operands: Sequence[torch.Tensor], mode: str
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A graph as torch's inductor compiles it for operands like these, which have no memory.
+
+    What it returns takes the operands in a list, which it empties.  ``mode`` is one of ``torch.compile``'s.  It has to
+    be called where gradients are off; raises what any part of torch's compiler raises.
+    """
+    run: Any = torch._inductor.compile(graph, list(operands), options=torch._inductor.list_mode_options(mode))
+    while getattr(getattr(run, "__code__", None), "co_flags", 0) & inspect.CO_VARARGS:
+        run = run.__wrapped__  # what takes a list is inside of what takes operands one by one
+    found: Callable[[list[Any]], Sequence[Any]] = run
+    return found
+
+
+def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], None], R]:
+    """What replays the work that ``launch`` puts into the current stream of CUDA, and what it returned.
+
+    ``pool`` is of ``torch.cuda.graph_pool_handle``.  Raises what ``launch`` raises, and RuntimeError where the work
+    cannot be captured: then torch's allocator is told that the capture has ended, but ``pool`` is of no more use.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.current_stream()):  # torch leaves another one where a capture fails
+        first: BaseException | None = None
+        try:
+            with torch.cuda.graph(graph, pool, torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                try:
+                    found = launch()
+                except BaseException as error:
+                    first = error
+                    raise
+        except RuntimeError as error:
+            end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)
+            if end is not None:
+                with contextlib.suppress(RuntimeError):
+                    end(torch.cuda.current_device(), pool)
+            raise (first or error) from None
+    return graph.replay, found

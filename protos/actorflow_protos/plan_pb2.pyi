@@ -365,7 +365,7 @@ class Origins(_message.Message):
     def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepsOf, _Mapping]]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins")
+    __slots__ = ("name", "world", "pieces", "bodies", "actors", "registers", "variables", "results", "orders", "constants", "notes", "summary", "ranks", "calls", "origins", "mode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORLD_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class Plan(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     name: str
     world: int
     pieces: int
@@ -396,4 +397,5 @@ class Plan(_message.Message):
     ranks: _containers.RepeatedScalarFieldContainer[int]
     calls: _containers.RepeatedCompositeFieldContainer[Order]
     origins: Origins
-    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ...) -> None: ...
+    mode: str
+    def __init__(self, name: _Optional[str] = ..., world: _Optional[int] = ..., pieces: _Optional[int] = ..., bodies: _Optional[_Iterable[_Union[Body, _Mapping]]] = ..., actors: _Optional[_Iterable[_Union[Actor, _Mapping]]] = ..., registers: _Optional[_Iterable[_Union[Register, _Mapping]]] = ..., variables: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., calls: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., origins: _Optional[_Union[Origins, _Mapping]] = ..., mode: _Optional[str] = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from actorflow_protos import runtime_pb2 as actorflow__protos_dot_runtime__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.83.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 

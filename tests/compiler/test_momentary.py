@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actorflow.runtime.kernels import Kernels
+from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.hints import place
 from actorflow_compiler.library import OPS

@@ -15,32 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.runtime.devices import Device, make_device
 from actorflow_compiler.errors import ActorError
-from models import CASES, Case, reference
+from gpu_cases import STEPS, eagerly, here, on_gpu
+from models import CASES, Case
 from trained import LAYOUTS, differences, in_float64, plan_of, train
 
 pytestmark = pytest.mark.cuda
 ROOT = Path(__file__).parents[2]
-STEPS = 3
-
-
-def here(rank: int) -> Device:
-    return make_device(torch.device("cuda"))
-
-
-def on_gpu(case: Case) -> Case:
-    return replace(case, make=lambda: case.make().cuda())
-
-
-def eagerly(case: Case, pieces: int) -> tuple[list[float], dict[str, Tensor]]:
-    model = case.model()
-    batches = [tuple(t.cuda() for t in batch) for batch in case.batches([16] * STEPS)]
-    scaler = case.scaler() if case.scaler else None
-    losses, state = reference(
-        model, case.optimizer(model), case.loss, batches, pieces if case.batch_norm else 1, case.clip, scaler
-    )
-    return losses, {name: value.cpu() for name, value in state.items()}
 
 
 def planned(case: Case, layout: str) -> tuple[list[float], dict[str, Tensor]]:
@@ -100,7 +81,7 @@ def test_processes_share_a_gpu_where_they_are_told_to(ranks: int, plan: str):
     command = [sys.executable, "-m", "actorflow", "run", str(script), "--devices", str(ranks), "--device-type", "cuda"]
     done = subprocess.run(
         [*command, "--oversubscribe", "--", plan, "cuda"], capture_output=True, text=True, timeout=180, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(done.stdout.splitlines()[-1].split(",")) == 4

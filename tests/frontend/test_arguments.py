@@ -116,3 +116,23 @@ def test_only_dataclasses_and_named_tuples_can_be_rebuilt():
         tree.rebuild({"class": "os:system", "fields": []}, [])
     with pytest.raises(CallError, match="subprocess:Popen"):
         tree.rebuild({"class": "subprocess:Popen", "fields": [["args", {"value": "true"}]]}, [])
+
+
+@pytest.mark.parametrize(
+    "x", [torch.arange(6.0).view(2, 3).t(), torch.tensor([True, False]), torch.tensor(3), torch.ones(3, 1).expand(3, 4)]
+)
+def test_tensors_are_copied_to_where_the_device_reads_them(x: torch.Tensor) -> None:
+    rooms: list[torch.Tensor] = []
+
+    def room(nbytes: int) -> torch.Tensor:
+        rooms.append(torch.empty(nbytes, dtype=torch.uint8))
+        return rooms[-1]
+
+    (copy,) = flatten("job", inspect.signature(lambda a: a), (x,), {}, room).tensors
+    assert torch.equal(copy, x)
+    assert copy.is_contiguous()
+    (used,) = rooms
+    assert copy.untyped_storage().data_ptr() == used.untyped_storage().data_ptr()
+    assert used.numel() == x.numel() * x.element_size()
+    empty = flatten("job", inspect.signature(lambda a: a), (torch.ones(0, 3),), {}, room).tensors[0]
+    assert empty.shape == (0, 3)

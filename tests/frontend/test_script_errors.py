@@ -179,8 +179,8 @@ def test_a_syntax_error_is_pythons_own_report(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bug_of_ours_is_shown_with_our_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raising = "from actorflow.runtime.kernels import culprit\nculprit(None, ValueError())\n"
+    raising = "from actorflow.runtime.bodies.kernels import culprit\nculprit(None, ValueError())\n"
     text, _ = shown(tmp_path / "train.py", raising, monkeypatch)
-    assert "actorflow/runtime/kernels.py" in text
+    assert "actorflow/runtime/bodies/kernels.py" in text
     assert "AttributeError" in text
     assert "frames of" not in text

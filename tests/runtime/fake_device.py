@@ -43,6 +43,19 @@ class Memory:
     used: set[FakeQueue] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An op that a capture keeps, with the memory that it is for."""
+
+    func: Any
+    reads: Sequence[Memory]
+    writes: Sequence[Memory]
+    run: Callable[[], None]
+
+
+Pool = dict[int, list[Any]]  # bytes → memory that captures of one device have for what they need while they run
+
+
 class Bench:
     """All fake devices of one test, and what goes wrong on them.
 
@@ -53,6 +66,7 @@ class Bench:
         self.wrongs: list[str] = []
         self.syncs: list[str] = []  # ops that had to wait for the device while they were launched
         self.ran = 0  # ops
+        self.replays = 0  # of captures
         self.live = self.peak = 0  # bytes of memory that the device gave out
         self._random = random.Random(seed)
         self._eager = eager
@@ -113,10 +127,12 @@ class Bench:
             try:
                 shapes = None if written and not _fresh(func) else func(*_meta(args), **_meta(kwargs))
             except Exception:  # what the outputs look like depends on values: wait for them
+                if self.tape() is not None:
+                    raise RuntimeError(f"{func} waits for the device, which cannot be captured") from None
                 self.syncs.append(str(func))
                 self._run_until(lambda: not queue.waiting, f"{func} on {queue.name}")
                 real = func(*_real(self, args), **_real(self, kwargs))
-                self._note(queue, func, reads, written)
+                self._note(queue, func, self._all(reads), self._all(written))
                 return pytree.tree_map_only(Tensor, lambda t: self._filled(queue, t), real)
             outputs: list[Tensor] = []
 
@@ -127,7 +143,10 @@ class Bench:
             found = (
                 pytree.tree_map_only(Tensor, output, shapes) if shapes is not None else _returned(func, args, kwargs)
             )
-            self._note(queue, func, reads, [*written, *outputs])
+            tape = self.tape()
+            touched = self._all(reads), self._all([*written, *outputs])
+            if tape is None:
+                self._note(queue, func, *touched)
             on, at, into = _real(self, args), _real(self, kwargs), _real(self, outputs)
 
             def run() -> None:
@@ -135,24 +154,54 @@ class Bench:
                 for place, value in zip(into, made, strict=False):
                     place.copy_(value)
 
-            queue.waiting.append((queue.count, run))
+            if tape is None:
+                queue.waiting.append((queue.count, run))
+            else:
+                tape.append(Captured(func, *touched, run))
             return found
 
-    def _note(self, queue: FakeQueue, func: Any, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    def tape(self) -> list[Captured] | None:
+        """Where the calling thread's ops are kept instead of being run; None where they run."""
+        return getattr(self._here, "tape", None)
+
+    @contextlib.contextmanager
+    def capturing(self, pool: Pool) -> Iterator[list[Captured]]:
+        """Keep the calling thread's ops; what memory they make is the pool's, and goes back there."""
+        self._here.tape, self._here.pool = [], pool
+        try:
+            yield self._here.tape
+        finally:
+            self._here.tape = None
+
+    def again(self, queue: FakeQueue, captured: Iterable[Captured]) -> None:
+        """Put ops that were kept into a queue."""
+        with self._lock:
+            self._whim()
+            self.replays += 1
+            for one in captured:
+                self._note(queue, one.func, one.reads, one.writes)
+                queue.waiting.append((queue.count, one.run))
+
+    def _all(self, tensors: Iterable[Tensor]) -> list[Memory]:
+        return [memory for memory in map(self._of, tensors) if memory is not None]
+
+    def _note(self, queue: FakeQueue, func: Any, reads: Sequence[Memory], writes: Sequence[Memory]) -> None:
         queue.clock.update(_later(queue.clock, self.knows()))
         queue.count += 1
         queue.clock[queue] = queue.count
-        for memory in filter(None, map(self._of, reads)):
+        for memory in reads:
             self._after(queue, memory.written, f"{queue.name}: {func} reads what {{}} may not have written yet")
             memory.read[queue] = queue.count
-        for memory in filter(None, map(self._of, writes)):
+        for memory in writes:
             self._after(queue, memory.written, f"{queue.name}: {func} overwrites what {{}} may not have written yet")
             for reader in memory.read.items():
                 self._after(queue, reader, f"{queue.name}: {func} overwrites what {{}} may not have read yet")
             memory.written, memory.read = (queue, queue.count), {}
 
     def _after(self, queue: FakeQueue, other: tuple[FakeQueue, int] | None, wrong: str) -> None:
-        if other is not None and queue.clock.get(other[0], 0) < other[1]:
+        if other is None or self._seen.get(other[0], 0) >= other[1]:  # it was over before this was launched
+            return
+        if queue.clock.get(other[0], 0) < other[1]:
             self.wrongs.append(wrong.format(other[0].name))
 
     # -- memory
@@ -171,6 +220,8 @@ class Bench:
         size = sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) + 1 if like.numel() else 0
         if not size:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        if self.tape() is not None:
+            return self._pooled(size * like.element_size(), like)
         real = _aligned(size * like.element_size())
         real[:] = 0xFF  # of a float: not a number
         shown = real[:]
@@ -180,6 +231,16 @@ class Bench:
         self.live += real.nbytes
         self.peak = max(self.peak, self.live)
         weakref.finalize(shown, self._free, address, real.nbytes)
+        return flat.view(like.dtype).as_strided(like.shape, like.stride())
+
+    def _pooled(self, nbytes: int, like: Tensor) -> Tensor:
+        """The same in memory that a capture shares with those of its pool that came before, and will come."""
+        room = self._here.pool.setdefault(nbytes, [])
+        real = room.pop() if room else _aligned(nbytes)
+        shown = real[:]
+        flat = torch.from_numpy(shown)
+        self._memory.setdefault(flat.data_ptr(), Memory(None, real))
+        weakref.finalize(shown, room.append, real)
         return flat.view(like.dtype).as_strided(like.shape, like.stride())
 
     def fetched(self, tensor: Tensor) -> Tensor:
@@ -353,12 +414,14 @@ class FakeDevice:
 
     kind = "fake"
     ahead = True
+    replays = True
     where = torch.device("cpu")
 
     def __init__(self, bench: Bench, rank: int) -> None:
         self._bench = bench
         self._rank = rank
         self._queues: dict[str, FakeQueue] = {}
+        self._pool: Pool = {}
         self._lock = threading.Lock()
 
     def label(self, threads: int) -> str:
@@ -399,6 +462,14 @@ class FakeDevice:
     def staging(self, nbytes: int) -> Tensor:
         with _disable_current_modes():
             return torch.empty(nbytes, dtype=torch.uint8)
+
+    def capture(self, launch: Callable[[], Any], warm: int = 0) -> tuple[Callable[[], None], Any]:
+        with self.queue("capture").context():
+            for _ in range(warm):
+                launch()
+            with self._bench.capturing(self._pool) as captured:
+                found = launch()
+        return lambda: self._bench.again(self._bench.stack()[-1], captured), found
 
     def synchronize(self) -> None:
         self._bench.drain()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from actorflow.runtime.adding import adding, products
-from actorflow.runtime.kernels import Kernels
+from actorflow.runtime.bodies.adding import adding, products
+from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.plan import OfInput, OfPiece
 from actorflow_compiler.sbp import B

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from actorflow.runtime.kernels import Kernels, culprit, resolve
+from actorflow.runtime.bodies.kernels import Kernels, culprit, resolve
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.ops import Symbol
 from actorflow_compiler.plan import Body

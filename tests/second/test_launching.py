@@ -111,7 +111,10 @@ def test_ranks_of_torchs_launcher_hear_why_a_job_of_another_failed(tmp_path: Pat
         "import actorflow as flow\n"
         "@flow.global_function(type='predict')\n"
         "def twice(x): return x * 2\n"
-        "import os; os.write(1, f'{float(twice(flow.ones(2)).sum())}\\n'.encode())  # whole, beside the other's\n"
+        "import os, time\n"
+        "os.write(1, f'{float(twice(flow.ones(2)).sum())}\\n'.encode())  # whole, beside the other's\n"
+        "if flow.env.get_rank() == 0: open('read', 'w').close()\n"
+        "while not os.path.exists('read'): time.sleep(0.01)  # a result that is on its way is lost with the run\n"
         "if flow.env.get_rank() == 1: raise ValueError('one is enough')\n"
         "twice(flow.ones(2)).sum().item()\n"
     )

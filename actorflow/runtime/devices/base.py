@@ -9,14 +9,16 @@ nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = ["Device", "Mark", "Queue"]
+
+R = TypeVar("R")
 
 
 class Mark(Protocol):
@@ -95,6 +97,20 @@ class Device(Protocol):
 
     def staging(self, nbytes: int) -> Tensor:
         """Flat uint8 host memory of a call's own that copies to and from the device can use without blocking."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether ``capture`` may be called."""
+
+    def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
+        """Call ``launch`` ``warm`` times, and once more to keep what it puts into a queue, without doing it.
+
+        Returns what puts the same work, on the same memory, into the queue of whoever calls it, and what ``launch``
+        returned: tensors that hold something when that is done, until any capture of this device is replayed again,
+        as captures share memory; so all of them are replayed in one queue.  To be called while nothing runs on the
+        device and no other thread uses it.  Raises RuntimeError for work that cannot be kept, such as waiting for
+        the device.
+        """
 
     def synchronize(self) -> None:
         """Block until all that was put into any queue is done; for measurements and starts, never in a step."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from actorflow.runtime.devices.base import Mark
 
 __all__ = ["Cpu"]
+
+R = TypeVar("R")
 
 _NOTHING = nullcontext()
 
@@ -20,6 +23,7 @@ class Cpu:
 
     kind = "cpu"
     ahead = False
+    replays = False
     where = torch.device("cpu")
 
     def __init__(self, index: int = 0) -> None:
@@ -52,6 +56,10 @@ class Cpu:
     def staging(self, nbytes: int) -> Tensor:
         """See ``Device``."""
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
+        """See ``Device``; a call of an op costs no more than what would replay it."""
+        raise NotImplementedError("a CPU captures nothing")
 
     def synchronize(self) -> None:
         """See ``Device``."""

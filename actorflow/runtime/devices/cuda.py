@@ -8,18 +8,23 @@ the reader, the reader's event has passed, or the reader was recorded on the ten
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from actorflow.runtime.devices.base import Mark
 from actorflow_compiler.errors import ClusterError, PlanError
+from actorflow_compiler.torch_internals import captured_graph
 
 __all__ = ["Cuda"]
 
+R = TypeVar("R")
+
 _FETCH = "fetch"
+_CAPTURE = "capture"
 _POOL = 32  # streams that torch has of each priority, and hands out in turn
 _COMPUTE = (0,)  # priorities; what is below goes first where both could run
 _URGENT = (-1, -2, -3)  # short transfers go before long kernels
@@ -30,11 +35,13 @@ class Cuda:
 
     kind = "cuda"
     ahead = True
+    replays = True
 
     def __init__(self, index: int = 0) -> None:
         self.where = torch.device("cuda", index)
         self._queues: dict[str, _StreamQueue] = {}
         self._lock = threading.Lock()
+        self._graphs: Any = None  # the memory that captures share
 
     def label(self, threads: int) -> str:
         """See ``Device``."""
@@ -109,6 +116,19 @@ class Cuda:
     def staging(self, nbytes: int) -> Tensor:
         """See ``Device``."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def capture(self, launch: Callable[[], R], warm: int = 0) -> tuple[Callable[[], None], R]:
+        """See ``Device``: a CUDA graph."""
+        if self._graphs is None:
+            self._graphs = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(self.queue(_CAPTURE).stream):
+            for _ in range(warm):
+                launch()
+            try:
+                return captured_graph(launch, self._graphs)
+            except RuntimeError:
+                self._graphs = None  # torch 2.11 takes the failed capture to go on in this memory, for ever
+                raise
 
     def synchronize(self) -> None:
         """See ``Device``."""

@@ -38,7 +38,7 @@ class Kernels:
 
     def __init__(self, device: torch.device, library: Mapping[str, Callable[..., Any]]) -> None:
         self._device = device
-        self._library = library
+        self.library = library
         self._made: dict[Body, Kernel] = {}
 
     def kernel(self, body: Body) -> Kernel:
@@ -48,7 +48,7 @@ class Kernels:
         """
         found = self._made.get(body)
         if found is None:
-            found = self._made[body] = _Writer(self._device, self._library).write(body)
+            found = self._made[body] = _Writer(self._device, self.library).write(body)
         return found
 
 

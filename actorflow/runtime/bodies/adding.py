@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actorflow_compiler.momentary import INTO, products
-from actorflow_compiler.ops import Ref, substitute
+from actorflow_compiler.ops import Ref
 from actorflow_compiler.plan import Body
 
 
@@ -26,13 +26,9 @@ def adding(body: Body, outputs: Sequence[int]) -> Body:
 
     steps = []
     for step in body.steps:
-        args = substitute(step.args, lambda v: Ref(moved(v)))
-        kwargs = tuple((name, substitute(arg, lambda v: Ref(moved(v)))) for name, arg in step.kwargs)
         into = sums.get(step.outs[0]) if step.op in INTO else None
-        op, args = (step.op, args) if into is None else (INTO[step.op], (into, *args))
-        steps.append(
-            replace(step, op=op, args=args, kwargs=kwargs, outs=tuple(o if o < 0 else moved(o) for o in step.outs))
-        )
+        new = step.renamed({v: moved(v) for v in (*step.reads(), *step.outs)})
+        steps.append(new if into is None else replace(new, op=INTO[step.op], args=(into, *new.args)))
     return Body(body.inputs + len(sums), tuple(steps), tuple(moved(v) for v in body.outputs))
 
 

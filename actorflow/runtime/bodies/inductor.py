@@ -1,0 +1,39 @@
+"""A kernel over tensors alone enters, with the strides of its operands; one whose ops inductor has joined leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.runtime.bodies.kernels import Kernel
+from actorflow_compiler.modes import Mode
+from actorflow_compiler.torch_internals import compile_graph, trace_kernel
+
+__all__ = ["joined"]
+
+_one_at_a_time = threading.Lock()  # torch's tracers and compilers have state of their process
+
+
+def joined(plain: Kernel, operands: Sequence[Tensor], mode: Mode) -> Kernel:
+    """The kernel for operands like these, which have no memory; one that comes with other strides is copied into these.
+
+    To be called in the mode of tensors without memory.  Raises what any part of torch's compiler raises.
+    """
+    # each operand is one of its own, so that no kernel counts on two of them being the same
+    apart = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in operands]
+    name = "max-autotune-no-cudagraphs" if mode.autotune else "default"
+    with _one_at_a_time, torch.no_grad():
+        run = compile_graph(trace_kernel(plain, apart), apart, name)
+    strides = [x.stride() for x in operands]
+
+    def kernel(inputs: list[Any]) -> tuple[Any, ...]:
+        for i, (x, stride) in enumerate(zip(inputs, strides, strict=True)):
+            if x.stride() != stride:
+                inputs[i] = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+        return tuple(run(inputs))
+
+    return kernel

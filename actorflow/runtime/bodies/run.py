@@ -1,0 +1,115 @@
+"""A body enters, with which of its operands are numbers and the mode of its plan; what fires it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, Part, divide
+from actorflow.runtime.bodies.inductor import joined
+from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
+from actorflow.runtime.bodies.replay import replayed
+from actorflow.runtime.devices import Device
+from actorflow_compiler.modes import Mode
+from actorflow_compiler.plan import Body, Step
+
+__all__ = ["Run", "Runs"]
+
+FEWEST = 2  # ops that are worth the trouble
+
+
+class Runs:
+    """Makes what fires the bodies of plans that are not run op by op, for one device."""
+
+    def __init__(self, device: Device, kernels: Kernels) -> None:
+        self.device, self.kernels = device, kernels
+        self._joined: dict[object, Kernel] = {}  # equal bodies of operands of equal sizes and strides are one
+
+    def of(self, body: Body, numbers: Collection[int], mode: Mode) -> Run | None:
+        """What fires a body, of whose operands ``numbers`` are no tensors.
+
+        None where the mode leaves nothing to do but to run it op by op.
+        """
+        replays = mode.replays and self.device.replays
+        parts = divide(body, numbers, self._does)
+        if not (mode.inductor or replays) or not any(p.inside and len(p.body.steps) >= FEWEST for p in parts):
+            return None
+        return Run(body, parts, mode, replays, self)
+
+    def joined(self, part: Part, operands: Sequence[Tensor], mode: Mode) -> Kernel:
+        """A part for operands like these, joined by inductor; raises what that raises."""
+        key = (part.body, mode.autotune, tuple((x.shape, x.stride(), x.dtype) for x in operands))
+        if key not in self._joined:
+            self._joined[key] = joined(self.kernels.kernel(part.body), operands, mode)
+        return self._joined[key]
+
+    def _does(self, step: Step) -> int:
+        """See ``divide``."""
+        if not step.outs:
+            return CHANGES
+        op = resolve(step.op, self.kernels.library)
+        if not isinstance(op, torch._ops.OpOverload):
+            return CHANGES if step.op.endswith("_") else PLAIN
+        if op._schema.is_mutable:
+            return CHANGES
+        return DRAWS if torch.Tag.nondeterministic_seeded in op.tags and not _drops_nothing(op, step) else PLAIN
+
+
+def _drops_nothing(op: torch._ops.OpOverload, step: Step) -> bool:
+    """Whether an op draws random numbers only to drop elements, and is told to drop none: torch's attention, say."""
+    names = [argument.name for argument in op._schema.arguments]
+    values = dict(zip(names, step.args, strict=False)) | dict(step.kwargs)
+    asked = [name for name in names if name.startswith("dropout")]
+    defaults = {argument.name: argument.default_value for argument in op._schema.arguments if asked}
+    return bool(asked) and all(not values.get(name, defaults[name]) for name in asked)
+
+
+class Run:
+    """A body in parts: between what runs op by op, one that is joined, replayed, or both, once it is prepared.
+
+    It has to run where gradients are off.
+    """
+
+    def __init__(self, body: Body, parts: Sequence[Part], mode: Mode, replays: bool, runs: Runs) -> None:
+        self._outputs, self._parts = body.outputs, tuple(parts)
+        self._mode, self._replays, self._runs = mode, replays, runs
+        self._kernels: list[Kernel] = [runs.kernels.kernel(part.body) for part in parts]
+        self._given: list[Tensor] = []  # what the middle part's operands are like
+
+    def join(self, operands: Sequence[Any]) -> Sequence[Tensor]:
+        """Compile for operands like these, tensors without memory and numbers; returns outputs without memory.
+
+        Raises what an op raises that needs values, and what torch's compiler raises; then it runs as it did.
+        """
+        held = dict(enumerate(operands))
+        for at, part in enumerate(self._parts):
+            plain = self._runs.kernels.kernel(part.body)
+            given = [held[v] for v in part.reads]
+            held.update(zip(part.makes, plain(list(given)), strict=True))
+            if part.inside:
+                self._kernels[at] = self._runs.joined(part, given, self._mode) if self._mode.inductor else plain
+                self._given = given
+        return [held[v] for v in self._outputs]
+
+    def capture(self, fixed: Mapping[int, Tensor]) -> None:
+        """Have what was joined replayed, where the mode says so; ``fixed`` are operands that never are others.
+
+        See ``replayed`` for when it may be called, and for what it raises.
+        """
+        for at, part in enumerate(self._parts):
+            if self._replays and part.inside:
+                same = {i: fixed[v] for i, v in enumerate(part.reads) if v in fixed}
+                self._kernels[at] = replayed(self._kernels[at], self._runs.device, self._given, same)
+        self._given = []
+
+    def __call__(self, operands: list[Any]) -> tuple[Any, ...]:
+        """Compute; the list of operands is emptied."""
+        held = dict(enumerate(operands))
+        operands.clear()
+        for part, kernel in zip(self._parts, self._kernels, strict=True):
+            given = [held.pop(v) if v in part.last else held[v] for v in part.reads]
+            held.update(zip(part.makes, kernel(given), strict=True))
+        return tuple([held[v] for v in self._outputs])

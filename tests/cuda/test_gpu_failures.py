@@ -1,0 +1,102 @@
+"""What goes wrong on a real GPU: ranks that are killed, calls that take too long, communicators that are given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version
+from actorflow.runtime.devices import Cuda
+from actorflow.runtime.local import LocalCluster
+from actorflow_compiler.ops import Ref
+from actorflow_compiler.plan import Comm, OfInput, Plan, TensorSpec
+from actorflow_compiler.sbp import B
+from cluster.runs import Run
+from runtime.programs import V0, Program, body, on, spec, step
+
+pytestmark = pytest.mark.cuda
+
+ENDLESS = """
+import os, sys
+from pathlib import Path
+import torch
+import actorflow as flow
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+
+@flow.global_function(type="train")
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for number in range(10**9):
+    loss = float(step(torch.randn(16, 64, generator=torch.Generator().manual_seed(number))).detach())
+    if number == 5:
+        here = Path(sys.argv[1], os.environ["RANK"])
+        here.with_suffix(".new").write_text(str(os.getpid()))
+        here.with_suffix(".new").rename(here)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_on_a_gpu_that_ends_or_stops_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDLESS)
+    options = ["--devices", "2", "--device-type", "cuda", "--oversubscribe", "--log-dir", str(tmp_path / "logs")]
+    run = Run(tmp_path, script, *options, "--", str(tmp_path))
+    try:
+        pids = [int(text) for text in run.wait_for([tmp_path / "0", tmp_path / "1"])]
+        os.kill(pids[1], number)
+        assert run.wait(60) != 0
+        assert "rank 1" in run.output
+        assert not run.ranks_left()
+    finally:
+        run.process.kill()
+
+
+def busy(products: int) -> Plan:
+    """A plan whose one actor multiplies large matrices many times."""
+    p = Program(name="busy")
+    (x,) = p.actor("x", OfInput("x"), out=[spec(8192, 8192)], kind="source", queue="source")
+    steps = [step("aten.mm.default", V0, Ref(k), outs=[k + 1]) for k in range(products)]
+    (y,) = p.actor("A", x, body=body(1, *steps, outputs=[products]), out=[spec(8192, 8192)])
+    p.result(y, on(0), (B,), (8192, 8192))
+    return p.plan()
+
+
+def test_a_time_limit_counts_until_the_device_is_done() -> None:
+    plan = busy(100)  # two seconds or more in float32
+    with LocalCluster(plan, device=lambda rank: Cuda()) as cluster:
+        (call,) = cluster.issue({"x": torch.zeros(8192, 8192)})
+        with pytest.raises(TimeoutError):
+            call.wait(0.2)
+        call.wait(60.0)  # it was no failure: the call goes on
+        assert call.result(0, 60.0).sum().item() == 0.0
+
+
+@pytest.mark.skipif(not nccl_version(), reason="this torch has no NCCL")
+def test_communicators_that_are_given_up_leave_the_device_usable() -> None:
+    device = Cuda()
+    plane = NcclPlane(0, HashStore(), device, patience=timedelta(minutes=1).total_seconds())
+    plane.open([], [(0,)])
+    tensor = torch.ones(1 << 20, device=device.where)
+    device.synchronize()
+    queue = device.queue("nccl")
+    with queue.context():
+        work = torch.zeros(8192, 8192, device=device.where)
+        for _ in range(50):
+            work = work @ work
+        plane.collective(Comm("all_reduce", 0, (0,)), [tensor], [TensorSpec((1 << 20,), "float32", "B")])
+    plane.close()  # while the call waits for the device
+    device.synchronize()
+    assert (tensor + 1).sum().item() == 2.0 * (1 << 20)
