@@ -1,7 +1,8 @@
 """Work enters, and is done on a thread of its own; the process does not end in the middle of it.
 
 A thread that comes back from torch's code (an op, a store, a communicator) when the interpreter is gone already ends
-the process with SIGABRT.  So at the end of the process each is told to stop, and waited for a little.
+the process with SIGABRT.  So at the end of the process each is told to stop, and waited for a little, until it is
+gone: what it lets go of last, a communicator perhaps, may be torch's code, too.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ __all__ = ["start"]
 
 _SECONDS = 5.0  # that the end of the process waits for all of them
 
-_working: dict[threading.Thread, Callable[[], object]] = {}  # what tells each to stop
+_working: dict[threading.Thread, Callable[[], object]] = {}  # what tells each to stop; those that are gone go later
 
 
-def start(work: Callable[[], object], name: str, stop: Callable[[], object] = lambda: None) -> threading.Thread:
+def _nothing() -> None:
+    """Of what has ended, or cannot be told to stop."""
+
+
+def start(work: Callable[[], object], name: str, stop: Callable[[], object] = _nothing) -> threading.Thread:
     """Do ``work`` on a daemon thread called ``name``; ``stop``, which returns at once, makes it end soon."""
 
     def do() -> None:
         try:
             work()
         finally:
-            del _working[thread]
+            _working[thread] = _nothing
 
+    for gone in [other for other in tuple(_working) if other.ident is not None and not other.is_alive()]:
+        _working.pop(gone, None)
     thread = threading.Thread(target=do, name=name, daemon=True)
     _working[thread] = stop
     thread.start()

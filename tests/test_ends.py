@@ -66,6 +66,33 @@ sys.exit(3)
 """
 
 
+LETS_GO = """
+from functools import partial
+
+from actorflow import background
+
+
+class Held:
+    __del__ = work
+
+    def __init__(self):
+        self.alone = threading.Event()
+
+
+def hold(held):
+    held.alone.wait()
+
+
+held = Held()
+alone = held.alone
+background.start(partial(hold, held), "holds it last")
+del held
+alone.set()
+inside.wait()
+sys.exit(3)
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "status", "out", "last"),
     [
@@ -73,8 +100,9 @@ sys.exit(3)
         (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
         (STOPPED, 3, "ended", ""),
         (STUCK, 3, "", ""),
+        (LETS_GO, 3, "", ""),
     ],
-    ids=["a callback", "a rank that is a thread", "what is told to stop", "what never ends"],
+    ids=["a callback", "a rank that is a thread", "what is told to stop", "what never ends", "what a thread lets go of"],
 )
 def test_a_process_ends_as_its_script_does_while_a_thread_is_at_work(
     script: str, status: int, out: str, last: str
