@@ -122,7 +122,8 @@ class _Lowering:
         for i in self.graph.inputs:
             where, sbp = homes[i.name] if i.kind == "variable" else self.by_all
             self.begin(i.value, where, sbp, i.name)
-            self.maker[i.value] = (("state" if i.kind == "variable" else "source", 0), False)
+            taken = i.kind in ("batch", "argument")  # by sources; a constant is there, as a variable is
+            self.maker[i.value] = (("source" if taken else "state", 0), False)
         for k, n in enumerate(self.graph.nodes):
             self.node(k, n)
         news = [
