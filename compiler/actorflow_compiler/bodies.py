@@ -68,6 +68,7 @@ class _InPlace:
         self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
         self.counters: dict[Arg, list[int]] = {}  # added number → variables
         self.groups: dict[object, _Group] = {}
+        self.unsettled: set[int] = set()  # what optimizers are to make, once their groups are flushed
         self.fresh = (
             max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
         )
@@ -79,7 +80,8 @@ class _InPlace:
 
     def run(self) -> list[Step]:
         for k, step in enumerate(self.steps):
-            if any(self.alias.get(v) is not None for v in step.reads()) and step.op not in IN_PLACE:
+            counted = step.op not in IN_PLACE and any(v in self.alias for v in step.reads())
+            if counted or not self.unsettled.isdisjoint(step.reads()):
                 self.flush()
             if step.op in IN_PLACE:
                 self.optimizer_step(k, step)
@@ -151,6 +153,8 @@ class _InPlace:
                 copy = results[name] if results[name] >= 0 else self.new(value)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), (), (copy,)))
                 value = copy
+            if name in changed:
+                self.unsettled.add(results[name])
             group.tensors.setdefault(name, []).append(Ref(self.alias.get(value, value)))
 
     def flush(self) -> None:
@@ -162,6 +166,7 @@ class _InPlace:
             args = [tuple(group.tensors[n]) for n in IN_PLACE[op][1]] + [scalars.pop(n) for n in SCALARS[op]]
             self.final.append(Step(group.op, (*args, *scalars.values()), (), ()))
         self.counters, self.groups = {}, {}
+        self.unsettled.clear()
 
 
 def _number(
