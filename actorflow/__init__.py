@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from actorflow.live.shown import progress as progress
     from actorflow.placements import placement as placement
     from actorflow.runtime.session import explain as explain
+    from actorflow.runtime.session import explain_recompiles as explain_recompiles
     from actorflow.seeds import manual_seed as manual_seed
     from actorflow.show.view import plan as plan
     from actorflow.torch_names import *  # noqa: F403 -- it states its names
@@ -130,7 +131,7 @@ _HOMES = {
     "Job": "actorflow.job",
     **dict.fromkeys(("deferred_init", "materialize"), "actorflow.deferred"),
     "global_function": "actorflow.job",
-    "explain": "actorflow.runtime.session",
+    **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.runtime.session"),
     "progress": "actorflow.live.shown",
     "manual_seed": "actorflow.seeds",
     "plan": "actorflow.show.view",

@@ -8,34 +8,55 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dis
 import functools
+import random
 import site
 import sys
 import sysconfig
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from actorflow.lazy import Result
+from actorflow.looked import (
+    Array,
+    Attributes,
+    Closure,
+    Counting,
+    Defaults,
+    Entries,
+    Generator,
+    Hooks,
+    Items,
+    Looked,
+    Named,
+    OfClass,
+    Slots,
+)  # fmt: skip
+from actorflow.named import named_by
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
-from actorflow_compiler.torch_internals import scaler_state
+from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
 
-__all__ = ["Names", "find"]
+__all__ = ["Found", "Names", "find", "look"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 METHODS = (types.FunctionType, staticmethod, classmethod, property)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
+MAKING = ("__init__", "__new__")  # of objects that are there they are not called
 ALWAYS_CALLED = ("__call__", "forward", "__init__", "__new__", "__enter__", "__exit__", "__getitem__")
 
 
@@ -90,15 +111,37 @@ def find(
     and their qualified name, other tensors by their variable.  ``names`` carries the names that
     earlier searches gave, and ``more`` what the job holds besides, by the names that are wanted for it.
     """
+    return look(function, model, optimizer, names, more).state
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found."""
+
+    state: State
+    looked: tuple[Looked, ...]  # what holds the values that the function can reach, in the order of the search
+    read: tuple[Looked, ...]  # those of them that it can read
+    codes: tuple[types.CodeType, ...]  # the user's own that it can run, in the order of the search
+
+
+def look(
+    function: Callable[..., Any],
+    model: Any = None,
+    optimizer: Any = None,
+    names: Names | None = None,
+    more: Mapping[str, Any] = {},
+) -> Found:
+    """As ``find``, with all that holds values which the function can reach."""
     search = _Search(names if names is not None else Names())
     for name, given in (("model", model), ("optimizer", optimizer)):
         if given is not None:
             search.value(name, given, Item({name: given}, name))
-    for name, held in more.items():
-        search.value(name, held, Item({}, ""))
+    with search.within(UNREAD):  # it may grow as other jobs need more of it
+        for name, held in more.items():
+            search.value(name, held, Item({}, ""))
     search.function(function, "self")
     search.settle()
-    return search.state()
+    return search.found()
 
 
 class _Search:
@@ -115,6 +158,32 @@ class _Search:
         self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
+        self.inside = ROOT  # the holder that is looked into
+        self.looked: list[tuple[int, Looked]] = []  # the id of a thing, and it as a holder
+        self.ways: dict[int, dict[tuple[str | None, int], None]] = {}  # a holder → (by which attribute, what it holds)
+        self.codes: list[types.CodeType] = []
+        self.library = False  # whether what is looked into is a module of a library, all of whose attributes are read
+        self.made: dict[type, None] = {}  # classes that code names, and may make objects of
+        self.own: dict[type, dict[str, None]] = {}  # class → attributes that its methods read of ``self``
+        self.others: dict[str, None] = {}  # attributes that code reads of anything else
+        self.any = False  # whether code reads attributes that it does not name
+        self.types: dict[int, type] = {}  # of objects that hold something
+        self.reads: dict[type | None, frozenset[str]] = {}  # class → attributes that code reads of its objects
+        self.owners: dict[types.FunctionType, type] = {}  # of methods
+        self.objects: dict[type, bool] = {}  # classes of objects that are there → whether their making was followed
+
+    @contextlib.contextmanager
+    def within(self, holder: int) -> Iterator[None]:
+        """In which what is found is what ``holder`` holds."""
+        before, self.inside = self.inside, holder
+        try:
+            yield
+        finally:
+            self.inside = before
+
+    def way(self, thing: Any, attribute: str | None) -> None:
+        """Note that what is looked into holds the thing, where code reads it by this attribute; None: in any case."""
+        self.ways.setdefault(self.inside, {})[attribute, id(thing)] = None
 
     def once(self, thing: Any) -> bool:
         if id(thing) in self.seen:
@@ -124,30 +193,41 @@ class _Search:
 
     # -- functions ---------------------------------------------------------------------------------
 
-    def function(self, function: Any, self_name: str = "self") -> None:
-        """Follow one callable."""
+    def function(self, function: Any, self_name: str = "self", owner: type | None = None, root: int = ROOT) -> None:
+        """Follow one callable; ``owner`` is the class whose method it is, ``root`` what it is read by."""
         if isinstance(function, types.MethodType):
             self.value(self_name, function.__self__, Item({}, ""))
-            self.function(function.__func__)
+            made = function.__self__ if isinstance(function.__self__, type) else type(function.__self__)
+            self.function(function.__func__, owner=made, root=root)
         elif isinstance(function, functools.partial):
             if self.once(function):
                 self.function(function.func)
-                self.tuple("args", function.args, PartialArgs(function))
+                self.tuple("args", function.args, PartialArgs(function), None)
+                self.way(function.keywords, None)
                 self.mapping("", function.keywords)
         elif isinstance(function, types.FunctionType):
             if self.once(function):
                 own = is_user_file(function.__code__.co_filename)
                 if str(function.__module__).startswith("actorflow."):  # under whatever name the script has it
                     self.globals.update((f"{function.__module__}.{function.__name__}", function.__name__))
-                self.pending.append(lambda: self.code(function) if own else self.wrapped_by(function))
-        elif isinstance(function, staticmethod | classmethod):
-            self.function(function.__func__)
+                follow = self.code if own else self.wrapped_by
+                if owner is not None:
+                    self.owners[function] = owner
+                self.pending.append(functools.partial(self.followed, follow, function, root))
+        elif isinstance(function, classmethod):
+            self.function(function.__func__, owner=owner, root=root)
+        elif isinstance(function, staticmethod):
+            self.function(function.__func__, root=root)
         elif isinstance(function, property):
-            self.function(function.fget)
+            self.function(function.fget, owner=owner, root=root)
         elif hasattr(function, "__wrapped__"):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
             self.value(self_name, function, Item({}, ""))
+
+    def followed(self, follow: Callable[[types.FunctionType], None], function: types.FunctionType, root: int) -> None:
+        with self.within(root):
+            follow(function)
 
     def wrapped_by(self, function: types.FunctionType) -> None:
         """Follow what a function of a library was made from: ``torch.no_grad()`` and the like wrap functions."""
@@ -159,40 +239,69 @@ class _Search:
     def code(self, function: types.FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.globals.add(name)
+            self.looks(Closure(name, cell))
             try:
                 self.value(name, cell.cell_contents, Cell(cell))
             except ValueError:  # a name that the enclosing function has not set yet
                 continue
-        for name in _globals_of(function.__code__, self.attributes):
+        self.codes.append(function.__code__)
+        named = named_by(function)
+        self.attributes.update(named.attributes)
+        if self.inside == ROOT:
+            owner = self.owners.get(function)
+            (self.others if owner is None else self.own.setdefault(owner, {})).update(named.own)
+            self.others.update(named.others)
+            self.any = self.any or named.any
+        self.looks(Named("", function.__globals__, named.globals))
+        for name in named.globals:
             self.globals.add(name)
             if name in function.__globals__:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
+        if defaults:
+            self.looks(Defaults(function.__name__, function))
         for index, (name, default) in enumerate(zip(names, defaults, strict=True)):
             self.value(name, default, Member(Attribute(function, "__defaults__"), index, tuple))
         if function.__kwdefaults__:
+            self.way(function.__kwdefaults__, None)
             self.mapping("", function.__kwdefaults__)
+
+    def looks(self, looked: Looked) -> None:
+        """Note a holder that what is looked into has, in any case."""
+        self.way(looked, None)
+        self.looked.append((id(looked), looked))
 
     # -- values ------------------------------------------------------------------------------------
 
-    def value(self, path: str, value: Any, place: Place) -> None:
-        """Look at one value that was reached by ``path`` and is held at ``place``."""
+    def value(self, path: str, value: Any, place: Place, attribute: str | None = None) -> None:
+        """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
         if isinstance(value, (*PLAIN, Result)):
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
-        elif isinstance(value, tuple):
-            self.tuple(path, value, place)
-        elif isinstance(value, types.MethodType | types.FunctionType | functools.partial | staticmethod | classmethod):
-            self.function(value, path)
-        elif not self.once(value):
+            self.hooks(value)
+            self.way(value, attribute)
             return
-        elif isinstance(value, nn.Module):
+        if isinstance(value, tuple):
+            self.tuple(path, value, place, attribute)
+            return
+        if isinstance(value, types.MethodType | types.FunctionType | functools.partial | staticmethod | classmethod):
+            self.function(value, path)
+            return
+        self.way(value, attribute)
+        if self.once(value):
+            with self.within(id(value)):
+                self.holder(path, value, place)
+
+    def holder(self, path: str, value: Any, place: Place) -> None:
+        """Look into what is reached for the first time."""
+        if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers.append((path, value))
+            self.hooks(value)
         elif isinstance(value, LRScheduler):
             self.schedulers.append((path, value))
         elif isinstance(value, torch.amp.GradScaler):
@@ -201,9 +310,11 @@ class _Search:
         elif isinstance(value, Mapping):
             self.mapping(path, value)
         elif isinstance(value, list | deque):
+            self.looked.append((id(value), Items(path, value)))
             for index, item in enumerate(value):
                 self.value(f"{path}.{index}", item, Item(value, index))
         elif isinstance(value, set | frozenset):
+            self.looked.append((id(value), Items(path, value)))
             for index, item in enumerate(sorted(value, key=_sort_key)):
                 if isinstance(item, nn.Module):  # tensors cannot be exchanged inside a set
                     self.value(f"{path}.{index}", item, Item({}, ""))
@@ -215,29 +326,49 @@ class _Search:
         elif isinstance(value, type):
             if is_user_class(value):
                 self.classes.append(value)
+                self.made[value] = None
         elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
             self.object(path, value)
+        elif isinstance(value, GENERATORS):
+            self.looked.append((id(value), Generator(path, value)))
+        elif isinstance(value, np.ndarray):
+            self.looked.append((id(value), Array(path, value)))
         elif hasattr(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
+        elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
+            self.looked.append((id(value), Attributes(path, vars(value), self.library)))
 
-    def tuple(self, path: str, value: tuple[Any, ...], place: Place) -> None:
+    def hooks(self, thing: Any) -> None:
+        """Follow what runs with a tensor's gradient or an optimizer's step."""
+        for kind in hooks_of(thing).values():
+            for hook in kind:
+                self.function(hook)
+
+    def tuple(self, path: str, value: tuple[Any, ...], place: Place, attribute: str | None) -> None:
         rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", type(value))
         for index, item in enumerate(value):
-            self.value(f"{path}.{index}", item, Member(place, index, rebuild))
+            self.value(f"{path}.{index}", item, Member(place, index, rebuild), attribute)
 
     def mapping(self, path: str, value: Mapping[Any, Any]) -> None:
+        self.looked.append((id(value), Entries(path, value)))
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) else index
             self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
 
     def object(self, path: str, value: Any) -> None:
         self.classes.append(type(value))
-        self.mapping(path, getattr(value, "__dict__", {}))
-        for base in type(value).__mro__:
-            slots = base.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                    self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name))
+        self.types[id(value)] = type(value)
+        own = getattr(value, "__dict__", {})
+        bases: tuple[Any, ...] = type(value).__mro__
+        whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
+        self.looked.append((id(value), Attributes(path, own, whole)))
+        for name, item in list(own.items()):
+            self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
+        slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
+        if slots:
+            self.looked.append((id(value), Slots(path, value, slots)))
+        for name in slots:
+            self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
         if hasattr(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
 
@@ -246,10 +377,21 @@ class _Search:
         for prefix, module in root.named_modules():
             self.once(module)
             self.classes.append(type(module))
+            self.types[id(module)] = type(module)
             where = f"{path}.{prefix}" if prefix else path
-            for name, item in list(module.__dict__.items()):
-                if name not in OWN_DICTS:
-                    self.value(f"{where}.{name}", item, Item(module.__dict__, name))
+            whole = any(_is_librarys(owner) for owner in type(module).__mro__)
+            self.way(module, None)
+            for parameter in module._parameters.values():
+                self.hooks(parameter)
+            held = [Attributes(where, vars(module), whole), Hooks(where, module)]
+            held += [Entries(where, vars(module)[name], dots=True) for name in OWN_DICTS]
+            self.looked += [(id(module), looked) for looked in held]
+            before, self.library = self.library, whole
+            with self.within(id(module)):
+                for name, item in list(module.__dict__.items()):
+                    if name not in OWN_DICTS:
+                        self.value(f"{where}.{name}", item, Item(module.__dict__, name), None if whole else name)
+            self.library = before
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -263,6 +405,9 @@ class _Search:
             for owner in list(self.classes):
                 for name in [*ALWAYS_CALLED, *self.attributes]:
                     if (id(owner), name) not in followed:
+                        if name in MAKING and owner not in self.made:
+                            self.objects.setdefault(owner, False)
+                            continue
                         followed.add((id(owner), name))
                         self.method(owner, name)
             for path, namespace in list(self.namespaces):
@@ -270,21 +415,67 @@ class _Search:
                     if (id(namespace), name) not in followed:
                         followed.add((id(namespace), name))
                         if name in namespace.__dict__:
+                            self.looks(Named(path, namespace.__dict__, [name]))
                             self.value(f"{path}.{name}", namespace.__dict__[name], Item(namespace.__dict__, name))
             if len(followed) == before and not self.pending:
-                break
+                left = [owner for owner, done in self.objects.items() if not done]
+                if not left:
+                    break
+                for owner in left:  # what made them is looked through for state, and is not read any more
+                    self.objects[owner] = True
+                    for name in MAKING:
+                        self.method(owner, name, UNREAD)
         for path, scheduler in self.schedulers:
             if self.once(scheduler.optimizer):
                 self.optimizers.append((f"{path}.optimizer", scheduler.optimizer))
 
-    def method(self, owner: type, name: str) -> None:
+    def method(self, owner: type, name: str, root: int = ROOT) -> None:
+        """Follow what a class has by this name, and what its bases have, which ``super()`` may call."""
         for base in owner.__mro__:
-            if name in base.__dict__:
-                if is_user_class(base):
-                    found = base.__dict__[name]
-                    if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
-                        self.function(found)
-                return
+            if name in base.__dict__ and is_user_class(base):
+                found = base.__dict__[name]
+                with self.within(root):
+                    self.looks(OfClass(base.__name__, base, [name]))
+                if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
+                    self.function(found, owner=base, root=root)
+
+    def found(self) -> Found:
+        """What was found, and what holds it."""
+        state = self.state()
+        reached, pending = {ROOT}, [ROOT]
+        while pending:
+            holder = pending.pop()
+            names = self.read_of(self.types.get(holder))
+            for attribute, thing in self.ways.get(holder, ()):
+                if thing not in reached and (attribute is None or names is None or attribute in names):
+                    reached.add(thing)
+                    pending.append(thing)
+        everything = {*self.others}.union(*self.own.values())
+        for name, optimizer in state.optimizers.items():
+            self.looked.append((ROOT, Hooks(name, optimizer)))
+            for g, group in enumerate(optimizer.param_groups):
+                self.looked.append((ROOT, Items(f"{name}.param_groups[{g}]['params']", group["params"])))
+                by_code = ROOT if "param_groups" in everything else UNREAD  # else its values come with each call
+                self.looked.append((by_code, Counting(f"{name}.param_groups[{g}]", group)))
+        for path, scheduler in self.schedulers:
+            self.looked.append((UNREAD, Counting(path, vars(scheduler))))
+        for held in state.held.values():
+            self.looked.append((id(held.tensor) if id(held.tensor) in reached else ROOT, Hooks(held.name, held.tensor)))
+        apart = {(type(one), id(one.holder), one.names): (thing, one) for thing, one in self.looked[::-1]}
+        looked = [*apart.values()][::-1]
+        for thing, one in looked:
+            one.reads = self.read_of(self.types.get(thing))
+        read = tuple(merged([one for thing, one in looked if thing in reached]))
+        return Found(state, tuple(one for _, one in looked), read, tuple(self.codes))
+
+    def read_of(self, owner: type | None) -> frozenset[str] | None:
+        """The attributes that code reads of objects of a class, or that are of a library; None: any."""
+        if self.any:
+            return None
+        if owner not in self.reads:
+            own = (self.own.get(base, ()) for base in (owner.__mro__ if owner is not None else ()))
+            self.reads[owner] = frozenset(self.others).union(*own)
+        return self.reads[owner]
 
     def state(self) -> State:
         """What was found, named: modules first, then loose tensors, then what only optimizers hold."""
@@ -333,25 +524,33 @@ class _Search:
         return state
 
 
-def _globals_of(code: types.CodeType, attributes: MutableMapping[str, None]) -> Iterator[str]:
-    """The global names that code reads, in order; the attribute names go to ``attributes``.
+def merged(looked: Sequence[Looked]) -> Iterator[Looked]:
+    """The holders, those of which names are looked at once each."""
+    names: dict[tuple[str, int], dict[str, None]] = {}
+    for one in looked:
+        if isinstance(one, Named | OfClass):
+            names.setdefault((one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
+    for one in looked:
+        if not isinstance(one, Named | OfClass):
+            yield one
+        elif found := names.pop((one.path, id(one.holder)), None):
+            yield type(one)(one.path, one.holder, found)
 
-    What it reads of anything named ``layers`` is a name, too: ``layers.dense``.
-    """
-    seen: dict[str, None] = {}
-    before: object = None
-    for instruction in dis.get_instructions(code):
-        if before == "layers" and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            seen[f"layers.{instruction.argval}"] = None
-        before = instruction.argval
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            seen[instruction.argval] = None
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            attributes[instruction.argval] = None
-    yield from seen
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals_of(constant, attributes)
+
+def _slots(owner: type) -> Iterator[str]:
+    """The names of attributes that a class says to have outside of a ``__dict__``."""
+    slots = owner.__dict__.get("__slots__", ())
+    yield from (s for s in ((slots,) if isinstance(slots, str) else slots) if s not in ("__dict__", "__weakref__"))
+
+
+def _is_known(owner: Any) -> bool:
+    """Whether the search sees all that a class of an object reads of it."""
+    return is_user_class(owner) or owner.__module__ in ("builtins", "abc", "typing", "collections.abc", "enum")
+
+
+def _is_librarys(owner: Any) -> bool:
+    """Whether a module's class is made by a library: it reads attributes that the user's code need not name."""
+    return issubclass(owner, nn.Module) and owner is not nn.Module and not is_user_class(owner)
 
 
 def _sort_key(item: Any) -> tuple[str, str]:

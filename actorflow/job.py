@@ -11,6 +11,7 @@ from typing import Any, overload
 from actorflow.classic.body import Body
 from actorflow.classic.config import FunctionConfig
 from actorflow.runtime.keys import Keys
+from actorflow.runtime.known import Known
 from actorflow.runtime.session import Compiled, current
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.infer import goal_of
@@ -62,7 +63,7 @@ class Job:
         self.body = Body(function, self.name, type == "train", function_config)
         if self.body.mirrored:
             self._check_mirrored()
-        self.plans: dict[Any, Compiled] = {}  # by key
+        self.plans: Known[Compiled] = Known(self.name)
         self.keys: Keys | None = None  # of what the last search found
         self.last: Compiled | None = None
         self._bound: dict[int, tuple[Any, Job]] = {}  # by id of the object that a method belongs to

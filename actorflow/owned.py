@@ -17,6 +17,7 @@ __all__ = ["Owned", "Owner", "real"]
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
 _KNOWN = METADATA | {_GRAD.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
 _LIKE = {torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like}  # need no values; optimizers use them
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
@@ -68,7 +69,7 @@ class Owned(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _KNOWN:
+        if func in _KNOWN or func in _HOOKS:
             with _no_override():
                 return func(*args, **kwargs)
         owned = next((a for a in args if isinstance(a, Owned)), None)

@@ -9,9 +9,13 @@ import torch
 
 from actorflow import tree
 from actorflow.arguments import Arguments
+from actorflow.changes import Change
 from actorflow.classic.body import Body
 from actorflow.classic.variables import Recording
+from actorflow.find import Found
+from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
+from actorflow.runtime.known import Known
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import Plan
@@ -33,7 +37,7 @@ class JobLike(Protocol):
     body: Body
     model: Any
     optimizer: Any
-    plans: dict[Any, Compiled]
+    plans: Known[Compiled]
     keys: Keys | None
     last: Compiled | None
 
@@ -51,6 +55,11 @@ class Compiled:
     optimizers: tuple[torch.optim.Optimizer, ...]
     gradients: Gradients
     mirrored: bool  # devices draw random numbers of their own
+    keys: Keys
+    key: tuple[Any, ...]
+    guards: Guards
+    found: Found
+    changes: tuple[Change, ...]  # that each call makes in the script
     calls: int = 0
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
+from actorflow.changes import Change, Run
+from actorflow.find import Found
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
@@ -92,6 +94,8 @@ class Order:
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
     wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
+    found: Found | None = None  # what holds the values that the function can reach
+    changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class Made:
     seed: int  # that torch has on the master
     gradients: Gradients  # of the step and of other calls
     kinds: tuple[str, ...]  # of device, for each rank
+    changes: tuple[Change, ...]  # that each call makes in the script
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -120,7 +125,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         compare(order.name, found)
         on, seats = kinds(order, cluster.world), [one.seat for one in found]
         check(on, seats, order.wishes.settled)
-        plan, shape, gradients = make_plan(order, cluster.world)
+        plan, shape, gradients, changes = make_plan(order, cluster.world)
         _check_scopes(plan, on)
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
@@ -132,7 +137,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
         head = {
             "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on,
+            "kinds": on, "changes": [change.to_json() for change in changes],
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -142,22 +147,25 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes)
 
 
-def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients]:
-    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients.
+def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...]]:
+    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients and Python.
 
     Where that takes long it is shown how far it is, and at the end, unless not ``told``, what was made.
     """
     shapes: list[tree.Shape] = []
     gradients: list[Gradients] = []
+    changes: list[list[Change]] = []
 
     def step(tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = order.arguments.restore(tensors)
-        found: list[Tensor] = []
-        shapes.append(tree.describe(order.function(*args, **kwargs), found))
-        return found
+        results: list[Tensor] = []
+        with contextlib.nullcontext() if order.found is None else Run(order.name, order.found, order.changed) as run:
+            shapes.append(tree.describe(order.function(*args, **kwargs), results))
+            changes.append([] if run is None else run.changes(results))
+        return results
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
     with working(what, f"compiled {order.name}", PARTS) as doing:
@@ -207,7 +215,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
         scheduled = schedule(make, hardware, memory, order.schedule)
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
-    return scheduled, shapes[0], gradients[0]
+    return scheduled, shapes[0], gradients[0], tuple(changes[-1])
 
 
 def make_pretended(order: Order, world: int) -> Plan:
@@ -321,4 +329,5 @@ def _unpack(data: bytes, name: str) -> Made:
     plan = verify(from_bytes(data[8 + size :]))
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
     differing, on = head["differing"], tuple(head["kinds"])
-    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on)
+    changes = tuple(Change(**change) for change in head["changes"])
+    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes)

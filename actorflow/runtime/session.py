@@ -16,12 +16,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actorflow import tree
-from actorflow.arguments import Arguments, checksum, flatten
+from actorflow.arguments import Arguments, checksum, flatten, glance
+from actorflow.changes import carry_out
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
-from actorflow.find import Names, find
+from actorflow.find import Found, Names, look
+from actorflow.guards import Guards
 from actorflow.lazy import known_now
 from actorflow.live import shown as live
 from actorflow.runtime import cluster as clusters
@@ -60,9 +63,9 @@ from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import State
 
-__all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "finish"]
+__all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "explain_recompiles", "finish"]
 
-CHECK_CONTENTS = 100  # calls of one plan between two looks at the contents of the arguments
+CHECK_CONTENTS = 100  # calls of one plan between two looks at all contents of the arguments
 
 
 class PlanReady(BaseException):
@@ -92,7 +95,7 @@ class Session:
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self._capturing = False
-        self._compiled: set[JobLike] = set()  # jobs that have a plan
+        self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
         cluster.on_go(self._go)
@@ -119,13 +122,13 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.variables.refresh()
-        assert job.keys is not None
-        key = job.keys.key(arguments, fresh(job.keys.state, self._stepped))
-        compiled = job.plans.get(key)
+        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped))
         number = self._announce(job, arguments, compiled)
         if compiled is None:
-            compiled = self._compile(job, asked, number, spoken(arguments, key))
-            job.plans[key] = compiled
+            if self.rank == 0 and (note := job.plans.note()):
+                print(f"actorflow: {note}", file=sys.stderr, flush=True)
+            compiled = self._compile(job, asked, number)
+            job.plans.add(arguments, compiled)
         self._left.before(job.name, compiled.gradients)
         return job.body.give(self._issue(job, compiled, arguments, number))
 
@@ -134,19 +137,19 @@ class Session:
         body = job.body
         recording = body.recording(arguments)
         if recording is None or job.keys is None:
-            state = self._find(job, body.last)
+            state = self._look(job, body.last).state
             if recording is None:
                 self._capturing = True
                 try:
                     recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
                 finally:
                     self._capturing = False
-                state = self._find(job, recording) if recording.variables or recording.optimizers else state
+                state = self._look(job, recording).state if recording.variables or recording.optimizers else state
             job.keys = Keys(state, REGISTRY)
         return Asked(arguments, own, recording)
 
-    def _find(self, job: JobLike, recording: Recording) -> State:
-        return find(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+    def _look(self, job: JobLike, recording: Recording) -> Found:
+        return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
 
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
@@ -170,6 +173,7 @@ class Session:
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         handles = self.results.handles(number, call, compiled.plan.results)
+        carry_out(compiled.changes, compiled.found.looked, handles)
         return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
@@ -178,46 +182,58 @@ class Session:
         self.calls += 1
         text = ""
         if self.world > 1:
-            text = f"{arguments.spoken} [a new plan" if compiled is None else compiled.spoken
+            known = "" if compiled is None else f"{compiled.spoken}, plan {compiled.number}"
+            text = known or f"{arguments.spoken} [a new plan"
             if seeds.seed is not None:
                 text += f", seed {seeds.seed}"
             if job.keys is not None and job.keys.state.optimizers:
                 text += f", {rates(job.keys.state)}"
+            if seen := glance(arguments):
+                text += f", contents of {seen}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
-                text += f", contents {checksum(arguments.tensors):08x}"
+                text += f", all contents {checksum(arguments.tensors):08x}"
             text += "]"
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
+        if text and compiled is None and job.plans.why:
+            text += f" ({job.plans.why})"
         self.cluster.gate(number, digest, text)
         return number
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def _order(self, job: JobLike, asked: Asked, fixed: dict[str, Any]) -> Order:
-        state = self._find(job, asked.recording)
+    def _order(self, job: JobLike, asked: Asked, found: Found, fixed: dict[str, Any]) -> Order:
+        state = found.state
         job.keys = Keys(state, REGISTRY)
         train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
-        later, explain = job in self._compiled, self.cluster.settings.explain
+        later, explain = job in self.jobs, self.cluster.settings.explain
         return Order(
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
             job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
-            job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds),
+            job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
         )  # fmt: skip
 
     def _target(self) -> Target:
         settings = self.cluster.settings
         return Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
 
-    def _compile(self, job: JobLike, asked: Asked, number: int, text: str) -> Compiled:
+    def _stands_for(self, old: Tensor, new: Tensor) -> bool:
+        """Whether plans that were made with a tensor work with what is in its place now."""
+        return self.names.current(old) is new or (self.worker is not None and self.variables.takes_over(old, new))
+
+    def _compile(self, job: JobLike, asked: Asked, number: int) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
-        order = self._order(job, asked, fixed)
-        state = order.state
+        found = self._look(job, asked.recording)
+        state = found.state
+        order = self._order(job, asked, found, fixed)
+        guards, keys = Guards(found, self._stands_for), Keys(state, REGISTRY)
+        key = keys.key(asked.arguments, order.fresh)
         self._capturing = True
         try:
             mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self._capturing = False
-        self._compiled.add(job)
+        self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
             self._start()
@@ -237,7 +253,7 @@ class Session:
         if steps:
             self._stepped.update(state.optimizers)
         return Compiled(
-            text,
+            spoken(asked.arguments, key),
             plan_number,
             made.plan,
             made.shape,
@@ -246,6 +262,11 @@ class Session:
             tuple(state.optimizers.values()) if steps else (),
             made.gradients,
             asked.own is not None,
+            keys,
+            key,
+            guards,
+            found,
+            made.changes,
         )
 
     def _late(self, started: Started) -> None:
@@ -335,7 +356,7 @@ class Session:
     def _pretend(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.cluster.settings.plan_job
-        order = self._order(job, asked, dict(self._pretended))
+        order = self._order(job, asked, self._look(job, asked.recording), dict(self._pretended))
         self._capturing = True
         try:
             plan = make_pretended(order, self.world)
@@ -343,7 +364,7 @@ class Session:
             self._capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):
             raise PlanReady(plan)
-        self._compiled.add(job)
+        self.jobs[job] = None
         self._pretended.update({v.name: v for v in plan.variables})
         with torch.set_grad_enabled(job.type == "train"):
             if job.body.first_generation:
@@ -467,6 +488,11 @@ def _finish_at_exit() -> None:
 def started() -> Session | None:
     """This process's session, if it has one; makes none."""
     return _session
+
+
+def explain_recompiles() -> str:
+    """A line for each plan of each job that has been called: what made it necessary."""
+    return "" if _session is None else "\n".join(job.plans.explain() for job in _session.jobs)
 
 
 def explain() -> str:

@@ -6,6 +6,7 @@ their owners when somebody asks for it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class _Borrowed:
     tensor: Tensor
     get: Callable[[], Any]
     version: int  # of the tensor when it was copied
+    alone: bool  # nothing else that a job reads holds it
+    stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,9 @@ class Variables:
         """The script keeps a tensor that plans only read."""
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
-        self._borrowed[variable.name] = _Borrowed(held.tensor, place.get, held.tensor._version)
+        self._borrowed[variable.name] = _Borrowed(
+            held.tensor, place.get, held.tensor._version, len(held.places) == 1, _referred(held.tensor)
+        )
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Notice when one of these modules gets another tensor in place of one that is owned."""
@@ -231,6 +236,14 @@ class Variables:
                     )
                 self.write(name, now)
                 borrowed.tensor, borrowed.version = now, now._version
+                borrowed.stood.update(_referred(now))
+
+    def takes_over(self, old: Tensor, new: Tensor) -> bool:
+        """Whether plans have the value of a tensor that was put where they read another one."""
+        return any(
+            one.tensor is new and one.alone and id(old) in one.stood and one.stood[id(old)]() is old
+            for one in self._borrowed.values()
+        )
 
     # -- reading and writing -----------------------------------------------------------------------
 
@@ -284,6 +297,10 @@ class Variables:
                 value = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
             self.write(name, value)
             values[slot.key] = self._owned[name]
+
+
+def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
+    return {id(tensor): weakref.ref(tensor)}
 
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

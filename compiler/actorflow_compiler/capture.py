@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow_compiler import scaling, tags
 from actorflow_compiler.constrain import apply_to_first
@@ -36,6 +37,7 @@ from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
     fake_mode,
+    hooks_of,
     looks_compiling,
     plain_layers,
     scaling_in_the_graph,
@@ -44,6 +46,11 @@ from actorflow_compiler.torch_internals import (
 from actorflow_compiler.variables import State, group_names, stand_ins
 
 CPU = torch.device("cpu")
+STEPPING = "optimizer"  # of what an op is marked with: whose step it is of
+TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
+    "_backward_hooks": Tensor.register_hook,
+    "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
+}
 CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
@@ -99,10 +106,12 @@ def capture(
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
-                        return [r.detach() for r in step(tensors)]
+                        results = [r.detach() for r in step(tensors)]
+                        optimizer_state.settle(state)
+                        return results
 
                 streams = Streams()
-                with values_not_seen(), streams.following(), watch.watching(), _scaled(state):
+                with values_not_seen(), streams.following(), watch.watching(), _scaled(state), _stepping(state):
                     table = {**decompositions(streams), **scaling.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
@@ -113,12 +122,9 @@ def capture(
             again = bool(unknown) and not given
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
-            owner = {
-                n.name: groups.get(name, "")
-                for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)
-            }
+            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
-            runner = _Expanding(raw, owner)
+            runner = _Expanding(raw, known, groups)
             functional = (
                 None
                 if again
@@ -178,11 +184,16 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
     """A tensor without memory for one of the state."""
     with mode:
         fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
-        return (
+        fake = (
             nn.Parameter(fake, real.requires_grad)
             if isinstance(real, nn.Parameter)
             else fake.requires_grad_(real.requires_grad)
         )
+    if fake.requires_grad:
+        for kind, hooks in hooks_of(real).items():
+            for hook in hooks:
+                TENSOR_HOOKS[kind](fake, hook)
+    return fake
 
 
 def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
@@ -199,9 +210,11 @@ def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
 class _Expanding(torch.fx.Interpreter):
     """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
 
-    def __init__(self, module: torch.fx.GraphModule, owner: Mapping[str, str]) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str]
+    ) -> None:
         super().__init__(module)
-        self._owner = owner
+        self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
         self._node: torch.fx.Node | None = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -216,7 +229,9 @@ class _Expanding(torch.fx.Interpreter):
             assert self._node is not None
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
-            owners = [self._owner.get(getattr(p, "name", ""), "") for p in params]
+            optimizer = self._node.meta.get("custom", {}).get(STEPPING, "")
+            names = [self._known.get(getattr(p, "name", ""), "") for p in params]
+            owners = [self._groups.get((optimizer, name), "") for name in names]
             if expand_fused(target, args, kwargs, owners):
                 return None
         if name.startswith("aten::_foreach_"):
@@ -250,13 +265,34 @@ class _Expanding(torch.fx.Interpreter):
 class _OptimizerState:
     tensors: dict[str, Tensor]
     parameter: dict[str, str]  # state → the parameter that it belongs to
+    slots: list[tuple[str, dict[str, Any], str, Any]]  # (optimizer, a parameter's state, key, value before the step)
+
+    def settle(self, state: State) -> None:
+        """After the step: write tensors that took the places of others into those; the graph knows no others.
+
+        Raises CaptureError for what an optimizer has changed in Python.
+        """
+        replaced = []
+        for title, values, key, before in self.slots:
+            now = values.get(key)
+            if isinstance(before, Tensor):
+                if now is not before:
+                    if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
+                        _refuse_state(state, title, key, before, now)
+                    replaced.append((values, key, before, now.detach().clone()))
+            elif type(now) is not type(before) or now != before:
+                _refuse_state(state, title, key, before, now)
+        with torch.no_grad():
+            for values, key, before, now in replaced:
+                before.copy_(now)
+                values[key] = before
 
 
 @contextlib.contextmanager
 def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool) -> Iterator[_OptimizerState]:
     """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end."""
     saved: list[tuple[torch.optim.Optimizer, Any, list[dict[str, Any]]]] = []
-    found = _OptimizerState({}, {})
+    found = _OptimizerState({}, {}, [])
     name_of = {id(t): n for n, t in fakes.items()}
     try:
         for name, optimizer in state.optimizers.items():
@@ -299,6 +335,7 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                 vars(optimizer)[CHECKS_DEVICE] = checks
             for p, values in optimizer.state.items():
                 for key, value in values.items():
+                    found.slots.append((name, values, key, value))
                     if isinstance(value, Tensor):
                         full = f"{name}.{name_of[id(p)]}.{key}"
                         found.tensors[full], found.parameter[full] = value, name_of[id(p)]
@@ -308,6 +345,20 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
             optimizer.state = old
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update(settings)
+
+
+def _refuse_state(state: State, title: str, key: str, before: object, now: object) -> NoReturn:
+    """Raise CaptureError for what a plan's optimizer cannot do in every call."""
+    kind = type(state.optimizers[title]).__name__
+    raise CaptureError(
+        f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_said(before)} to "
+        f"{_said(now)} in Python, which runs once, when the step is captured, and not in every call; expected: tensors "
+        f"that keep their shape (for a count torch.zeros(()), and .add_(1)), or an optimizer of torch.optim"
+    )
+
+
+def _said(value: object) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def _made_at_once(
@@ -330,6 +381,27 @@ def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
     """In which the scalers of losses leave what they decide to the graph."""
     fused = {o: type(o) in FUSABLE and "fused" in o.defaults for o in state.optimizers.values()}
     return scaling_in_the_graph(state.scalers.values(), fused, scaling.masked_step)
+
+
+@contextlib.contextmanager
+def _stepping(state: State) -> Iterator[None]:
+    """In which each op of an optimizer's step is marked with its name: several may step one parameter."""
+    titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
+
+    def mark(optimizer: torch.optim.Optimizer, begins: bool) -> None:
+        custom = dict(fx_traceback.current_meta.get("custom") or {})
+        custom.pop(STEPPING, None)
+        fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer, False)),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:

@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -33,6 +34,8 @@ __all__ = [
     "fake_mode",
     "fast_callable",
     "gradients",
+    "hooks_made",
+    "hooks_of",
     "in_backward",
     "in_transform",
     "is_composed",
@@ -505,3 +508,21 @@ def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], Non
                     end(torch.cuda.current_device(), pool)
             raise (first or error) from None
     return graph.replay, found
+
+
+_HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step runs
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+)  # fmt: skip
+
+
+def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
+    """The hooks of a module, a tensor or an optimizer that a step runs, by the name of what keeps them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        kept = {name: getattr(thing, name, None) for name in _HOOKS}
+    return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
+
+
+def hooks_made() -> int:
+    """How many hooks were registered in this process so far."""
+    return RemovableHandle.next_id

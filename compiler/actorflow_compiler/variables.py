@@ -43,13 +43,13 @@ class State:
         return next((h.name for h in self.held.values() if h.tensor is tensor), None)
 
 
-def group_names(state: State) -> dict[str, str]:
-    """Parameter name → ``optimizer.group``: whose learning rate it follows.
+def group_names(state: State) -> dict[tuple[str, str], str]:
+    """(optimizer, parameter) → ``optimizer.group``: whose learning rate the parameter follows in that optimizer's step.
 
     Raises CaptureError if an optimizer holds a parameter that the search did not find.
     """
     by_id = {id(h.tensor): h.name for h in state.held.values()}
-    found: dict[str, str] = {}
+    found: dict[tuple[str, str], str] = {}
     for name, optimizer in state.optimizers.items():
         for g, group in enumerate(optimizer.param_groups):
             for p in group["params"]:
@@ -58,7 +58,7 @@ def group_names(state: State) -> dict[str, str]:
                         f"optimizer {name!r} updates a parameter of shape {tuple(p.shape)} "
                         f"that belongs to no module or variable the job can reach; pass model=… to global_function"
                     )
-                found[by_id[id(p)]] = f"{name}.{g}"
+                found[name, by_id[id(p)]] = f"{name}.{g}"
     return found
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("quickstart", "concepts", "choosing", "troubleshooting")
-QUICK = "troubleshooting"  # the page whose commands take less than half a minute
+PAGES = ("quickstart", "concepts", "choosing", "steps", "troubleshooting")
+QUICK = ("steps", "troubleshooting")  # pages whose commands take less than half a minute
 LIMIT = 240.0  # seconds of one command
 _BLOCK = re.compile(r"(?:<!-- while: (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# (\w+\.py)\n")
@@ -81,7 +81,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("_programs")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "page", [page if page == QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
+    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 )
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     found = 0

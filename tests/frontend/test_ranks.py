@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -283,3 +284,18 @@ def test_ranks_that_set_different_seeds_are_told(run: Callable[..., Ended]):
     assert ended.code != 0
     assert "seed 7" in ended.text
     assert "seed 8" in ended.text
+
+
+def test_ranks_whose_batches_differ_at_a_later_call_say_which_argument_does(run: Callable[..., Ended]):
+    ended = run("""
+        for i in range(6):
+            x, y = batch(i)
+            step(x + (rank if i == 4 else 0), y)
+        model.state_dict()
+    """)
+    assert ended.code == 1
+    told = re.findall(r"rank (\d) made call 5: .* contents of x (\w+), y (\w+)", ended.text)
+    (_, x, y), (_, other, same) = told[:2]
+    assert {rank for rank, *_ in told} == {"0", "1"}
+    assert x != other
+    assert y == same

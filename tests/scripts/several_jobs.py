@@ -189,7 +189,7 @@ def ended(
     losses: list[Tensor], models: list[nn.Module], optimizers: list[torch.optim.Optimizer], jobs: list[Any]
 ) -> Ended:
     """What a training is compared by, and of its plans how many there are and what they do."""
-    plans = [list(job.plans.values()) for job in jobs if isinstance(job, Job)]
+    plans = [list(job.plans) for job in jobs if isinstance(job, Job)]
     return {
         "plans": [len(of_job) for of_job in plans],
         "redundant": max((c.plan.summary.redundant_flops for of_job in plans for c in of_job), default=0.0),

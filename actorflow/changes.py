@@ -1,0 +1,258 @@
+"""One run of a step, while it is captured, goes in; what it does to Python, and how each call does it, comes out.
+
+A tensor that took the place of one that the plan has as a variable is written into that variable by the step itself.
+Everything else that a step leaves in attributes, globals, dictionaries and closures is put there after each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow import tree
+from actorflow.find import Found
+from actorflow.guards import same, say
+from actorflow.lazy import known_now
+from actorflow.looked import Array, Generator, Hooks, Items, Looked, state_of
+from actorflow.refusing import instead, refusing_clocks
+from actorflow_compiler.errors import CallError, CaptureError
+
+__all__ = ["Change", "Run", "carry_out"]
+
+OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
+GONE = {"gone": True}
+NOTHING = "nothing"  # for people, of what is not there
+DRAWS = frozenset((  # functions of Python's and NumPy's generators
+    "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
+    "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step leaves at one place."""
+
+    at: int  # whose value it is, in the order of the search
+    key: Any  # a string or an index
+    where: str  # for people
+    value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
+    read: bool  # whether the step can read it
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return asdict(self)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the same value after each call."""
+        return '"tensor"' not in repr(self.value).replace("'", '"')
+
+
+def carry_out(changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor]) -> None:
+    """Put what a call of a plan leaves where its step has put it.
+
+    What the step reads of it is waited for: the next call needs to know it.  Raises CallError where this rank's script
+    holds something else at that place.
+    """
+    for change in changes:
+        one = looked[change.at]
+        if one.say(change.key) != change.where:
+            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(change.key)}")
+        if change.value == GONE:
+            one.drop(change.key)
+            continue
+        value = tree.rebuild(change.value, results)
+        if change.read:
+            value = pytree.tree_map_only(Tensor, lambda t: t.clone(), known_now(value))
+        one.put(change.key, value)
+
+
+class Run:
+    """Sees what one run of a step changes; used as a context, after which the script is as it was before.
+
+    ``before`` counts, for each place, the plans that change it already.
+    """
+
+    def __init__(self, name: str, found: Found, before: Mapping[str, int]) -> None:
+        self._name, self._looked, self._state = name, found.looked, found.state
+        self._read = {(id(one.holder), type(one)) for one in found.read}
+        self._codes, self._counts = found.codes, before
+
+    def __enter__(self) -> Run:
+        self._values = [one.values() for one in self._looked]
+        self._held = {id(_at(place)): h for h in self._state.held.values() for place in h.places}
+        self._held.pop(id(None), None)
+        self._drawn = _generators()
+        self._instead = []
+        for one, values in zip(self._looked, self._values, strict=True):
+            for key, value in values.items():
+                stand_in = None if isinstance(one, Array | Generator | Hooks) else instead(value, one.say(key))
+                if stand_in is not None:
+                    with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
+                        one.put(key, stand_in)
+                        self._instead.append((one, key, value, stand_in))
+        self._clocks = refusing_clocks()
+        self._clocks.__enter__()
+        return self
+
+    def _put_back(self) -> None:
+        for one, key, value, stand_in in self._instead:
+            if one.values().get(key) is stand_in:
+                one.put(key, value)
+
+    def __exit__(self, *_: object) -> None:
+        self._clocks.__exit__(None, None, None)
+        for one, old in zip(self._looked, self._values, strict=True):
+            if not isinstance(one, Array | Generator | Hooks):
+                _restore(one, old)
+
+    def changes(self, results: list[Tensor]) -> list[Change]:
+        """What the run has changed; tensors that are left somewhere are appended to ``results``.
+
+        Raises CaptureError for what calls of a plan could not repeat.
+        """
+        self._put_back()
+        pairs = [*zip(self._looked, self._values, strict=True)]
+        if _generators() != self._drawn or any(isinstance(a, Generator) and a.values() != b for a, b in pairs):
+            raise CaptureError(
+                f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, which it would do once, "
+                f"when it is captured, and not in every call; expected: draw them outside and pass them as arguments, "
+                f"or draw them with torch (torch.rand) in the step"
+            )
+        found = []
+        writes: list[tuple[Tensor, Tensor]] = []
+        for at, (one, old) in enumerate(pairs):
+            now = one.values() if not isinstance(one, Generator) else old
+            if isinstance(one, Items) and len(now) != len(old):
+                self._refuse(one.path, f"has {len(old)} items before the step and {len(now)} after it", holder=one.path)
+            for key in (*old, *(key for key in now if key not in old)):
+                if key in old and key in now and same(old[key], now[key]):
+                    continue
+                change = self._change(at, one, key, old, now, results, writes)
+                if change is not None:
+                    found.append(change)
+        with torch.no_grad():
+            fresh = [(held, new.detach().clone()) for held, new in writes]
+            for held, new in fresh:
+                held.copy_(new)
+        return found
+
+    def _change(
+        self, at: int, one: Looked, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any], results: list[Tensor],
+        writes: list[tuple[Tensor, Tensor]],
+    ) -> Change | None:  # fmt: skip
+        where = one.say(key)
+        read = (id(one.holder), type(one)) in self._read and key in one.read()
+        if isinstance(one, Array | Hooks):
+            self._refuse(where, "is changed in the step")
+        if one.counts:
+            there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
+            self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
+        if key not in now:
+            return Change(at, key, where, GONE, read)
+        value = now[key]
+        tensors: list[Tensor] = []
+        try:
+            shape = tree.describe(value, tensors)
+        except CallError:
+            if not read or getattr(one, "whole", False):  # what it was before is there again
+                return None
+            self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
+        was: list[Tensor] = []
+        try:
+            alike = key in old and tree.describe(old[key], was) == shape
+        except CallError:
+            alike = False
+        for index, tensor in enumerate(tensors):
+            if not alike or tensor is not was[index]:
+                self._check(where, tensor, read)
+        if tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True)):
+            writes += [(a, b) for a, b in zip(was, tensors, strict=True) if a is not b]
+            return None
+        if read and not tensors and self._counts.get(where, 0) >= OFTEN:
+            self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
+        base = len(results)
+        results += [tensor.detach() for tensor in tensors]
+        return Change(at, key, where, _numbered(shape, base), read)
+
+    def _fits(self, old: Tensor, new: Tensor) -> bool:
+        """Whether a variable of the plan can take the value of a tensor that took its place."""
+        held = self._held.get(id(old))
+        return (
+            held is not None
+            and held.kind != "parameter"
+            and len(held.places) == 1
+            and old.shape == new.shape
+            and old.dtype == new.dtype
+        )
+
+    def _check(self, where: str, tensor: Tensor, read: bool) -> None:
+        """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
+        base = tensor if tensor._base is None else tensor._base
+        held = self._held.get(id(base))
+        if held is not None and any(_at(place) is base for place in held.places):
+            self._refuse(where, f"and {held.name} would be one tensor after the step", "keep a copy (.clone())")
+        if read and tensor.requires_grad:
+            self._refuse(where, "holds on to the graph of its call, which is gone in the next", "keep it .detach()ed")
+
+    def _refuse(self, where: str, what: str, instead: str = "", holder: str = "") -> NoReturn:
+        names = re.findall(r"[^\W\d]\w*", holder or where.rpartition(".")[2].partition("[")[0])
+        line = self._line({*names}, stores=not holder)
+        raise CaptureError(
+            f"{line}: {where} {what}. {self._name} is captured once, and its calls run a plan, not Python; expected: "
+            + (instead or "do this outside of the step, return it from the step, or keep it in a tensor of fixed shape")
+        )
+
+    def _line(self, names: frozenset[str] | set[str], stores: bool = False) -> str:
+        """The first line of the user's that writes one of these names, or that reads one."""
+        for wanted in ("STORE_", "LOAD_")[not stores :]:
+            for code in sorted(self._codes, key=lambda code: code.co_name == "__init__"):
+                line = code.co_firstlineno
+                for instruction in dis.get_instructions(code):
+                    line = instruction.starts_line or line
+                    if str(instruction.argval) in names and instruction.opname.startswith(wanted):
+                        return f"{code.co_filename}:{line}"
+        return "in the step"
+
+
+def _at(place: Any) -> Any:
+    return place.get() if hasattr(place, "get") else None
+
+
+def _numbered(shape: tree.Shape, base: int) -> tree.Shape:
+    """A described value whose tensors come after ``base`` others."""
+    if isinstance(shape, list):
+        return [_numbered(item, base) for item in shape]
+    if isinstance(shape, dict):
+        return {k: v + base if k == "tensor" else v if k == "value" else _numbered(v, base) for k, v in shape.items()}
+    return shape
+
+
+def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
+    now = one.values()
+    if isinstance(one, Items):
+        if len(now) != len(old) or any(now[i] is not old[i] for i in old):
+            one.holder.clear()
+            (one.holder.update if isinstance(one.holder, set) else one.holder.extend)(old.values())
+        return
+    for key in now:
+        if key not in old:
+            one.drop(key)
+    for key, value in old.items():
+        if key not in now or now[key] is not value:
+            one.put(key, value)
+
+
+def _generators() -> tuple[object, ...]:
+    """The states of the random generators of Python and NumPy."""
+    return random.getstate(), state_of(np.random.mtrand._rand)

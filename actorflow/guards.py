@@ -1,0 +1,122 @@
+"""What a search looked at goes in; whether it is still what a plan was made with, and if not what changed, comes out.
+
+A plan holds for what its capture could read of Python: values by type and value, everything else by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import is_
+from types import MethodType
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.find import PLAIN, Found
+from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked
+from actorflow_compiler.torch_internals import hooks_made
+
+__all__ = ["Guards", "same", "say"]
+
+GONE = "nothing"  # what is said of what is there no more, or was not
+LONGEST = 60  # characters of a value that is said
+
+
+class Guards:
+    """What code could read when a plan was asked for.
+
+    ``stands_for`` says whether a tensor that took another one's place makes no difference.
+    """
+
+    def __init__(self, found: Found, stands_for: Callable[[Tensor, Tensor], bool]) -> None:
+        self._stands_for = stands_for
+        self._looked = found.read
+        self._take()
+
+    def _take(self) -> None:
+        """Take things as they are now."""
+        self._before = [one.read() for one in self._looked]
+        self._fast: list[tuple[Get, Any]] = []
+        self._slow = []
+        for one, old in zip(self._looked, self._before, strict=True):
+            gets = one.fast(old)
+            if gets is None:
+                self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
+            elif old:
+                self._fast += [(get, one.holder) for get in gets]
+        sized = (Attributes, Entries, Items)
+        self._sized = [one.holder for one in self._looked if isinstance(one, sized)]
+        self._lengths = list(map(len, self._sized))
+        self._values = self._now()
+        self._made = hooks_made()
+
+    def _now(self) -> list[Any]:
+        return list(chain.from_iterable([get(holder) for get, holder in self._fast]))
+
+    def _untouched(self) -> bool:
+        """Whether all is identical, which is soon found."""
+        try:
+            now = self._now()
+        except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone
+            return False
+        return (
+            len(now) == len(self._values)
+            and all(map(is_, now, self._values))
+            and list(map(len, self._sized)) == self._lengths
+            and hooks_made() == self._made
+            and all(one.read() == old for one, old in self._slow)
+        )
+
+    def difference(self) -> str:
+        """What changed first, for people; nothing where the plan holds."""
+        if self._untouched():
+            return ""
+        for one, old in zip(self._looked, self._before, strict=True):
+            found = self._difference(one, old)
+            if found:
+                return found
+        self._take()  # equal, and perhaps not identical
+        return ""
+
+    def _difference(self, one: Looked, old: Mapping[Any, Any]) -> str:
+        now = one.read()
+        for key in (*old, *(key for key in now if key not in old)):
+            was, is_now = old.get(key, GONE), now.get(key, GONE)
+            if (key in old) != (key in now) or not self._same(was, is_now):
+                there = say(was) if key in old else GONE
+                return f"{one.say(key)} changed from {there} to {say(is_now) if key in now else GONE}"
+        if isinstance(one, Entries) and [*old] != [*now]:
+            return f"the order of {one.path or 'keyword arguments'} changed"
+        return ""
+
+    def _same(self, old: Any, new: Any) -> bool:
+        return same(old, new, self._stands_for)
+
+
+def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:
+    """Whether code that reads the new value does what it did with the old one."""
+    if old is new:
+        return True
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return stands_for(old, new)
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, tuple):
+        return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
+    if isinstance(old, PLAIN):
+        return repr(old) == repr(new)  # 0.0 is not -0.0, and nan is nan
+    if isinstance(old, MethodType):
+        return old.__func__ is new.__func__ and old.__self__ is new.__self__
+    return False
+
+
+def say(value: Any) -> str:
+    """A value, for people."""
+    if isinstance(value, Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (*PLAIN, tuple)):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    name = getattr(value, "__qualname__", "") or f"a {type(value).__name__}"
+    return str(name)

@@ -1,0 +1,329 @@
+"""A holder of values, as the search for a job's state found it, goes in; its values by key, and writing them, come out.
+
+What a step reads of Python, it reads from such holders: globals, closures, defaults, attributes, dictionaries, lists.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from actorflow_compiler.torch_internals import hooks_of
+
+__all__ = [
+    "Array", "Attributes", "Closure", "Counting", "Defaults", "Entries", "Generator", "Get", "Hooks", "Items",
+    "Looked", "Named", "OfClass", "Slots", "state_of",
+]  # fmt: skip
+
+Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
+
+# attributes by which modules work; the last two are of recurrent layers, which make them anew
+INTERNAL = (frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}) - {"training"}
+
+
+class Looked:
+    """A holder of values, all of which code can read; ``path`` is how the script gets to it."""
+
+    names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
+    reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
+    counts = False  # whether what changes in it goes on from call to call, as a scheduler does
+
+    def __init__(self, path: str, holder: Any) -> None:
+        self.path, self.holder = path, holder
+
+    def values(self) -> dict[Any, Any]:
+        """What it holds, by key."""
+        raise NotImplementedError
+
+    def read(self) -> dict[Any, Any]:
+        """What of it code can read."""
+        return self.values()
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """What gets soon what was ``read``, from the holder; None where it has to be made anew."""
+        return None
+
+    def put(self, key: Any, value: Any) -> None:
+        """Let it hold something else."""
+        raise TypeError(f"{self.say(key)} is not to be written")
+
+    def drop(self, key: Any) -> None:
+        """Let it hold nothing there."""
+        raise TypeError(f"{self.say(key)} is not to be written")
+
+    def say(self, key: Any) -> str:
+        """Where one of the values is, as people write it."""
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+class _Mapped(Looked):
+    """What is a dictionary."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return dict(self.holder.items())
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder[key] = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del self.holder[key]
+
+
+class Named(_Mapped):
+    """Globals: of a dictionary what code names."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: self.holder[name] for name in self.names if name in self.holder}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return _got(read)
+
+
+class OfClass(Looked):
+    """What a class itself has: of its attributes those that code names."""
+
+    def __init__(self, path: str, holder: type, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: self.holder.__dict__[name] for name in self.names if name in self.holder.__dict__}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        names = tuple(read)
+        return (lambda owner: [owner.__dict__[name] for name in names],)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        setattr(self.holder, key, value)
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        delattr(self.holder, key)
+
+
+class Attributes(_Mapped):
+    """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
+
+    def __init__(self, path: str, holder: dict[str, Any], whole: bool) -> None:
+        super().__init__(path, holder)
+        self.whole = whole
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: value for name, value in self.holder.items() if name not in INTERNAL}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found = self.values()
+        reads = None if self.whole else self.reads
+        return found if reads is None else {name: value for name, value in found.items() if name in reads}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return _got(read)
+
+
+class Counting(Attributes):
+    """What a scheduler of learning rates has, or an optimizer's settings: a call changes them from what they are."""
+
+    counts = True
+
+    def __init__(self, path: str, holder: dict[str, Any]) -> None:
+        super().__init__(path, holder, whole=True)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key!r}]" if self.path.endswith("]") else super().say(key)
+
+
+class Entries(_Mapped):
+    """A dictionary, or what a module has by name (``dots``); its keys count, and their order."""
+
+    def __init__(self, path: str, holder: Any, dots: bool = False) -> None:
+        super().__init__(path, holder)
+        self.dots = dots
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (iter, dict.values) if isinstance(self.holder, dict) else None
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return super().say(key) if self.dots or not self.path else f"{self.path}[{key!r}]"
+
+
+class Items(Looked):
+    """A list, a deque or a set."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return dict(enumerate(self.holder))
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (iter,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder[key] = value
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key}]"
+
+
+class Closure(Looked):
+    """A variable of an enclosing function."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        try:
+            return {self.path: self.holder.cell_contents}
+        except ValueError:  # the enclosing function has not set it yet
+            return {}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_content,) if read else None
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder.cell_contents = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del self.holder.cell_contents
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Slots(Looked):
+    """Attributes of an object that are not in its ``__dict__``."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {n: v for n, v in self.values().items() if self.reads is None or n in self.reads}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (attrgetter(*read),) if len(read) > 1 else None  # of one name alone it would give no tuple
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        object.__setattr__(self.holder, key, value)  # frozen dataclasses too
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        object.__delattr__(self.holder, key)
+
+
+class Defaults(Looked):
+    """The default values of a function's parameters."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        code = self.holder.__code__
+        defaults = self.holder.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        return dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_defaults,)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{key} (a default of {self.path})"
+
+
+class Array(Looked):
+    """An array of NumPy: its contents."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        array = self.holder
+        contents = zlib.crc32(array.tobytes()) if array.dtype.hasobject is False else 0
+        return {"": (str(array.dtype), array.shape, contents)}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Generator(Looked):
+    """A generator of random numbers of Python or NumPy: how far it is."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {"": state_of(self.holder)}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: a step may not draw, and what is drawn outside of it makes no difference."""
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Hooks(Looked):
+    """The hooks of a module, a tensor or an optimizer."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return hooks_of(self.holder)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"a hook of {self.path} ({key})"
+
+
+def state_of(generator: Any) -> object:
+    """How far a generator is: equal where it would draw the same numbers next."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False))
+    return repr(generator.bit_generator.state)
+
+
+def _got(read: Mapping[Any, Any]) -> tuple[Get, ...]:
+    """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
+    return (itemgetter(*read, *read) if len(read) == 1 else itemgetter(*read),) if read else ()
+
+
+def _content(cell: types.CellType) -> Iterable[Any]:
+    return (cell.cell_contents,)
+
+
+def _defaults(function: types.FunctionType) -> Iterable[Any]:
+    return function.__defaults__ or ()

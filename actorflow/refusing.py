@@ -1,0 +1,81 @@
+"""What a script reads that gives something else each time (clocks, iterators) goes in; what refuses to, and says so.
+
+While a step is captured these stand where the others were: a plan would have what they gave once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from actorflow.find import is_user_class, is_user_file
+from actorflow_compiler.errors import CaptureError
+
+__all__ = ["instead", "refusing_clocks"]
+
+CLOCKS = tuple(
+    getattr(time, name)
+    for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
+)
+RANDOM = (os.urandom,)  # the system's
+_IN = ((time, CLOCKS), (os, RANDOM), (random, RANDOM))  # modules, and which functions of theirs
+
+
+class _Refused:
+    """Stands for an iterator."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __iter__(self) -> _Refused:
+        return self
+
+    def __next__(self) -> NoReturn:
+        _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
+
+
+def instead(value: Any, name: str) -> Any:
+    """What stands for a value called ``name``; None for a value that is the same each time."""
+    if any(value is function for function in (*CLOCKS, *RANDOM)):
+        return _refused(value)
+    if isinstance(value, Iterator) and not is_user_class(type(value)):
+        return _Refused(name)
+    return None
+
+
+@contextlib.contextmanager
+def refusing_clocks() -> Iterator[None]:
+    """In which code of the user's that asks for the time, or the system for random numbers, raises CaptureError."""
+    were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
+    try:
+        for module, name, function in were:
+            setattr(module, name, _refused(function))
+        yield
+    finally:
+        for module, name, function in were:
+            setattr(module, name, function)
+
+
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        if is_user_file(sys._getframe(1).f_code.co_filename):
+            what = "asks the system for random numbers" if function in RANDOM else "asks for the time"
+            _refuse(what, "do this outside, and pass it as an argument if the step needs it")
+        return function(*args)
+
+    return call
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    raise CaptureError(
+        f"{frame.f_code.co_filename}:{frame.f_lineno}: the step {what}, which it would do once, when it is captured, "
+        f"and not in every call; expected: {instead}"
+    )

@@ -1,0 +1,97 @@
+"""A call's arguments go in; the plan of its job that holds for it comes out, or why none does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from actorflow.arguments import Arguments
+from actorflow.changes import Change
+from actorflow.guards import Guards
+from actorflow.runtime.keys import Keys
+
+__all__ = ["Known"]
+
+OFTEN = 3  # plans that one value has cost, after which that is said
+PARTS = (  # what a key has, in order
+    "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
+    "settings of the optimizers", "settings of the gradient scaler", "the optimizer's first step",
+)  # fmt: skip
+
+
+class Holding(Protocol):
+    """What is known of a plan here."""
+
+    keys: Keys
+    key: tuple[Any, ...]
+    guards: Guards
+    changes: tuple[Change, ...]
+
+
+P = TypeVar("P", bound=Holding)
+
+
+class Known(Generic[P]):
+    """The plans of one job, each with what it was made for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._of: dict[Any, list[P]] = {}  # by the arguments' key, the one that was used last at the end
+        self._all: list[P] = []
+        self._costs: dict[str, int] = {}  # where a value is that changed → plans made for it
+        self._told: list[str] = []
+        self.why = ""  # why the last call had no plan
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._all)
+
+    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool]) -> P | None:
+        """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it."""
+        alike = self._of.get(arguments.key, [])
+        self.why = "" if alike or not self._all else "other arguments"
+        for at in range(len(alike) - 1, -1, -1):
+            plan = alike[at]
+            key = plan.keys.key(arguments, fresh(plan.keys))
+            if key == plan.key:
+                changed = plan.guards.difference()
+                if not changed:
+                    if at != len(alike) - 1:
+                        alike.append(alike.pop(at))
+                    return plan
+            else:
+                parts = [said for said, a, b in zip(PARTS, key, plan.key, strict=True) if a != b]
+                changed = f"{', '.join(parts)} changed"
+            self.why = self.why or changed  # against the plan that was used last
+        return None
+
+    def add(self, arguments: Arguments, plan: P) -> None:
+        """A plan was made for the last call that ``find`` was asked for."""
+        self._of.setdefault(arguments.key, []).append(plan)
+        self._all.append(plan)
+        self._told.append(self.why or "the first call")
+
+    def changed(self) -> Counter[str]:
+        """Where plans change a value that they can read → how many do."""
+        return Counter(change.where for plan in self._all for change in plan.changes if change.read and change.plain)
+
+    def note(self) -> str:
+        """What to say where one value makes plan after plan; nothing where it is not worth a word."""
+        where, changed, _ = self.why.partition(" changed from ")
+        if not changed:
+            return ""
+        self._costs[where] = self._costs.get(where, 0) + 1
+        if self._costs[where] != OFTEN:
+            return ""
+        return (
+            f"{self._name} is compiled again: {self.why}, the {OFTEN}rd plan for another value of it. Keep it in a "
+            f"tensor, or pass a tensor as an argument of {self._name}, and it is data; flow.explain_recompiles() lists "
+            f"all plans"
+        )
+
+    def explain(self) -> str:
+        """A line for each plan: why it was made."""
+        return "\n".join(f"{self._name}, plan {n}: {told}" for n, told in enumerate(self._told, 1))

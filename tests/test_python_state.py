@@ -1,0 +1,133 @@
+"""What a script changes in Python between calls, or a step in it, is what runs: as eagerly, or it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow_compiler.errors import CaptureError
+from scripts.python_state import BETWEEN, REFUSED, WITHIN, train
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "python_state.py"
+
+
+@pytest.fixture(autouse=True)
+def dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("case", [*BETWEEN, *WITHIN])
+def test_a_job_does_what_the_script_does_with_python(case: str) -> None:
+    wanted, _ = train(case, job=False)
+    found, plans = train(case, job=True)
+    assert found == pytest.approx(wanted, abs=1e-9)
+    assert plans == (BETWEEN | WITHIN)[case]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_calls_could_not_repeat_is_refused(case: str) -> None:
+    with pytest.raises(CaptureError, match=REFUSED[case]):
+        train(case, job=True)
+
+
+def test_two_ranks_do_so_too() -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", "2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == len(BETWEEN | WITHIN)
+
+
+class Counting(torch.optim.Optimizer):
+    """Momentum, as people write it: tensors are replaced, and steps are counted where ``count`` says."""
+
+    def __init__(self, parameters: object, count: str) -> None:
+        super().__init__(parameters, {"lr": 0.1, "count": 0, "where": count})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group["where"] == "group":
+                group["count"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(mean=torch.zeros_like(p), tensor=torch.zeros(()), python=0)
+                if group["where"] in state:
+                    state[group["where"]] = state[group["where"]] + 1
+                count = group["count"] if group["where"] == "group" else state[group["where"]]
+                state["mean"] = 0.9 * state["mean"] + 0.1 * p.grad
+                p.sub_(group["lr"] * state["mean"] / (1 - 0.9**count))
+
+
+def steps(make: object, job: bool) -> list[float]:
+    """The losses of some steps with the optimizers that ``make`` makes."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizers = make(model)  # type: ignore[operator]
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).pow(2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+        return loss
+
+    run = flow.global_function(step) if job else step
+    return [run(torch.ones(2, 4)).item() for _ in range(6)]
+
+
+def test_an_optimizer_may_replace_the_tensors_of_its_state() -> None:
+    def make(model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [Counting(model.parameters(), "tensor")]
+
+    assert steps(make, job=True) == pytest.approx(steps(make, job=False), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        ("group", r"optimizers\.0.*param_groups\[0\]\['count'\] changes from 1 to 2 in the step"),
+        ("python", r"\(Counting\): its step changes state\['python'\] of a parameter from 1 to 2 in Python"),
+    ],
+)
+def test_an_optimizer_that_counts_in_python_is_refused(count: str, said: str) -> None:
+    with pytest.raises(CaptureError, match=said):
+        steps(lambda model: [Counting(model.parameters(), count)], job=True)
+
+
+def test_several_optimizers_may_step_one_parameter_several_times() -> None:
+    def make(model: nn.Linear) -> list[torch.optim.Optimizer]:
+        first = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return [first, torch.optim.Adam([model.weight], lr=0.01), first]
+
+    assert steps(make, job=True) == pytest.approx(steps(make, job=False), rel=1e-5)
+
+
+def test_what_made_plans_necessary_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {"kl": 0.0}
+
+    @flow.global_function(type="predict")
+    def weighted(x: Tensor) -> Tensor:
+        return x * weights["kl"]
+
+    for i in range(5):
+        weights["kl"] = i / 10
+        assert torch.equal(weighted(torch.ones(2)) + 0, torch.full((2,), i / 10))
+    weights["kl"] = 0.2  # it has a plan
+    assert torch.equal(weighted(torch.ones(2)) + 0, torch.full((2,), 0.2))
+    assert len(weighted.plans) == 5
+    weighted(torch.ones(3))
+    told = [line for line in flow.explain_recompiles().splitlines() if line.startswith("weighted, ")]
+    assert told[0] == "weighted, plan 1: the first call"
+    assert told[2] == "weighted, plan 3: weights['kl'] changed from 0.1 to 0.2"
+    assert told[5] == "weighted, plan 6: other arguments"
+    assert capsys.readouterr().err.count("weights['kl'] changed from 0.2 to 0.3, the 3rd plan") == 1
