@@ -1,6 +1,7 @@
 """What a script reads that gives something else each time (clocks, iterators) goes in; what refuses to, and says so.
 
-While a step is captured these stand where the others were: a plan would have what they gave once.
+While a step is captured these stand where the others were: a plan would have what they gave once.  Other threads get
+what they ask for.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -29,14 +31,16 @@ _IN = ((time, CLOCKS), (os, RANDOM), (random, RANDOM))  # modules, and which fun
 class _Refused:
     """Stands for an iterator."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, iterator: Iterator[Any], name: str) -> None:
+        self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
 
     def __iter__(self) -> _Refused:
         return self
 
-    def __next__(self) -> NoReturn:
-        _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
+    def __next__(self) -> Any:
+        if threading.get_ident() == self._thread:
+            _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
+        return next(self._iterator)
 
 
 def instead(value: Any, name: str) -> Any:
@@ -44,7 +48,7 @@ def instead(value: Any, name: str) -> Any:
     if any(value is function for function in (*CLOCKS, *RANDOM)):
         return _refused(value)
     if isinstance(value, Iterator) and not is_user_class(type(value)):
-        return _Refused(name)
+        return _Refused(value, name)
     return None
 
 
@@ -62,8 +66,10 @@ def refusing_clocks() -> Iterator[None]:
 
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
     def call(*args: Any) -> Any:
-        if is_user_file(sys._getframe(1).f_code.co_filename):
+        if threading.get_ident() == thread and is_user_file(sys._getframe(1).f_code.co_filename):
             what = "asks the system for random numbers" if function in RANDOM else "asks for the time"
             _refuse(what, "do this outside, and pass it as an argument if the step needs it")
         return function(*args)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +113,31 @@ def test_several_optimizers_may_step_one_parameter_several_times() -> None:
         return [first, torch.optim.Adam([model.weight], lr=0.01), first]
 
     assert steps(make, job=True) == pytest.approx(steps(make, job=False), rel=1e-5)
+
+
+def test_other_threads_go_on_while_a_step_is_captured() -> None:
+    items, asked, answered = itertools.count(), threading.Event(), threading.Event()
+    got: list[object] = []
+
+    def beside() -> None:
+        asked.wait()
+        got.extend([next(items), time.time()])
+        answered.set()
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+
+    @flow.global_function(type="predict")
+    def captured(x: Tensor) -> Tensor:
+        asked.set()
+        answered.wait()
+        return x * len(str(items))
+
+    captured(torch.ones(2))
+    thread.join()
+    assert got[0] == 0
+    assert isinstance(got[1], float)
+    assert next(items) == 1
 
 
 def test_what_made_plans_necessary_is_told(capsys: pytest.CaptureFixture[str]) -> None:
