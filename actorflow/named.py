@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Named", "named_by"]
+__all__ = ["Reads", "named_by"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 
 @dataclass(slots=True)
-class Named:
+class Reads:
     """What code names, each in the order of the code."""
 
     globals: dict[str, None] = field(default_factory=dict)  # and "layers.dense", of anything named ``layers``
@@ -29,15 +29,15 @@ class Named:
     any: bool = False  # whether it may read attributes that it does not name
 
 
-def named_by(function: types.FunctionType) -> Named:
+def named_by(function: types.FunctionType) -> Reads:
     """What a function and those inside of it name; the first parameter is taken for ``self``."""
-    found = Named()
+    found = Reads()
     code = function.__code__
     _follow(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found)
     return found
 
 
-def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Named) -> None:
+def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Reads) -> None:
     instructions = list(dis.get_instructions(code))
     before: object = None
     base: Any = None  # the module that was read last, if it was one
