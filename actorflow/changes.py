@@ -162,17 +162,15 @@ class Run:
             return Change(at, key, where, GONE, read)
         value = now[key]
         tensors: list[Tensor] = []
-        try:
-            shape = tree.describe(value, tensors)
-        except CallError:
+        shape = _described(value, tensors)
+        if one.foreign and not read and not tensors:
+            return None
+        if shape is None:
             if not read or getattr(one, "whole", False):  # what it was before is there again
                 return None
             self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
         was: list[Tensor] = []
-        try:
-            alike = key in old and tree.describe(old[key], was) == shape
-        except CallError:
-            alike = False
+        alike = key in old and _described(old[key], was) == shape
         for index, tensor in enumerate(tensors):
             if not alike or tensor is not was[index]:
                 self._check(where, tensor, read)
@@ -225,6 +223,14 @@ class Run:
         return "in the step"
 
 
+def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:
+    """What ``tree.describe`` says of a value; None where it can say nothing, or the value cannot be looked into."""
+    try:
+        return tree.describe(value, tensors)
+    except Exception:  # of anybody's own kind
+        return None
+
+
 def _at(place: Any) -> Any:
     return place.get() if hasattr(place, "get") else None
 
@@ -245,12 +251,18 @@ def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
             one.holder.clear()
             (one.holder.update if isinstance(one.holder, set) else one.holder.extend)(old.values())
         return
-    for key in now:
-        if key not in old:
+    kept = one.read() if one.foreign else now
+    for key, value in now.items():
+        tensors: list[Tensor] = []
+        if old.get(key, NOTHING) is value or (key not in kept and (_described(value, tensors), tensors)[1] == []):
+            continue
+        if key in old:
+            one.put(key, old[key])
+        else:
             one.drop(key)
-    for key, value in old.items():
-        if key not in now or now[key] is not value:
-            one.put(key, value)
+    for key in old:
+        if key not in now:
+            one.put(key, old[key])
 
 
 def _generators() -> tuple[object, ...]:

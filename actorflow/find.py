@@ -336,7 +336,7 @@ class _Search:
         elif hasattr(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
         elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
-            self.looked.append((id(value), Attributes(path, vars(value), self.library)))
+            self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
 
     def hooks(self, thing: Any) -> None:
         """Follow what runs with a tensor's gradient or an optimizer's step."""

@@ -33,6 +33,7 @@ class Looked:
 
     names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
     reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
+    foreign = False  # whether it is an object of a library, whose own affairs are let alone
     counts = False  # whether what changes in it goes on from call to call, as a scheduler does
 
     def __init__(self, path: str, holder: Any) -> None:
@@ -123,9 +124,9 @@ class OfClass(Looked):
 class Attributes(_Mapped):
     """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
 
-    def __init__(self, path: str, holder: dict[str, Any], whole: bool) -> None:
+    def __init__(self, path: str, holder: dict[str, Any], whole: bool, foreign: bool = False) -> None:
         super().__init__(path, holder)
-        self.whole = whole
+        self.whole, self.foreign = whole, foreign
 
     def values(self) -> dict[Any, Any]:
         """See ``Looked``."""

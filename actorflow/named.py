@@ -57,7 +57,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.globals[name] = None
             base, of_own = scope.get(name), False
-        elif kind != "PUSH_NULL":
+        elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # of ``self.count += 1``, too
             base, of_own = None, False
             if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
                 of_own = (name[-1] if isinstance(name, tuple) else name) == own != ""  # two at a time
