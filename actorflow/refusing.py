@@ -7,6 +7,7 @@ what they ask for.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import sys
@@ -34,6 +35,9 @@ class _Refused:
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
         self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
     def __iter__(self) -> _Refused:
         return self
 
@@ -47,7 +51,7 @@ def instead(value: Any, name: str) -> Any:
     """What stands for a value called ``name``; None for a value that is the same each time."""
     if any(value is function for function in (*CLOCKS, *RANDOM)):
         return _refused(value)
-    if isinstance(value, Iterator) and not is_user_class(type(value)):
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
         return _Refused(value, name)
     return None
 

@@ -115,7 +115,8 @@ def test_several_optimizers_may_step_one_parameter_several_times() -> None:
     assert steps(make, job=True) == pytest.approx(steps(make, job=False), rel=1e-5)
 
 
-def test_other_threads_go_on_while_a_step_is_captured() -> None:
+def test_other_threads_and_files_go_on_while_a_step_is_captured(tmp_path: Path) -> None:
+    log = (tmp_path / "log").open("w")  # an iterator, too, and no business of a plan
     items, asked, answered = itertools.count(), threading.Event(), threading.Event()
     got: list[object] = []
 
@@ -129,6 +130,7 @@ def test_other_threads_go_on_while_a_step_is_captured() -> None:
 
     @flow.global_function(type="predict")
     def captured(x: Tensor) -> Tensor:
+        log.write("captured")
         asked.set()
         answered.wait()
         return x * len(str(items))
@@ -138,6 +140,8 @@ def test_other_threads_go_on_while_a_step_is_captured() -> None:
     assert got[0] == 0
     assert isinstance(got[1], float)
     assert next(items) == 1
+    log.close()
+    assert (tmp_path / "log").read_text() == "captured"
 
 
 def test_what_made_plans_necessary_is_told(capsys: pytest.CaptureFixture[str]) -> None:

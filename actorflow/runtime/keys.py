@@ -87,7 +87,7 @@ def lines(state: State) -> list[str]:
 
 def _autocast() -> tuple[Any, ...]:
     kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
-    return (*kinds, str(torch.get_default_dtype()))
+    return (*kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled())
 
 
 def _optimizers(state: State) -> tuple[Any, ...]:
