@@ -1,6 +1,7 @@
 """One run of a step, while it is captured, goes in; what it does to Python, and how each call does it, comes out.
 
-A tensor that took the place of one that the plan has as a variable is written into that variable by the step itself.
+A tensor that took the place of one that the plan has as a variable is written into that variable by the step itself,
+without its graph: PyTorch's is gone, too, when the next call could go through it.
 Everything else that a step leaves in attributes, globals, dictionaries and closures is put there after each call.
 """
 
@@ -16,16 +17,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow import tree
 from actorflow.find import Found
 from actorflow.guards import same, say
-from actorflow.lazy import known_now
+from actorflow.lazy import Result
 from actorflow.looked import Array, Generator, Hooks, Items, Looked, state_of
 from actorflow.refusing import instead, refusing_clocks
 from actorflow_compiler.errors import CallError, CaptureError
+from actorflow_compiler.torch_internals import is_read
 
 __all__ = ["Change", "Run", "carry_out"]
 
@@ -61,8 +63,8 @@ class Change:
 def carry_out(changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor]) -> None:
     """Put what a call of a plan leaves where its step has put it.
 
-    What the step reads of it is waited for: the next call needs to know it.  Raises CallError where this rank's script
-    holds something else at that place.
+    Nothing is waited for: a plan that needs it is yet to be made.  Raises CallError where this rank's script holds
+    something else at that place.
     """
     for change in changes:
         one = looked[change.at]
@@ -72,8 +74,9 @@ def carry_out(changes: Iterable[Change], looked: Sequence[Looked], results: Sequ
             one.drop(change.key)
             continue
         value = tree.rebuild(change.value, results)
-        if change.read:
-            value = pytree.tree_map_only(Tensor, lambda t: t.clone(), known_now(value))
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Result):
+                leaf.kept = change.read
         one.put(change.key, value)
 
 
@@ -173,8 +176,9 @@ class Run:
         alike = key in old and _described(old[key], was) == shape
         for index, tensor in enumerate(tensors):
             if not alike or tensor is not was[index]:
-                self._check(where, tensor, read)
-        if tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True)):
+                self._check(where, tensor)
+        fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
+        if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
             writes += [(a, b) for a, b in zip(was, tensors, strict=True) if a is not b]
             return None
         if read and not tensors and self._counts.get(where, 0) >= OFTEN:
@@ -194,14 +198,14 @@ class Run:
             and old.dtype == new.dtype
         )
 
-    def _check(self, where: str, tensor: Tensor, read: bool) -> None:
+    def _check(self, where: str, tensor: Tensor) -> None:
         """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
         base = tensor if tensor._base is None else tensor._base
         held = self._held.get(id(base))
         if held is not None and any(_at(place) is base for place in held.places):
             self._refuse(where, f"and {held.name} would be one tensor after the step", "keep a copy (.clone())")
-        if read and tensor.requires_grad:
-            self._refuse(where, "holds on to the graph of its call, which is gone in the next", "keep it .detach()ed")
+        if isinstance(tensor, nn.Parameter):
+            self._refuse(where, "is a parameter that the step makes", "make it before the first call")
 
     def _refuse(self, where: str, what: str, instead: str = "", holder: str = "") -> NoReturn:
         names = re.findall(r"[^\W\d]\w*", holder or where.rpartition(".")[2].partition("[")[0])

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from actorflow.lazy import Result
+from actorflow.lazy import Result, known_now
 from actorflow.looked import (
     Array,
     Attributes,
@@ -277,6 +277,9 @@ class _Search:
 
     def value(self, path: str, value: Any, place: Place, attribute: str | None = None) -> None:
         """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
+        if isinstance(value, Result) and value.kept:
+            value = known_now(value).clone()
+            place(value)
         if isinstance(value, (*PLAIN, Result)):
             return
         if isinstance(value, Tensor):

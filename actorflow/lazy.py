@@ -70,6 +70,7 @@ class Result(Tensor):
     """
 
     _promise: Promise
+    kept = False  # whether a step has left it in the script: as a tensor of the script's, then
 
     @staticmethod
     def of(

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -216,16 +217,28 @@ class Session:
         settings = self.cluster.settings
         return Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
 
-    def _stands_for(self, old: Tensor, new: Tensor) -> bool:
-        """Whether plans that were made with a tensor work with what is in its place now."""
-        return self.names.current(old) is new or (self.worker is not None and self.variables.takes_over(old, new))
+    def _stands_for(self, unused: dict[int, weakref.ref[Tensor]], old: Tensor, new: Tensor) -> bool:
+        """Whether a plan that was made with a tensor works with what is in its place now.
+
+        ``unused`` are tensors that the plan does nothing with, by id: any others alike will do.
+        """
+        if self.names.current(old) is new or (self.worker is not None and self.variables.takes_over(old, new)):
+            return True
+        known = unused.get(id(old))
+        if known is None or known() is not old:
+            return False
+        if (old.shape, old.dtype, old.requires_grad) != (new.shape, new.dtype, new.requires_grad):
+            return False
+        unused[id(new)] = weakref.ref(new)
+        return True
 
     def _compile(self, job: JobLike, asked: Asked, number: int) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
         found = self._look(job, asked.recording)
         state = found.state
         order = self._order(job, asked, found, fixed)
-        guards, keys = Guards(found, self._stands_for), Keys(state, REGISTRY)
+        unused: dict[int, weakref.ref[Tensor]] = {}
+        guards, keys = Guards(found, partial(self._stands_for, unused)), Keys(state, REGISTRY)
         key = keys.key(asked.arguments, order.fresh)
         self._capturing = True
         try:
@@ -240,6 +253,9 @@ class Session:
         worker = self.worker
         assert worker is not None
         self._adopt(made, state, number)
+        used = {variable.name for variable in made.plan.variables}
+        loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
+        unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
         plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
         self.cluster.connect(plan.peers(self.rank))
         plan = unshare(plan, self.rank, self.cluster.near)

@@ -15,7 +15,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
@@ -40,6 +40,7 @@ __all__ = [
     "in_transform",
     "is_composed",
     "is_fake",
+    "is_read",
     "keeps_graph",
     "looks_compiling",
     "make_wrapper",
@@ -526,3 +527,10 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
 def hooks_made() -> int:
     """How many hooks were registered in this process so far."""
     return RemovableHandle.next_id
+
+
+def is_read(tensor: torch.Tensor) -> bool:
+    """Whether something that is being traced has used a tensor so far; True outside of a trace."""
+    mode = get_proxy_mode()
+    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return slot is None or bool(slot.proxy.node.users)
