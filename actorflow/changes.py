@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow import tree
 from actorflow.find import Found
-from actorflow.guards import same, say
+from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
 from actorflow.looked import Array, Generator, Hooks, Items, Looked, state_of
 from actorflow.refusing import instead, refusing_clocks
@@ -33,7 +33,6 @@ __all__ = ["Change", "Run", "carry_out"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
-NOTHING = "nothing"  # for people, of what is not there
 DRAWS = frozenset((  # functions of Python's and NumPy's generators
     "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
     "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers",
@@ -49,15 +48,11 @@ class Change:
     where: str  # for people
     value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
     read: bool  # whether the step can read it
+    plain: bool = True  # whether it has no tensors: it is the same value after each call
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
         return asdict(self)
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is the same value after each call."""
-        return '"tensor"' not in repr(self.value).replace("'", '"')
 
 
 def carry_out(changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor]) -> None:
@@ -169,7 +164,7 @@ class Run:
         if one.foreign and not read and not tensors:
             return None
         if shape is None:
-            if not read or getattr(one, "whole", False):  # what it was before is there again
+            if not read or one.whole:  # what it was before is there again
                 return None
             self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
         was: list[Tensor] = []
@@ -185,7 +180,7 @@ class Run:
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         base = len(results)
         results += [tensor.detach() for tensor in tensors]
-        return Change(at, key, where, _numbered(shape, base), read)
+        return Change(at, key, where, _numbered(shape, base), read, not tensors)
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
         """Whether a variable of the plan can take the value of a tensor that took its place."""
@@ -258,7 +253,9 @@ def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
     kept = one.read() if one.foreign else now
     for key, value in now.items():
         tensors: list[Tensor] = []
-        if old.get(key, NOTHING) is value or (key not in kept and (_described(value, tensors), tensors)[1] == []):
+        if key not in kept:  # its own affair, but for tensors of the capture
+            _described(value, tensors)
+        if old.get(key, NOTHING) is value or (key not in kept and not tensors):
             continue
         if key in old:
             one.put(key, old[key])

@@ -468,7 +468,7 @@ class _Search:
         looked = [*apart.values()][::-1]
         for thing, one in looked:
             one.reads = self.read_of(self.types.get(thing))
-        read = tuple(merged([one for thing, one in looked if thing in reached]))
+        read = tuple(_merged([one for thing, one in looked if thing in reached]))
         return Found(state, tuple(one for _, one in looked), read, tuple(self.codes))
 
     def read_of(self, owner: type | None) -> frozenset[str] | None:
@@ -527,7 +527,7 @@ class _Search:
         return state
 
 
-def merged(looked: Sequence[Looked]) -> Iterator[Looked]:
+def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
     """The holders, those of which names are looked at once each."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in looked:

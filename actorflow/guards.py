@@ -17,9 +17,9 @@ from actorflow.find import PLAIN, Found
 from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked
 from actorflow_compiler.torch_internals import hooks_made
 
-__all__ = ["Guards", "same", "say"]
+__all__ = ["NOTHING", "Guards", "same", "say"]
 
-GONE = "nothing"  # what is said of what is there no more, or was not
+NOTHING = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
 
 
@@ -82,10 +82,10 @@ class Guards:
     def _difference(self, one: Looked, old: Mapping[Any, Any]) -> str:
         now = one.read()
         for key in (*old, *(key for key in now if key not in old)):
-            was, is_now = old.get(key, GONE), now.get(key, GONE)
+            was, is_now = old.get(key, NOTHING), now.get(key, NOTHING)
             if (key in old) != (key in now) or not self._same(was, is_now):
-                there = say(was) if key in old else GONE
-                return f"{one.say(key)} changed from {there} to {say(is_now) if key in now else GONE}"
+                there = say(was) if key in old else NOTHING
+                return f"{one.say(key)} changed from {there} to {say(is_now) if key in now else NOTHING}"
         if isinstance(one, Entries) and [*old] != [*now]:
             return f"the order of {one.path or 'keyword arguments'} changed"
         return ""

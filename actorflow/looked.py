@@ -33,6 +33,7 @@ class Looked:
 
     names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
     reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
+    whole = False  # whether a library reads it, all of it
     foreign = False  # whether it is an object of a library, whose own affairs are let alone
     counts = False  # whether what changes in it goes on from call to call, as a scheduler does
 
