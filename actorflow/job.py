@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from actorflow.classic.body import Body
 from actorflow.classic.config import FunctionConfig
+from actorflow.outside import step_in_jobs
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
 from actorflow.runtime.session import Compiled, current
@@ -232,3 +233,6 @@ def global_function(
         )
 
     return make if first is None or isinstance(first, str) else make(first)
+
+
+step_in_jobs(Job)

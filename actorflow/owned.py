@@ -16,9 +16,14 @@ __all__ = ["Owned", "Owner", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
-_KNOWN = METADATA | {_GRAD.__get__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_GRADIENT = {_GRAD.__get__, _GRAD.__set__}
+_KNOWN = METADATA | {_GRAD.__get__, _GRAD.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
 _LIKE = {torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like}  # need no values; optimizers use them
+_SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")} | {
+    "__setitem__", "__idiv__",
+}  # fmt: skip
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -32,6 +37,16 @@ class Owner(Protocol):
         """Replace the value, after all calls that were issued and before any that follows."""
 
 
+class Gradients(Protocol):
+    """Who has the gradients of stand-ins."""
+
+    def get(self, owned: Owned) -> Tensor | None:
+        """The gradient as the last call that was issued leaves it."""
+
+    def set(self, owned: Owned, value: Tensor | None) -> None:
+        """Put another one in its place."""
+
+
 class Owned(Tensor):
     """Stands in the script where the tensor was.
 
@@ -43,6 +58,7 @@ class Owned(Tensor):
 
     name_in_plan: str
     _owner: Owner
+    gradients: Gradients | None = None
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
@@ -69,6 +85,8 @@ class Owned(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _GRADIENT and isinstance(args[0], Owned) and args[0].gradients is not None:
+            return args[0].gradients.set(*args) if len(args) > 1 else args[0].gradients.get(args[0])
         if func in _KNOWN or func in _HOOKS:
             with _no_override():
                 return func(*args, **kwargs)
@@ -97,8 +115,6 @@ class Owned(Tensor):
             if func == Tensor.__repr__ or func == Tensor.__format__:
                 kind = "parameter" if owned.is_parameter else "tensor"
                 return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
-            if func == _GRAD.__set__ and args[1] is None:
-                return None
         raise StateError(
             f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first "
             f'call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict"); '
@@ -122,8 +138,60 @@ class Owned(Tensor):
         return value.requires_grad_(self.requires_grad)
 
 
+class Gradient(Owned):
+    """Stands for a gradient that plans keep: every op reads it, and those in place write what they make of it."""
+
+    gone = False  # whether something else is in its place
+
+    @staticmethod
+    def of_parameter(parameter: Owned, name: str, owner: Owner) -> Gradient:
+        """The stand-in for the gradient of a parameter, as the variable ``name``."""
+        gradient: Gradient = Tensor._make_wrapper_subclass(
+            Gradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+        gradient.name_in_plan, gradient._owner = name, owner
+        return gradient
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA or func in _GRADIENT or func in _SHARES:
+            with _no_override():
+                return args[0] if func in _SHARES else func(*args, **kwargs)
+        if func in (Tensor.__repr__, Tensor.__format__):
+            return super().__torch_function__(func, types, args, kwargs)
+        values: dict[int, Tensor] = {}
+
+        def value(gradient: Gradient) -> Tensor:
+            if gradient.gone:
+                raise StateError(
+                    f"{gradient.name_in_plan} is used, and the call of a job or zero_grad() has put another one in its "
+                    f"place since it was taken: take p.grad anew, and .clone() what is to be kept"
+                )
+            return values.setdefault(id(gradient), gradient._owner.read(gradient.name_in_plan))
+
+        plain = pytree.tree_map_only(Gradient, value, (args, kwargs))
+        result = func(*plain[0], **plain[1])
+        if not _in_place(func, kwargs):
+            return result
+        changed = kwargs["out"] if "out" in kwargs else args[0]
+        for gradient in pytree.tree_leaves(changed):
+            if isinstance(gradient, Gradient):
+                gradient._owner.write(gradient.name_in_plan, values[id(gradient)])
+        return changed
+
+
+def _in_place(func: Any, kwargs: Any) -> bool:
+    """Whether a function of torch's changes its first argument, or ``out``."""
+    name = str(getattr(func, "__name__", func)).partition(".")[0]
+    dunder = name.startswith("__")
+    return "out" in kwargs or (name in _CHANGING if dunder else name.endswith("_"))
+
+
 def real(tensor: Tensor) -> Tensor:
     """The value of any tensor of the script: a result is waited for, an owned one is read, a deferred one is made."""
+    if isinstance(tensor, Gradient):
+        return tensor.clone()
     if isinstance(tensor, Owned):
         return tensor.detach()
     if isinstance(tensor, Deferred):

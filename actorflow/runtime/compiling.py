@@ -28,7 +28,7 @@ from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
-from actorflow_compiler.gradients import Gradients
+from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.modes import EAGER, MODES
@@ -96,6 +96,7 @@ class Order:
     wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
     found: Found | None = None  # what holds the values that the function can reach
     changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
+    standing: Standing = NONE  # how gradients stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Made:
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
     seed: int  # that torch has on the master
-    gradients: Gradients  # of the step and of other calls
+    gradients: Gradients  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
 
@@ -130,7 +131,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
         written = _written(plan)
-        lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name not in written}
+        alone = {v.name for v in plan.variables if v.name + SUFFIX not in written}  # no gradient of it is kept
+        lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in alone and v.name not in written}
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         seed = torch.initial_seed()
@@ -192,6 +194,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
                 own=order.own,
                 doing=doing,
                 learn=gradients.append,
+                standing=order.standing,
             )
         except CaptureError as error:
             cause, specs = error.__cause__, order.arguments.specs

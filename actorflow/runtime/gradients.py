@@ -1,33 +1,152 @@
-"""Calls of jobs go in; an error comes out where gradients that one has left behind would count in another."""
+"""Calls and the script's own ``p.grad`` go in; how gradients stand between calls comes out, and what reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
+from typing import Protocol
+
+from torch import Tensor
+
+from actorflow.owned import Gradient, Owned, real
 from actorflow_compiler.errors import StateError
-from actorflow_compiler.gradients import Gradients, some
+from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
+from actorflow_compiler.variables import State
 
-__all__ = ["Left"]
+__all__ = ["Kept", "standing_before"]
 
 
-class Left:
-    """Whose gradients are not clear between calls: plans keep none, and eager PyTorch would."""
+def standing_before(state: State, known: Standing) -> Standing:
+    """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
+    new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
+    return Standing(known.kept | new, known.lost)
 
-    def __init__(self) -> None:
-        self._by: dict[str, str] = {}  # parameter → the job that left its gradient
-        self._last: Gradients | None = None
 
-    def before(self, job: str, gradients: Gradients) -> None:
-        """A job is called.  Raises StateError if what is left would count in eager PyTorch."""
-        if gradients is self._last:  # the second of two equal calls changes nothing
+class Holder(Protocol):
+    """Who holds the values of variables."""
+
+    @property
+    def layouts(self) -> Container[str]:
+        """The names of all variables."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value."""
+
+
+class Kept:
+    """The gradients of what plans own, on one rank."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.standing = NONE
+        self._holder = holder
+        self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
+        self._stand_ins: dict[str, Gradient] = {}
+        self._after: dict[tuple[Standing, Gradients], Standing] = {}
+        self._fits: dict[tuple[Standing, Gradients], bool] = {}
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def fit(self, gradients: Gradients) -> bool:
+        """Whether they stand as a plan takes them to."""
+        key = self.standing, gradients
+        if key not in self._fits:
+            self._fits[key] = gradients.fit(self.standing)
+        return self._fits[key]
+
+    def called(self, gradients: Gradients) -> None:
+        """A call of a plan was issued."""
+        key = self.standing, gradients
+        if key not in self._after:
+            self._after[key] = gradients.after(self.standing)
+        self.standing = self._after[key]
+        if self._stand_ins:
+            self._forget(gradients.cleared | gradients.keeps | gradients.loses)
+
+    def start_of(self, variable: str, state: State) -> Tensor | None:
+        """The value that a gradient begins with as a variable; None for zeros."""
+        name = variable.removesuffix(SUFFIX)
+        held = state.held.get(name)
+        eager = None if held is None else _eager_gradient(held.tensor)
+        return self._scripts.get(name) if eager is None else eager
+
+    def adopted(self, variable: str) -> None:
+        """A plan has a gradient as a variable now."""
+        self._scripts.pop(variable.removesuffix(SUFFIX), None)
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """A plan is about to own a parameter, which the script has until now."""
+        grad = _eager_gradient(parameter)
+        if grad is not None:
+            self._scripts[name] = grad
+            self._stands(name, kept=True)
+
+    # -- the script --------------------------------------------------------------------------------
+
+    def get(self, owned: Owned) -> Tensor | None:
+        """``p.grad``."""
+        name = owned.name_in_plan
+        if name in self._scripts:
+            return self._scripts[name]
+        if name not in self.standing.kept and name not in self.standing.lost:
+            return None
+        if name not in self._stand_ins:
+            self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
+        return self._stand_ins[name]
+
+    def set(self, owned: Owned, value: Tensor | None) -> None:
+        """``p.grad = value``: as every rank's script has it."""
+        name = owned.name_in_plan
+        if value is not None and value is self.get(owned):
             return
-        found = sorted(gradients.adds & self._by.keys()) if self._by else []
-        if found:
+        new = None if value is None else real(value).detach()
+        if new is not None and (new.shape != owned.shape or new.dtype != owned.dtype):
             raise StateError(
-                f"job {job!r} takes gradients to be clear that job {self._by[found[0]]!r} has left behind (those of "
-                f"{some(found)}), which would count in eager PyTorch; expected: gradients cleared between the two; "
-                f"call optimizer.zero_grad() in {job!r} before backward, or for these parameters at the end of "
-                f"{self._by[found[0]]!r}"
+                f"a gradient {new.dtype}{list(new.shape)} was given to {name}; {owned.dtype}{list(owned.shape)}, as "
+                f"the parameter is, was expected"
             )
-        self._last = gradients
-        for name in gradients.cleared & self._by.keys():
-            del self._by[name]
-        self._by.update(dict.fromkeys(gradients.left, job))
+        self._forget([name])
+        self._scripts.pop(name, None)
+        self._stands(name, kept=new is not None)
+        if new is None:
+            return
+        if name + SUFFIX in self._holder.layouts:
+            self._holder.write(name + SUFFIX, new)
+        else:
+            self._scripts[name] = new.clone()
+
+    def read(self, variable: str) -> Tensor:
+        """See ``Owner``."""
+        self._refuse_lost(variable)
+        return self._holder.read(variable)
+
+    def write(self, variable: str, value: Tensor) -> None:
+        """See ``Owner``; in place."""
+        self._refuse_lost(variable)
+        self._holder.write(variable, value)
+
+    def _refuse_lost(self, variable: str) -> None:
+        """Raise StateError for a gradient that was not kept."""
+        if variable.removesuffix(SUFFIX) in self.standing.lost:
+            raise StateError(
+                f"{variable} was not kept: an optimizer's step has used it, and the job that computed it begins with "
+                f"zero_grad(). Let the job return what is wanted of it (a norm, say), or let it call zero_grad() after "
+                f"optimizer.step(), where nothing reads it any more"
+            )
+
+    def _stands(self, name: str, kept: bool) -> None:
+        one = frozenset([name])
+        without = self.standing.kept - one
+        self.standing = Standing(without | one if kept else without, self.standing.lost - one)
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name in self._stand_ins.keys() & names:
+            self._stand_ins.pop(name).gone = True
+
+
+def _eager_gradient(tensor: Tensor) -> Tensor | None:
+    """The gradient of a tensor that no plan owns."""
+    if isinstance(tensor, Owned) or not tensor.requires_grad or not tensor.is_leaf:
+        return None
+    return None if tensor.grad is None else tensor.grad.detach()

@@ -49,15 +49,18 @@ class Known(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool]) -> P | None:
-        """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it."""
+    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], fits: Callable[[P], bool]) -> P | None:
+        """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
+
+        ``fits`` says whether gradients stand as the plan takes them to.
+        """
         alike = self._of.get(arguments.key, [])
         self.why = "" if alike or not self._all else "other arguments"
         for at in range(len(alike) - 1, -1, -1):
             plan = alike[at]
             key = plan.keys.key(arguments, fresh(plan.keys))
             if key == plan.key:
-                changed = plan.guards.difference()
+                changed = plan.guards.difference() or ("" if fits(plan) else "gradients that calls have left changed")
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))

@@ -41,7 +41,7 @@ from actorflow.runtime.devices import make_device
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
-from actorflow.runtime.gradients import Left
+from actorflow.runtime.gradients import standing_before
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
@@ -59,10 +59,11 @@ from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.gradients import NONE, Standing
 from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
-from actorflow_compiler.variables import State
+from actorflow_compiler.variables import WITH_PARAMETERS, State
 
 __all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "explain_recompiles", "finish"]
 
@@ -92,10 +93,9 @@ class Session:
         self._plans = 0
         self._kinds: tuple[str, ...] = ()  # of each rank's device; the first plan settles them
         self._stepped: set[str] = set()  # optimizers that a plan has run
-        self._left = Left()
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
-        self._capturing = False
+        self.capturing = False
         self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
@@ -107,7 +107,7 @@ class Session:
 
     def call(self, job: JobLike, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a job on this rank; returns at once with what the job's function returns, in handles."""
-        if self._capturing:  # a job inside a job is a plain function
+        if self.capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
         given = job.body.take(args, kwargs, self.world)
         on = None if self.worker is None else self.worker.on
@@ -123,14 +123,13 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.variables.refresh()
-        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped))
+        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
                 print(f"actorflow: {note}", file=sys.stderr, flush=True)
             compiled = self._compile(job, asked, number)
             job.plans.add(arguments, compiled)
-        self._left.before(job.name, compiled.gradients)
         return job.body.give(self._issue(job, compiled, arguments, number))
 
     def _rehearsed(self, job: JobLike, arguments: Arguments, own: tuple[bool, ...] | None) -> Asked:
@@ -140,11 +139,11 @@ class Session:
         if recording is None or job.keys is None:
             state = self._look(job, body.last).state
             if recording is None:
-                self._capturing = True
+                self.capturing = True
                 try:
                     recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
                 finally:
-                    self._capturing = False
+                    self.capturing = False
                 state = self._look(job, recording).state if recording.variables or recording.optimizers else state
             job.keys = Keys(state, REGISTRY)
         return Asked(arguments, own, recording)
@@ -166,6 +165,7 @@ class Session:
         call = worker.issue(compiled.number, inputs, scalars)
         if self._gates.issue(number, call):
             worker.permit(call.number)
+        self.variables.gradients.called(compiled.gradients)
         compiled.calls += 1
         job.last = compiled
         for optimizer in compiled.optimizers:
@@ -211,7 +211,16 @@ class Session:
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
             job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
+            self._standing(state),
         )  # fmt: skip
+
+    def _standing(self, state: State) -> Standing:
+        """How gradients stand as a call begins."""
+        return standing_before(state, NONE if self.worker is None else self.variables.gradients.standing)
+
+    def _gradients_fit(self, compiled: Compiled) -> bool:
+        """Whether gradients stand as a plan takes them to."""
+        return self.variables.gradients.fit(compiled.gradients)
 
     def _target(self) -> Target:
         settings = self.cluster.settings
@@ -240,12 +249,12 @@ class Session:
         unused: dict[int, weakref.ref[Tensor]] = {}
         guards, keys = Guards(found, partial(self._stands_for, unused)), Keys(state, REGISTRY)
         key = keys.key(asked.arguments, order.fresh)
-        self._capturing = True
+        self.capturing = True
         try:
             mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
-            self._capturing = False
+            self.capturing = False
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
@@ -329,7 +338,7 @@ class Session:
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
         self.worker.wait_all()
-        for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
+        for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())
             value = variables.take(number, variable) if differs else variables.start_of(variable, state)
@@ -348,7 +357,7 @@ class Session:
         if made.differing:
             self._warn(made)
             self.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
-            for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
+            for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
                 if variable.name in made.differing and variable.name not in made.lent:
                     variables.own(variable, state)
             variables.offer(number, {})
@@ -373,11 +382,11 @@ class Session:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.cluster.settings.plan_job
         order = self._order(job, asked, self._look(job, asked.recording), dict(self._pretended))
-        self._capturing = True
+        self.capturing = True
         try:
             plan = make_pretended(order, self.world)
         finally:
-            self._capturing = False
+            self.capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):
             raise PlanReady(plan)
         self.jobs[job] = None

@@ -19,11 +19,13 @@ from actorflow.deferred import Deferred
 from actorflow.find import Names
 from actorflow.owned import Owned, real
 from actorflow.runtime.data_plane.boxes import dtype_of
+from actorflow.runtime.gradients import Kept
 from actorflow.runtime.optimizer_state import initial_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.wire import encode
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.gradients import KEPT
 from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
 from actorflow_compiler.variables import Held, State
@@ -73,6 +75,7 @@ class Variables:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
         self.offered = -1  # the last call during which values were offered
+        self.gradients = Kept(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
         self._owned: dict[str, Owned] = {}
@@ -98,6 +101,9 @@ class Variables:
         held = state.held.get(variable.name)
         if held is not None:
             return held.tensor
+        if variable.kind == KEPT:
+            grad = self.gradients.start_of(variable.name, state)
+            return torch.zeros((), dtype=dtype_of(variable.dtype)).expand(variable.shape) if grad is None else grad
         slot = self.slot(variable.name, state)
         now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
         if isinstance(now, Tensor) and not isinstance(now, Owned):
@@ -143,6 +149,9 @@ class Variables:
         if held is not None:
             self._owned[name] = self._replace(held, state.optimizers.values())
             return
+        if variable.kind == KEPT:
+            self.gradients.adopted(name)
+            return
         slot = self.slot(name, state)
         parameter, values = slot.parameter, slot.optimizer.state[slot.parameter]
         like = torch.empty(variable.shape, dtype=dtype_of(variable.dtype), device="meta")
@@ -178,8 +187,10 @@ class Variables:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one."""
         tensor = held.tensor
         owned = Owned.of(tensor, held.name, self)
+        self.gradients.take(held.name, tensor)
         if tensor.is_leaf:
             tensor.grad = None
+        owned.gradients = self.gradients
         try:
             torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
         except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it

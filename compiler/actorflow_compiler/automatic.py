@@ -62,7 +62,8 @@ def cut_automatically(
     """Cut a step into stages of about equal time, and where few bytes cross.
 
     ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
-    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are.  Those that live
+    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are, and a step that calls
+    no modules is not cut.  Those that live
     ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of micro-batches.  Raises LayoutError where
     there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
     places by hand.
@@ -77,6 +78,8 @@ def cut_automatically(
         )
     units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), rates, elsewhere)
     notes: tuple[str, ...] = ()
+    if not units.costs and fixed:  # an optimizer's step, say: its state says where
+        return Automatic(captured.graph)
     follows = units.placed_as(fixed)
     if any(p is not None for p in follows):
         first, where_to = _follow(units.costs, [p or placements[0] for p in follows], placements)

@@ -26,7 +26,7 @@ from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.from_fx import LOOKS_AT_A_VALUE, Capture, Names, to_graph
-from actorflow_compiler.gradients import INPUT, Watch, refuse_given
+from actorflow_compiler.gradients import KEPT, LOST, NONE, NOTHING, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import is_users
@@ -73,15 +73,16 @@ def capture(
     train: bool,
     hints: Hints = Hints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
-    given: frozenset[str] = frozenset(),
+    standing: Standing = NONE,
+    sure: Mapping[str, bool] = NOTHING,
     mirrored: int = 0,
     device: torch.device = CPU,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
     Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
-    ``fresh`` says that the optimizers have not stepped yet; ``given`` names parameters whose gradients are
-    those of the call before, which nothing may depend on.  ``mirrored`` is the number of devices of a step that
+    ``fresh`` says that the optimizers have not stepped yet; ``standing``, how gradients stand as the step begins
+    (``sure``: see ``gradients.Watch``).  ``mirrored`` is the number of devices of a step that
     each of them runs on values of its own; 0: values are logical.  ``device`` is where all tensors are taken to be,
     which decides what autocast does and which kernels torch picks.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
@@ -94,10 +95,11 @@ def capture(
     with stand_ins(state, stand_in) as fakes, _optimizers(state, fakes, mode, train) as optimizer_state:
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
-        held = {**fakes, **optimizer_state.tensors}
         preserve = fx_traceback.preserve_node_meta()
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(state), _moved_to(device, state):
-            watch = Watch(state, fakes, given)
+            watch = Watch(state, fakes, standing, sure)
+            kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
+            held = {**fakes, **optimizer_state.tensors, **kept}
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             recording = tags.recording(hints.places, names, outputs, hints.around)
             averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
@@ -108,6 +110,7 @@ def capture(
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
                         optimizer_state.settle(state)
+                        watch.settle()
                         return results
 
                 streams = Streams()
@@ -118,11 +121,11 @@ def capture(
                     )
             if train:
                 _refuse_uncalled(hints.patterns, recorder.called)
-            gradients, unknown = watch.end(raw)
-            again = bool(unknown) and not given
+            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
+            gradients, unknown = watch.end(raw, known)
+            again = not unknown.keys() <= sure.keys()
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
-            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
             runner = _Expanding(raw, known, groups)
             functional = (
@@ -135,20 +138,20 @@ def capture(
                     _allow_non_fake_inputs=True,
                 )(*values)
             )
-    kinds = {h.name: h.kind for h in state.held.values()} | dict.fromkeys(optimizer_state.tensors, "optimizer")
     if functional is None:
-        captured = capture(
-            step, arguments, state, train=train, hints=hints, fresh=fresh, given=unknown, mirrored=mirrored,
-            device=device,
+        return capture(
+            step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
+            sure={**unknown, **sure}, mirrored=mirrored, device=device,
         )  # fmt: skip
-        return replace(captured, gradients=gradients)
+    kinds = {h.name: h.kind for h in state.held.values()}
+    kinds |= {**dict.fromkeys(optimizer_state.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}
     info = Names(
-        (*((name, kinds[name]) for name in held), *((name, INPUT) for name in watch.inputs)),
+        (*((name, kinds[name]) for name in held), *((name, LOST) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
-    parameter = {**optimizer_state.parameter, **state.beside}
+    parameter = {**optimizer_state.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
     captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
-    refuse_given(captured.graph)
+    refuse_lost(captured.graph)
     return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
 
 

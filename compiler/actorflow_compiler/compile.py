@@ -14,7 +14,7 @@ from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
 from actorflow_compiler.folded import fold_by_module
-from actorflow_compiler.gradients import Gradients
+from actorflow_compiler.gradients import NONE, Gradients, Standing
 from actorflow_compiler.graph import Graph, merge_equal
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
@@ -60,6 +60,7 @@ def compile_step(
     own: Sequence[bool] | None = None,
     doing: Callable[[str], None] = lambda _: None,
     learn: Callable[[Gradients], None] = lambda _: None,
+    standing: Standing = NONE,
 ) -> Laid:
     """Compile one step for ``world`` devices, up to where it is cut into actors.
 
@@ -69,14 +70,17 @@ def compile_step(
     may go in fewer pieces.  ``schedule`` is the schedule's name, and ``rates`` what a device is estimated to do, for
     stages that are cut automatically.  ``own`` is for a step of the mirrored view, which every device runs by itself:
     for each argument whether it has dim 0 for the devices' own items, as all results have then.  ``doing`` is told
-    the name of each pass as it begins, ``learn`` what the step has to do with gradients of other calls.  Raises
-    CaptureError, CallError, LayoutError or PlanError.
+    the name of each pass as it begins; ``standing`` is how gradients of other calls stand, and ``learn`` is told what
+    the step has to do with them.  Raises CaptureError, CallError, LayoutError, StateError or PlanError.
     """
     doing("capture")
     step = step if own is None else on_each_device(step, own, world)
     mirrored = 0 if own is None else world
     device = traced_on(device_type)
-    captured = capture(step, arguments, state, train=train, hints=hints, fresh=fresh, mirrored=mirrored, device=device)
+    captured = capture(
+        step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, mirrored=mirrored,
+        device=device,
+    )  # fmt: skip
     learn(captured.gradients)
     homes = {name: home for name, home in hints.homes.items() if name in captured.kinds}
     ranks = computing(world, homes, captured.graph, hints)

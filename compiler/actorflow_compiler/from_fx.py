@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.gradients import INPUT, Gradients
+from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
@@ -22,6 +22,7 @@ from actorflow_compiler.random_ops import DRAW, SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.random_table import is_random
 from actorflow_compiler.torch_internals import constant_of
 from actorflow_compiler.unsort import unsort
+from actorflow_compiler.variables import WITH_PARAMETERS
 
 IDENTITIES = frozenset(
     {
@@ -59,7 +60,7 @@ LOOKS_AT_A_VALUE = (
 class Names:
     """What the trace's placeholders are, in order."""
 
-    state: tuple[tuple[str, str], ...]  # (name, kind of variable, or INPUT for the gradient of the parameter so named)
+    state: tuple[tuple[str, str], ...]  # (name, kind of variable, or LOST for the gradient of the parameter so named)
     arguments: tuple[tuple[str, str], ...]  # (name, "batch" | "argument")
 
 
@@ -68,9 +69,9 @@ class Capture:
     """The logical graph of a step and what its inputs stand for."""
 
     graph: Graph
-    kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "tensor"
+    kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
     constants: tuple[Constant, ...]
-    parameter: Mapping[str, str]  # optimizer variable → its parameter
+    parameter: Mapping[str, str]  # optimizer's state or gradient → its parameter
     gradients: Gradients = field(default_factory=Gradients)  # of its parameters and of other calls
 
 
@@ -99,7 +100,8 @@ class _Converter:
         self.constants: list[Constant] = []
         self.scalars: dict[str, int] = {}
         self.after_backward: set[int] = set()
-        self.gradients: set[int] = set()  # those of the call before
+        self.lost: set[int] = set()  # gradients of earlier calls that were not kept
+        self.kept: set[int] = set()  # those that were, and what backward passes have added to them
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
 
     def new(self, meta: Meta) -> int:
@@ -119,22 +121,31 @@ class _Converter:
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         nodes = _forward_again(self.nodes, set(self.updates.values()))
         graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
-        graph = pair_rows(unsort(verify(prune(merge_equal(graph, is_random)))))
+        graph = self.without_idle_gradients(pair_rows(unsort(verify(prune(merge_equal(graph, is_random))))))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
             graph, dict(self.names.state), tuple(c for c in self.constants if c.name in used), self.parameter
         )
+
+    def without_idle_gradients(self, graph: Graph) -> Graph:
+        """The graph without gradients of earlier calls that it neither reads nor writes."""
+        used = {v for n in graph.nodes for v in n.reads()} | {*graph.roots()} | {old for old, _ in graph.updates}
+        idle = self.kept - used
+        inputs = tuple(i for i in graph.inputs if i.value not in idle)
+        return replace(graph, inputs=inputs, metas={v: m for v, m in graph.metas.items() if v not in idle})
 
     def placeholder(self, fx_node: torch.fx.Node) -> None:
         index = len(self.inputs)
         value = self.new(meta_of(fx_node.meta["val"]))
         if index < len(self.names.state):
             name, kind = self.names.state[index]
-            if kind == "optimizer":
+            if kind in WITH_PARAMETERS:
                 self.after_backward.add(value)
-            if kind == INPUT:
-                self.gradients.add(value)
-            self.inputs.append(Input(value, name, INPUT if kind == INPUT else "variable"))
+            if kind == KEPT:
+                self.kept.add(value)
+            if kind == LOST:
+                self.lost.add(value)
+            self.inputs.append(Input(value, name, LOST if kind == LOST else "variable"))
         else:
             self.inputs.append(Input(value, *self.names.arguments[index - len(self.names.state)]))
         self.value[fx_node] = value
@@ -177,7 +188,7 @@ class _Converter:
             return
         if op == "aten.copy_.default":
             target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
-            if target not in self.gradients:
+            if target not in self.lost:
                 self.updates[target] = source
             self.value[fx_node] = source
             return
@@ -210,7 +221,10 @@ class _Converter:
             node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
         )
         phase = "forward"
-        if custom.get("phase") == "backward":
+        added = op == "aten.add.Tensor" and not self.kept.isdisjoint(node.reads())
+        if added:  # to a gradient of earlier calls, once for all micro-batches
+            self.kept.update(outs)
+        if custom.get("phase") == "backward" and not added:
             phase = "backward"
         elif any(v in self.after_backward for v in node.reads()) or op in IN_PLACE:
             phase = "optimizer"

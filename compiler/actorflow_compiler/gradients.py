@@ -1,59 +1,114 @@
-"""The parameters of a step go in while it is traced; what it has to do with gradients of other calls comes out."""
+"""How the gradients of a step's parameters stand when it begins goes in; what it leaves of them comes out.
+
+A gradient that a step leaves for a later call is a variable, laid out as its parameter.  One that an optimizer has
+used and that the step itself clears before it computes it anew is not kept: nobody reads it, as scripts are written.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.errors import CaptureError, StateError
 from actorflow_compiler.graph import Graph
 from actorflow_compiler.variables import State
 
-INPUT = "gradient"  # the kind of an input that stands for a gradient of the call before
+LOST = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
+KEPT = "gradient"  # the kind of a variable that is one
+SUFFIX = ".grad"  # of such variables' names, after that of the parameter
+NOTHING: Mapping[str, bool] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Gradients between two calls, by the names of their parameters; those of all others are None."""
+
+    kept: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()  # there are some, and nobody has them
+
+
+NONE = Standing()
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Names of parameters, by what a step has to do with their gradients of other calls."""
+    """What a step takes gradients to be when it begins, and what it leaves, by the names of their parameters."""
 
-    adds: frozenset[str] = frozenset()  # it adds to them or steps by them, as if they were clear when it began
-    cleared: frozenset[str] = frozenset()  # it leaves nothing of them
-    left: frozenset[str] = frozenset()  # something is
+    none: frozenset[str] = frozenset()  # they have to be None
+    kept: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    cleared: frozenset[str] = frozenset()  # they are None afterwards
+    keeps: frozenset[str] = frozenset()
+    loses: frozenset[str] = frozenset()
+
+    def fit(self, standing: Standing) -> bool:
+        """Whether gradients stand as the step takes them to."""
+        return (
+            self.kept <= standing.kept
+            and self.lost <= standing.lost
+            and self.none.isdisjoint(standing.kept)
+            and self.none.isdisjoint(standing.lost)
+        )
+
+    def after(self, before: Standing) -> Standing:
+        """How gradients stand when the step is done."""
+        gone = self.cleared | self.keeps | self.loses
+        return Standing((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
 
 
 class Watch:
     """Watches the gradients of a step while it is traced.
 
-    Gradients that the step does not clear before its backward pass are those of the call before it.
-    The step is traced as if somebody had cleared them, but for those named ``given``: in their places
-    are tensors (``inputs``) that the trace may have as inputs.
+    Gradients that no plan has are first taken to be there, as tensors that the step may only get rid of.  Where it does
+    anything else with them, it is traced again with them as they are: those of ``sure``, parameter → whether the step
+    goes on with its gradient, rather than to zero it.
     """
 
-    def __init__(self, state: State, fakes: Mapping[str, Tensor], given: Collection[str]) -> None:
-        self._before: dict[str, tuple[Tensor, Tensor]] = {}  # parameter → itself, its gradient of the call before
+    def __init__(
+        self, state: State, fakes: Mapping[str, Tensor], before: Standing, sure: Mapping[str, bool] = NOTHING
+    ) -> None:
+        self._standing, self._sure = before, sure
+        self._of: dict[str, Tensor] = {}  # the parameters
+        self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
+        self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
+        self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
         self._assumed: set[str] = set()  # taken to be clear, and no backward pass has reached them
-        self._adds: set[str] = set()
+        self._adds: set[str] = set()  # clear, as was assumed, where something was added or nothing stepped by
+        self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
+        self._stepped: set[str] = set()  # an optimizer has used their gradients
         for h in state.held.values():
             fake = fakes[h.name]
-            if h.kind == "parameter" and fake.requires_grad:
-                fake.grad = torch.zeros_like(fake)
-                self._before[h.name] = (fake, fake.grad)
-        self.inputs = {name: before for name, (_, before) in self._before.items() if name in given}
+            if fake.requires_grad and fake.is_leaf:
+                self._of[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
+                fake.grad = self._first[h.name] = self._given(h.name)
+        self._open = self._of.keys() - before.kept - sure.keys()  # those of which only their end is known
+
+    def _given(self, name: str) -> Tensor | None:
+        if name in self._standing.kept:
+            return self.variables[name]
+        if name in self._sure and name not in self._standing.lost:
+            return None
+        stands_in = torch.zeros_like(self.variables[name])
+        if name in self._sure:
+            self.inputs[name] = stands_in
+        return stands_in
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While the step is traced."""
-        names = {id(fake): name for name, (fake, _) in self._before.items()}
+        names = {id(fake): name for name, fake in self._of.items()}
 
-        def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # over what has no gradient, if that is so
-            held = {names.get(id(p), "") for group in optimizer.param_groups for p in group["params"]}
+        def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
             self._adds |= held & self._assumed
+            self._stepped |= {name for name in held if self._of[name].grad is not None}
 
         hook = register_optimizer_step_pre_hook(steps)
         try:
@@ -64,39 +119,90 @@ class Watch:
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around a backward pass."""
-        for name, (fake, before) in self._before.items():
-            if fake.grad is before and name not in self.inputs:
+        for name, fake in self._of.items():
+            if fake.grad is None or fake.grad is not self._first[name]:
+                continue
+            if name in self._open:
                 fake.grad = None
                 self._assumed.add(name)
+            else:
+                self._grown.add(name)
         yield
-        reached = {name for name in self._assumed if self._before[name][0].grad is not None}
+        reached = {name for name in self._assumed if self._of[name].grad is not None}
         self._adds |= reached
         self._assumed -= reached
 
-    def end(self, trace: torch.fx.GraphModule) -> tuple[Gradients, frozenset[str]]:
-        """The step has ended.
+    def settle(self) -> None:
+        """The step has ended: write what is kept into the variables that it is kept in."""
+        with torch.no_grad():
+            for name, fake in self._of.items():
+                grad, variable = fake.grad, self.variables[name]
+                if self._end_of(name) == "kept" and grad is not None and grad is not variable:
+                    if grad.dtype != variable.dtype:
+                        raise CaptureError(
+                            f"the step leaves a gradient of {name} of {grad.dtype} for calls after it; expected: "
+                            f"{variable.dtype}, as the parameter"
+                        )
+                    variable.copy_(grad.detach())
 
-        The second set names the parameters of which it is not known yet whether something depends on
-        their gradients of the call before: capture again with these given.
+    def _end_of(self, name: str) -> str:
+        """How the step leaves a gradient: "as it was", "none", "kept" or "lost"."""
+        grad = self._of[name].grad
+        if name in self._open and (grad is self._first[name] or (grad is None and name in self._assumed)):
+            return "as it was"
+        if grad is None:
+            return "none"
+        if name in self.inputs:
+            return "lost"
+        goes_on = grad is self.variables[name] or name in self._adds or name in self._grown
+        return "kept" if goes_on or name not in self._stepped else "lost"
+
+    def end(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[Gradients, dict[str, bool]]:
+        """The trace is there; ``known`` are its placeholders, with the names of the variables that they are.
+
+        The second result names parameters of which it is not known yet whether something depends on their gradients
+        of earlier calls: trace again with these ``sure`` as well.
         """
-        now = {name: fake.grad for name, (fake, _) in self._before.items()}
-        cleared = {name for name, grad in now.items() if grad is None and name not in self._assumed}
-        left = {name for name, grad in now.items() if grad is not None and grad is not self._before[name][1]}
-        constants = {id(getattr(trace, str(n.target))) for n in trace.graph.find_nodes(op="get_attr")}
-        read = {name for name, (_, before) in self._before.items() if id(before) in constants}
-        adds = frozenset(self._adds)
-        open_ = (adds & left) | read
-        return Gradients(adds - open_, frozenset(cleared), frozenset(left)), open_
+        constants: dict[int, torch.fx.Node] = {}
+        for n in trace.graph.find_nodes(op="get_attr"):
+            constants.setdefault(id(getattr(trace, str(n.target))), n)
+        read = {name: constants[id(self._first[name])] for name in self._open if id(self._first[name]) in constants}
+        used = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if _is_read(n)}
+        kept, lost = self._standing.kept & self._of.keys(), self._standing.lost & self._of.keys()
+        ends = {name: self._end_of(name) for name in self._of}
+        gradients = Gradients(
+            none=frozenset((self._adds | self._sure.keys()) - kept - lost),
+            kept=frozenset(name for name in kept if name + SUFFIX in used),
+            lost=frozenset(lost & self._sure.keys()),
+            cleared=frozenset(name for name, end in ends.items() if end == "none"),
+            keeps=frozenset(name for name, end in ends.items() if end == "kept"),
+            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+        )
+        return gradients, {
+            **dict.fromkeys(self._adds & lost, True),
+            **{name: not _is_zeroed_first(constant) for name, constant in read.items()},
+        }
 
 
-def refuse_given(graph: Graph) -> None:
-    """Raise CaptureError if something that the step computes depends on gradients of the call before."""
-    names = [i.name for i in graph.inputs if i.kind == INPUT]
+def _is_read(placeholder: torch.fx.Node) -> bool:
+    """Whether a trace does more with a placeholder than to write it."""
+    return any(n.target is not torch.ops.aten.copy_.default or n.args[0] is not placeholder for n in placeholder.users)
+
+
+def _is_zeroed_first(constant: torch.fx.Node) -> bool:
+    """Whether a trace begins by filling a tensor, so that what was in it makes no difference."""
+    first = next(n for n in constant.graph.nodes if constant in n.all_input_nodes)
+    return str(first.target).split(".")[1] in ("zero_", "fill_", "copy_") and first.args[0] is constant
+
+
+def refuse_lost(graph: Graph) -> None:
+    """Raise StateError if something that the step computes depends on gradients that were not kept."""
+    names = [i.name for i in graph.inputs if i.kind == LOST]
     if names:
-        raise CaptureError(
-            f"the step depends on the gradients of the call before it (those of {some(names)}); expected: gradients "
-            f"that every call clears and computes itself; call optimizer.zero_grad(), which sets them to None, in "
-            f"the job, before backward or after optimizer.step()"
+        raise StateError(
+            f"the step depends on gradients that a call before it has left (those of {some(names)}) and that were not "
+            f"kept: an optimizer's step had used them, and the job that left them begins by clearing them. Call "
+            f"optimizer.zero_grad() at the end of that job, after optimizer.step(), or here before backward"
         )
 
 

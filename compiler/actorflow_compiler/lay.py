@@ -24,6 +24,7 @@ from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
 from actorflow_compiler.repeat import VIEWS
 from actorflow_compiler.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
+from actorflow_compiler.variables import WITH_PARAMETERS
 
 GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
 CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
@@ -36,16 +37,16 @@ def lay_variables(
 ) -> tuple[Variable, ...]:
     """Where and how every variable lies: as an earlier plan has fixed it, as hinted, or broadcast.
 
-    Optimizer state of a parameter's shape lies as the parameter, and split over ZeRO's axis where the
-    parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
+    Optimizer state, and gradients, of a parameter's shape lie as the parameter, and split over ZeRO's axis where
+    the parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
     or what an earlier plan has fixed.
     """
     found: dict[str, Variable] = {}
     metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == "variable"}
-    for name in sorted(metas, key=lambda n: captured.kinds[n] == "optimizer"):
+    for name in sorted(metas, key=lambda n: captured.kinds[n] in WITH_PARAMETERS):
         meta, kind = metas[name], captured.kinds[name]
         placement = fixed[name].placement if name in fixed else owners[name]
-        if kind != "optimizer":
+        if kind not in WITH_PARAMETERS:
             refuse_moving(name, placement, hints)
             zero = hints.zero.get(name)
             hint = hints.layouts.get(name)

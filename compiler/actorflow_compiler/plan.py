@@ -215,7 +215,7 @@ class Variable:
     dtype: str
     placement: Placement
     sbp: NdSbp
-    kind: str  # "parameter" | "buffer" | "optimizer" | "tensor"
+    kind: str  # "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from actorflow_compiler.errors import CaptureError
 
+WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that lie as the parameter that they belong to
+
 
 @dataclass(slots=True)
 class Held:

@@ -403,21 +403,6 @@ def test_a_value_that_is_read_inside_of_a_job_shows_the_users_line():
         job(torch.randn(2, 8))
 
 
-def test_a_step_that_never_clears_its_gradients_is_refused():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    @flow.global_function(type="train")
-    def job(x: Tensor) -> Tensor:
-        loss: Tensor = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    with pytest.raises(flow.CaptureError, match=r"zero_grad\(\)"):
-        job(torch.randn(2, 8))
-
-
 def test_more_placements_than_devices_name_both_numbers():
     model = mlp()
     flow.place(model, {r"2": flow.placement("cpu", [5])})

@@ -219,10 +219,11 @@ class Trainer:
 BETWEEN = {
     **dict.fromkeys((
         "an attribute", "an entry", "an item", "another item", "a tuple", "an array", "an attribute of a class",
-        "a phase", "label smoothing", "dropout", "an epsilon", "an activation", "a layer", "an optimizer",
+        "a phase", "label smoothing", "dropout", "an epsilon", "an activation", "an optimizer",
         "a model and its optimizer", "a forward hook", "a hook of a gradient", "a hook after a gradient",
         "a hook before the optimizer's step", "a hook after the optimizer's step",
     ), 2),
+    "a layer": 3,  # the optimizer does not know it: nobody clears its gradients
     "what the step does not read": 1,
 }  # fmt: skip
 WITHIN = {  # what changes in the step → plans

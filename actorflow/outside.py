@@ -1,0 +1,58 @@
+"""A step of an optimizer outside of jobs, over parameters that plans own, goes in; a call of a job comes out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from actorflow.owned import Owned
+from actorflow.runtime.session import started
+from actorflow_compiler.errors import StateError
+
+__all__ = ["step_in_jobs"]
+
+
+def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
+    """From now on, optimizers that step outside of jobs do it in one, which ``make`` makes of a function."""
+    jobs: WeakKeyDictionary[Optimizer, Callable[[], object]] = WeakKeyDictionary()
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _is_ours(optimizer, args, kwargs):
+            return None
+        if optimizer not in jobs:
+            jobs[optimizer] = make(
+                lambda: optimizer.step(), name=f"{type(optimizer).__name__}.step", optimizer=optimizer
+            )
+        jobs[optimizer]()
+        return (_with_nothing_to_do(optimizer),), {}  # of which the step itself is now
+
+    register_optimizer_step_pre_hook(before)
+
+
+def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step is outside of jobs, and of what plans own.  Raises StateError where no job could do it."""
+    session = started()
+    if session is None or session.capturing:
+        return False
+    if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
+        return False
+    if len(args) > 1 or any(value is not None for value in kwargs.values()):
+        raise StateError(
+            f"{type(optimizer).__name__}.step was called with a closure outside of a job, over parameters that a plan "
+            f"owns; expected: the closure's forward and backward pass in a job, and optimizer.step() without it"
+        )
+    return True
+
+
+def _with_nothing_to_do(optimizer: Optimizer) -> Optimizer:
+    """The optimizer without parameters."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
+    return twin
