@@ -23,6 +23,8 @@ InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved
 JOINS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.cat.default"})  # blocks side by side
 NATURAL = 8  # cuts with blocks or units that are followed for one value
 
+FEW_BITS = ("bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -212,6 +214,8 @@ class Problem:
                 begins = True
             options = signatures(call, parts, wanted=tuple(cuts), inner=self.inner_cost is not None)
             options = tuple(s for s in options if not _splits_ragged(ragged[k], s))
+            if n.phase == "optimizer":
+                options = tuple(s for s in options if not _rounds_sums(call, s))
             found[k] = options = honoured(call, self.axis, options)
             for s in options:
                 layouts = (*s.ins, *s.outs)
@@ -292,6 +296,12 @@ class Problem:
                 size *= -(-along // parts) / max(1, along)
             found = self._bytes[key] = size
         return found
+
+
+def _rounds_sums(call: OpCall, signature: Signature) -> bool:
+    """Whether devices would round what they add up: an optimizer's own arithmetic in few bits shows it, as Muon's."""
+    outs = zip(signature.outs, call.outs, strict=True)
+    return any(isinstance(s, PartialSum) and m is not None and m.dtype in FEW_BITS for s, m in outs)
 
 
 def _splits_ragged(ragged: set[tuple[int, int]], s: Signature) -> bool:
