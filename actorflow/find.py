@@ -16,7 +16,7 @@ import sysconfig
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ __all__ = ["Found", "Names", "find", "look"]
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 METHODS = (types.FunctionType, staticmethod, classmethod, property)
+OF_OPTIMIZERS = ("param_groups", "state", "defaults")  # attributes that are followed otherwise
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -305,6 +306,8 @@ class _Search:
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers.append((path, value))
             self.hooks(value)
+            if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
+                self.object(path, value, OF_OPTIMIZERS)
         elif isinstance(value, LRScheduler):
             self.schedulers.append((path, value))
         elif isinstance(value, torch.amp.GradScaler):
@@ -358,7 +361,8 @@ class _Search:
             name = key if isinstance(key, str | int) else index
             self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
 
-    def object(self, path: str, value: Any) -> None:
+    def object(self, path: str, value: Any, but: Container[str] = ()) -> None:
+        """Look into an object, but for some attributes."""
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
         own = getattr(value, "__dict__", {})
@@ -366,7 +370,8 @@ class _Search:
         whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
         self.looked.append((id(value), Attributes(path, own, whole)))
         for name, item in list(own.items()):
-            self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
+            if name not in but:
+                self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
         slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
         if slots:
             self.looked.append((id(value), Slots(path, value, slots)))

@@ -12,7 +12,7 @@ from actorflow.find import find
 from actorflow.runtime.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.planes import share
-from actorflow_compiler.capture import FUSABLE, Argument
+from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
@@ -22,6 +22,7 @@ from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import Sbp, Split
+from actorflow_compiler.stepping import FUSABLE
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.schedule import schedule

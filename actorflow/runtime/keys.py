@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from actorflow.arguments import Arguments
-from actorflow_compiler.capture import FUSABLE
+from actorflow_compiler.stepping import FUSABLE, is_torchs
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
@@ -91,10 +91,17 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _optimizers(state: State) -> tuple[Any, ...]:
-    """For each optimizer, for each group: how many parameters, and the settings that are not read at each call."""
+    """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
+
+    With them for an optimizer that is not torch's which of them have state: a step without is another one.
+    """
     return tuple(
         tuple(
-            (len(group["params"]), *_constants(group, optimizer.defaults, type(optimizer) in FUSABLE))
+            (
+                len(group["params"]),
+                () if is_torchs(optimizer) else tuple([bool(optimizer.state.get(p)) for p in group["params"]]),
+                *_constants(group, optimizer.defaults, type(optimizer) in FUSABLE),
+            )
             for group in optimizer.param_groups
         )
         for optimizer in state.optimizers.values()

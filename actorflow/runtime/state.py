@@ -28,6 +28,7 @@ from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import KEPT
 from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
+from actorflow_compiler.stepping import is_torchs
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Variables"]
@@ -206,6 +207,8 @@ class Variables:
 
     def _created(self, slot: _Slot) -> dict[str, Any]:
         optimizer, parameter = slot.optimizer, slot.parameter
+        if not is_torchs(optimizer):  # its first step is in the plan
+            return {}
         groups = enumerate(optimizer.param_groups)
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
         key = id(optimizer), g, parameter.dim()

@@ -23,7 +23,6 @@ from actorflow_compiler.variables import State
 LOST = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
 KEPT = "gradient"  # the kind of a variable that is one
 SUFFIX = ".grad"  # of such variables' names, after that of the parameter
-NOTHING: Mapping[str, bool] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,11 @@ class Watch:
     """
 
     def __init__(
-        self, state: State, fakes: Mapping[str, Tensor], before: Standing, sure: Mapping[str, bool] = NOTHING
+        self,
+        state: State,
+        fakes: Mapping[str, Tensor],
+        before: Standing,
+        sure: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self._standing, self._sure = before, sure
         self._of: dict[str, Tensor] = {}  # the parameters

@@ -19,12 +19,12 @@ from actorflow.runtime import job as jobs
 from actorflow.runtime.call import Call
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.trails import Passage, Trail, Trails, Waits
-from actorflow_compiler.capture import FUSABLE
 from actorflow_compiler.hints import zero
 from actorflow_compiler.optimizers import SCALARS, setting
 from actorflow_compiler.plan import FromRegister, OfInput, OfPiece, OfVariable, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import B
+from actorflow_compiler.stepping import FUSABLE
 from gpt import GPT
 from models import CASES, CONTEXT
 from runtime.fake_device import Bench, FakeMark, staged

@@ -1,0 +1,227 @@
+"""The optimizers of a step go in; they have stand-ins for their state while it is traced, which comes out as variables.
+
+Those of torch make their state without a look at values, in a step that is thrown away; so their first step is traced
+as every other.  Others are traced as they are: with the state that they have, and where they have none, the plan is one
+of a first step, which makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.torch_internals import looks_compiling
+from actorflow_compiler.variables import State
+
+FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+STEPPING = "optimizer"  # of what an op is marked with: whose step it is of
+CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
+Slot = tuple[str, str, str]  # (optimizer, parameter, key)
+NOTHING: Mapping[Slot, Tensor] = MappingProxyType({})
+
+
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The state of the optimizers while a step is traced."""
+
+    optimizers: Mapping[str, Optimizer]
+    names: Mapping[int, str]  # of the parameters' stand-ins, by id
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
+    parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
+    made: dict[Slot, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
+    unknown: dict[Slot, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
+    before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
+
+    def variable(self, slot: Slot, tensor: Tensor) -> None:
+        """Make a stand-in a variable."""
+        name = ".".join(slot)
+        self.tensors[name], self.parameter[name] = tensor, slot[1]
+
+    def settle(self) -> None:
+        """After the step: write tensors that took the places of others into those; the graph knows no others.
+
+        Raises CaptureError for what an optimizer has changed in Python.
+        """
+        written = []
+        known = set()
+        for title, values, key, before in self.before:
+            now = values.get(key)
+            known.add((id(values), key))
+            if isinstance(before, Tensor):
+                if now is not before:
+                    if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
+                        self._refuse(title, key, before, now)
+                    written.append((values, key, before, now.detach().clone()))
+            elif type(now) is not type(before) or now != before:
+                self._refuse(title, key, before, now)
+        for slot, values, now in self._new(known):
+            if slot in self.made:
+                written.append((values, slot[2], self.made[slot], now.detach().clone()))
+            else:
+                self.unknown[slot] = now.detach()
+        with torch.no_grad():
+            for values, key, variable, now in written:
+                variable.copy_(now)
+                values[key] = variable
+
+    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Tensor]]:
+        """The tensors of state that was not there before."""
+        for title, optimizer in self.optimizers.items():
+            for p, values in optimizer.state.items():
+                for key, now in values.items() if id(p) in self.names else ():
+                    if isinstance(now, Tensor) and (id(values), key) not in known:
+                        yield (title, self.names[id(p)], key), values, now
+
+    def _refuse(self, title: str, key: str, before: object, now: object) -> NoReturn:
+        """Raise CaptureError for what a plan's optimizer cannot do in every call."""
+        kind = type(self.optimizers[title]).__name__
+        raise CaptureError(
+            f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_said(before)} to "
+            f"{_said(now)} in Python, which runs once, when the step is captured, and not in every call; expected: "
+            f"tensors that keep their shape (for a count torch.zeros(()), and .add_(1)), or an optimizer of torch.optim"
+        )
+
+
+def _said(value: object) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+@contextlib.contextmanager
+def stepping(
+    state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING
+) -> Iterator[Stepped]:
+    """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
+
+    ``made`` are tensors like those that the step was seen to make for state that is not there yet.
+    """
+    saved: list[tuple[Optimizer, Any, list[dict[str, Any]]]] = []
+    names = {id(fake): name for name, fake in fakes.items()}
+    found = Stepped(state.optimizers, names)
+    try:
+        for name, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            saved.append((optimizer, optimizer.state, groups))
+            if not train:
+                continue
+            before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
+            _settle_groups(optimizer)
+            if is_torchs(optimizer):
+                _make_state(optimizer, before, state, fakes, mode)
+            else:
+                _stand_in(optimizer, before, state, fakes, mode)
+            for p, values in optimizer.state.items():
+                if id(p) not in names:  # what it holds beside its parameters
+                    found.before.append((name, optimizer.state, p, values))
+                    continue
+                for key, value in values.items():
+                    found.before.append((name, values, key, value))
+                    if isinstance(value, Tensor):
+                        found.variable((name, names[id(p)], key), value)
+        for slot, like in made.items():
+            found.made[slot] = _alike(like, like.device, mode)
+            found.variable(slot, found.made[slot])
+        yield found
+    finally:
+        for optimizer, old, groups in reversed(saved):
+            optimizer.state = old
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+
+def _empty_like(state: Any) -> Any:
+    return type(state)(dict) if hasattr(state, "default_factory") else {}
+
+
+def _settle_groups(optimizer: Optimizer) -> None:
+    """Let it step in its fused form, or else in its capturable one."""
+    fused = type(optimizer) in FUSABLE
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+        if "fused" in group:
+            group["fused"] = fused or None
+        if "capturable" in group:
+            group["capturable"] = not fused
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"] = float(group["lr"])
+
+
+def _make_state(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any) -> None:
+    """Let an optimizer of torch's make its state, by a step without gradients."""
+    checks = vars(optimizer).pop(CHECKS_DEVICE, None)
+    vars(optimizer)[CHECKS_DEVICE] = False  # torch 2.11 takes it that CUDA has no fused Adagrad, which it has
+    with mode, looks_compiling():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+        try:
+            type(optimizer).step(optimizer)
+        except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+            _stand_in(optimizer, before, state, fakes, mode)
+            type(optimizer).step(optimizer)
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+    vars(optimizer).pop(CHECKS_DEVICE)
+    if checks is not None:
+        vars(optimizer)[CHECKS_DEVICE] = checks
+
+
+def _stand_in(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any) -> None:
+    """Give an optimizer stand-ins for the state that it has."""
+    by_id = {id(h.tensor): fakes[h.name] for h in state.held.values()}
+    for p, values in before.items():
+        fake = by_id.get(id(p))
+        if fake is not None:
+            optimizer.state[fake] = {
+                key: _alike(value, fake.device, mode) if isinstance(value, Tensor) else value
+                for key, value in values.items()
+            }
+        elif not isinstance(p, Tensor):
+            optimizer.state[p] = values
+
+
+def _alike(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
+    """One of the same shape, strides and dtype, without memory."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+@contextlib.contextmanager
+def marked(state: State) -> Iterator[None]:
+    """In which each op of an optimizer's step is marked with its name: several may step one parameter."""
+    titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
+
+    def mark(optimizer: Optimizer, begins: bool) -> None:
+        custom = dict(fx_traceback.current_meta.get("custom") or {})
+        custom.pop(STEPPING, None)
+        if begins and id(optimizer) not in titles:
+            raise CaptureError(
+                f"an optimizer {type(optimizer).__name__} steps that the search from the job did not find; expected: "
+                f"one that the function, or what it uses, names, or that is given as global_function(optimizer=…)"
+            )
+        fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer, False)),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
