@@ -49,7 +49,7 @@ class Own(torch.optim.Optimizer):
             state["slow"] = p.clone()
         p.sub_(grad, alpha=lr)
         state["slow"].lerp_(p, 0.5)
-        p.data = state["slow"]
+        p.copy_(state["slow"])
 
     def preconditioned(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float) -> None:
         """A matrix that begins as the identity, as Shampoo's."""
@@ -149,6 +149,24 @@ def test_an_optimizer_that_the_search_does_not_find_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="SGD steps that the search from the job did not find"):
         step(torch.ones(2, 3))
+
+
+def test_data_that_the_script_keeps_is_refused() -> None:
+    weight, other = nn.Parameter(torch.ones(3)), torch.zeros(3)
+
+    @flow.global_function
+    def share(x: Tensor) -> None:
+        weight.data = other
+
+    @flow.global_function
+    def go_on(x: Tensor) -> Tensor:
+        weight.data = y = x * 2
+        return y + 1
+
+    with pytest.raises(CaptureError, match="lets two tensors of the script share memory"):
+        share(torch.ones(3))
+    with pytest.raises(CaptureError, match="x is used again"):
+        go_on(torch.ones(3))
 
 
 def test_data_of_another_shape_is_refused() -> None:

@@ -109,12 +109,13 @@ def capture(
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
-                        stepped.settle()
+                        stepped.settle(assigned.of)
                         watch.settle()
                         return results
 
                 streams = Streams()
-                seen = DataAssigned(), streams.following(), watch.watching(), _scaled(state), marked(state)
+                assigned = DataAssigned(held.values())
+                seen = assigned, streams.following(), watch.watching(), _scaled(state), marked(state)
                 with values_not_seen(), contextlib.ExitStack() as stack:
                     for context in seen:
                         stack.enter_context(context)

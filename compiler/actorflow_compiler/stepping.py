@@ -8,7 +8,7 @@ of a first step, which makes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -52,10 +52,11 @@ class Stepped:
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
 
-    def settle(self) -> None:
+    def settle(self, value: Callable[[Tensor], Tensor]) -> None:
         """After the step: write tensors that took the places of others into those; the graph knows no others.
 
-        Raises CaptureError for what an optimizer has changed in Python.
+        ``value`` gives for a tensor what has its values at the end.  Raises CaptureError for what an optimizer has
+        changed in Python.
         """
         written = []
         known = set()
@@ -66,12 +67,12 @@ class Stepped:
                 if now is not before:
                     if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
                         self._refuse(title, key, before, now)
-                    written.append((values, key, before, now.detach().clone()))
+                    written.append((values, key, before, value(now).detach().clone()))
             elif type(now) is not type(before) or now != before:
                 self._refuse(title, key, before, now)
         for slot, values, now in self._new(known):
             if slot in self.made:
-                written.append((values, slot[2], self.made[slot], now.detach().clone()))
+                written.append((values, slot[2], self.made[slot], value(now).detach().clone()))
             else:
                 self.unknown[slot] = now.detach()
         with torch.no_grad():
