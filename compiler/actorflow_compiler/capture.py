@@ -21,7 +21,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from actorflow_compiler import scaling, tags
+from actorflow_compiler import scaling, strided, tags
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
@@ -112,7 +112,7 @@ def capture(
 
                 streams = Streams()
                 with values_not_seen(), streams.following(), watch.watching(), _scaled(state), _stepping(state):
-                    table = {**decompositions(streams), **scaling.TABLE}
+                    table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
