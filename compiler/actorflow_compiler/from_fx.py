@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import INPUT, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
@@ -160,8 +161,7 @@ class _Converter:
             )
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
-        flat = values.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if values.numel() else b""
+        data = as_bytes(values.detach().cpu()).numpy().tobytes()
         self.constants.append(Constant(name, meta.shape, meta.dtype, data))
         self.inputs.append(Input(number, name, "constant"))
         self.value[fx_node] = number

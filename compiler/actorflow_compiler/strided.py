@@ -41,7 +41,7 @@ def _slogdet(x: Tensor) -> Any:
 def _as_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
     """The view of what lies row by row; raises ValueError where it would have more than the elements of ``x``."""
     offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), -x.shape[d]))
+    order = sorted(range(x.dim()), key=lambda d: (x.stride(d), x.shape[d]), reverse=True)
     flat = x.permute(order)
     end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not flat.is_contiguous() or offset < 0 or (0 not in size and end >= x.numel()):
