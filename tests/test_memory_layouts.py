@@ -10,13 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import SGD, Adagrad, AdamW, Optimizer
 
 import actorflow as flow
+from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.infer import Goal
-from models import Batch, Case
-from trained import Layout, differences, train_eagerly, train_planned
+from actorflow_compiler.optimizers import SCALARS, setting
+from models import Batch, Case, reference
+from trained import Layout, differences, plan_of, train_eagerly, train_planned
 
 SIZES = [4, 4]
 LAYOUTS = {
@@ -232,3 +234,36 @@ def test_a_view_of_memory_beside_a_tensor_is_refused(use: Callable[[Tensor, Tens
     case = Case(lambda: Matrices(transposed, use).double(), ADAMW, rows, ("first", "head"), loss=row_loss)
     with pytest.raises(CaptureError, match=r"(?s)test_memory_layouts.py.*as_strided.*clone\(\)"):
         train_planned(case, Layout(1), SIZES)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "adamw": ADAMW,
+    "adagrad": lambda m: Adagrad(m.parameters(), lr=0.1),
+}
+KEPT = {"sgd": "momentum_buffer", "adamw": "exp_avg", "adagrad": "sum"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_a_parameter_that_the_step_made_another_way_is_its_own(name: str) -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            model[1].weight.copy_((1.5 * model[1].weight).t())
+        return row_loss(model, x, y)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+
+    case = Case(make, OPTIMIZERS[name], rows, ("0", "1"), loss=loss)
+    model = case.model()
+    optimizer = case.optimizer(model)
+    expected, _ = reference(model, optimizer, loss, rows(SIZES), 1)
+    plan, values, planned = plan_of(case, Layout(1), SIZES[0])
+    op = {"sgd": "actorflow.sgd", "adamw": "actorflow.adam", "adagrad": "actorflow.adagrad"}[name]
+    settings = {f"optimizer.0.{key}": setting(planned.param_groups[0], key) for key in SCALARS[op]}
+    with LocalCluster(plan, variables=values, timeout=60.0) as cluster:
+        for batch, wanted in zip(rows(SIZES), expected, strict=True):
+            (found,) = cluster.run(dict(zip(case.names, batch, strict=True)), settings)
+            torch.testing.assert_close(found.item(), wanted, rtol=1e-9, atol=0)
+        state = cluster.variable(f"optimizer.model.1.weight.{KEPT[name]}")
+    torch.testing.assert_close(state, optimizer.state[model[1].weight][KEPT[name]], rtol=1e-9, atol=1e-12)

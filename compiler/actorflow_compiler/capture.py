@@ -230,7 +230,7 @@ class _Expanding(torch.fx.Interpreter):
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
             optimizer = self._node.meta.get("custom", {}).get(STEPPING, "")
-            names = [self._known.get(getattr(p, "name", ""), "") for p in params]
+            names = [self._known.get(_changed_last(p).name, "") for p in params]
             owners = [self._groups.get((optimizer, name), "") for name in names]
             if expand_fused(target, args, kwargs, owners):
                 return None
@@ -259,6 +259,16 @@ class _Expanding(torch.fx.Interpreter):
         calls = {"norm": torch.linalg.vector_norm}
         run = calls.get(name) or getattr(Tensor, name)
         return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
+
+
+def _changed_last(node: Any) -> Any:
+    """What was changed in place to become what a node of a trace gives; the node itself, if nothing was."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
+            break
+        node = node.args[0]
+    return node
 
 
 @dataclass(frozen=True, slots=True)
