@@ -231,7 +231,8 @@ class _Converter:
         """An op of complex numbers as one of constants, of the dtype that these give its result."""
         target, result = fx_node.target, fx_node.meta.get("val")
         assert isinstance(target, torch._ops.OpOverload)
-        target = getattr(target.overloadpacket, "Tensor", target) if target._schema.overload_name == "Scalar" else target
+        if target._schema.overload_name == "Scalar":
+            target = getattr(target.overloadpacket, "Tensor", target)
         args: list[Arg] = []
         for a, argument in zip(fx_node.args, target._schema.arguments, strict=False):
             takes_tensor = isinstance(argument.type, torch.TensorType)
