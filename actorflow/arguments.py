@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from actorflow.owned import real
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.flat import as_bytes
 
 __all__ = ["Arguments", "checksum", "flatten", "glance", "shapes_text"]
 
@@ -115,8 +116,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     """A checksum of the contents, in order."""
     found = 0
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+        found = zlib.crc32(as_bytes(tensor.detach().cpu()).numpy().data, found)
     return found
 
 
@@ -129,8 +129,8 @@ def glance(arguments: Arguments) -> str:
     said = []
     for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
         if tensor.device.type == "cpu" and tensor.numel():
-            sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)].contiguous()
-            said.append(f"{spec.name} {zlib.crc32(sample.view(torch.uint8).numpy().data):08x}")
+            sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)]
+            said.append(f"{spec.name} {zlib.crc32(as_bytes(sample).numpy().data):08x}")
     return ", ".join(said)
 
 

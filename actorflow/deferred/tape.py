@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.streams import Point
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.flat import as_bytes
 
 __all__ = ["Buffer", "Constant", "Op", "View", "digest", "needed"]
 
@@ -174,7 +175,7 @@ def digest(view: View) -> int:
             return f"{number}: {leaf.dtype}{leaf.shape}{leaf.strides}{leaf.offset}"
         if isinstance(leaf, Constant):
             tensor = leaf.get()
-            contents = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            contents = as_bytes(tensor.cpu()).numpy().data
             return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents)}"
         return leaf.type if isinstance(leaf, torch.device) else repr(leaf)
 

@@ -29,6 +29,7 @@ from actorflow.runtime import cluster
 from actorflow.runtime.cluster import Cluster
 from actorflow.runtime.data_plane.nccl import nccl_version
 from actorflow_compiler.errors import CallError, ClusterError
+from actorflow_compiler.flat import as_bytes, flat
 from actorflow_compiler.torch_internals import store_of_default_group
 
 __all__ = ["GroupWires"]
@@ -86,7 +87,7 @@ class GroupWires(Wires):
         if pairs is not None:
             waiting = replace(waiting, what=f"{waiting.what}, between {pairs.kind} devices")
             rooms = [torch.empty(n, dtype=like.dtype, device=like.device) if n else None for n in receive]
-            send = [None if t is None else t.contiguous() for t in send]  # memory is asked for before others wait
+            send = [None if t is None else flat(t) for t in send]  # memory is asked for before others wait
         tag = (digest + waiting.number * 0x9E3779B1 + (pairs is not None)) % TAGS
         self._watch.enter(waiting)
         try:
@@ -110,12 +111,12 @@ class GroupWires(Wires):
         works = []
         for i, (peer, n) in enumerate(zip(ranks, receive, strict=True)):
             if n:
-                flat = came[i] = torch.empty(n, dtype=like.dtype)
-                works.append(self._group.recv([flat.view(torch.uint8)], peer, tag))
+                room = came[i] = torch.empty(n, dtype=like.dtype)
+                works.append(self._group.recv([room.view(torch.uint8)], peer, tag))
         for peer, tensor in zip(ranks, send, strict=True):
             if tensor is not None:
                 near = tensor.cpu() if far else tensor
-                works.append(self._group.send([near.contiguous().view(torch.uint8)], peer, tag))
+                works.append(self._group.send([as_bytes(near)], peer, tag))
         for work in works:
             work.wait()
         return [None if t is None else t.to(like.device) for t in came] if far else came

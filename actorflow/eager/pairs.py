@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from actorflow.runtime.data_plane.ends import give_up
 from actorflow.runtime.data_plane.nccl import Communicator, Maker, nccl_version, over_nccl
 from actorflow.runtime.devices import make_device
+from actorflow_compiler.flat import as_bytes
 
 __all__ = ["SEAT", "Pairs", "Trade", "apart", "seat_of_gpu"]
 
@@ -129,4 +130,4 @@ class Pairs:
 def _bytes(tensor: Tensor | None, device: torch.device) -> Tensor:
     if tensor is None:
         return torch.empty(0, dtype=torch.uint8, device=device)
-    return tensor.view(torch.uint8)
+    return as_bytes(tensor)

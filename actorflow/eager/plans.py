@@ -19,6 +19,7 @@ from actorflow.eager.layout import NOWHERE, Layout, everywhere, is_whole
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.errors import LayoutError, SignatureError
 from actorflow_compiler.library import OPS
+from actorflow_compiler.native import native_kernel
 from actorflow_compiler.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Body, Step
@@ -269,7 +270,7 @@ def fill_named(kwargs: dict[str, Any], args: tuple[Any, ...], tensors: Sequence[
 
 def direct(func: Any) -> Run:
     """The op itself, with the arguments that it was given."""
-    call = fast_callable(func)
+    call = fast_callable(func) if str(func) in STRIDED else native_kernel(func)
 
     def run(parts: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call(*fill(args, iter(parts)), **fill_named(kwargs, args, parts))
@@ -281,7 +282,7 @@ def fastest(func: Any) -> Callable[..., Any]:
     """What calls an op on plain tensors with the least ado: for the plainest ops, torch's own function."""
     namespace, _, name = func._schema.name.partition("::")
     found = getattr(torch, name, None) if namespace == "aten" and name in _PLAINEST else None
-    return found if found is not None else fast_callable(func)
+    return found if found is not None else native_kernel(func)
 
 
 # of which torch's function takes the same arguments as the op, by position

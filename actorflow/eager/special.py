@@ -20,6 +20,7 @@ from actorflow_compiler.decompositions import BATCH_NORM, TABLE
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.sbp import B, P
+from actorflow_compiler.strided import determinant
 
 aten = torch.ops.aten
 
@@ -106,6 +107,12 @@ def _neg_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @_for(aten._reshape_alias.default)
 def _reshape_alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return aten.view.default(args[0], args[1])
+
+
+@_for(aten._linalg_det.default, aten._linalg_slogdet.default)
+def _determinant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By how the whole lies, which autograd goes by, and not its parts."""
+    return determinant(func, args[0])
 
 
 @_for(aten.as_strided.default)

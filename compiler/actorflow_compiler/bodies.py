@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.ops import Arg, Ref, substitute
+from actorflow_compiler.ops import Arg, Ref, Symbol, substitute
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.plan import Body, OfVariable, Step, Target
 
@@ -151,7 +151,9 @@ class _InPlace:
             value = operand.index
             if name in changed and not self.take_over(k, value, results[name]):
                 copy = results[name] if results[name] >= 0 else self.new(value)
-                self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), (), (copy,)))
+                # row by row, as variables lie: the fused kernels walk through all memories in one order
+                dense = (("memory_format", Symbol("torch.contiguous_format")),)
+                self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), dense, (copy,)))
                 value = copy
             if name in changed:
                 self.unsettled.add(results[name])

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import scaling, tags
+from actorflow_compiler import scaling, strided, tags
 from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
-from actorflow_compiler.from_fx import IDENTITIES, LOOKS_AT_A_VALUE, Capture, Names, to_graph
+from actorflow_compiler.from_fx import LOOKS_AT_A_VALUE, Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
@@ -119,7 +119,7 @@ def capture(
                 with values_not_seen(), contextlib.ExitStack() as stack:
                     for context in seen:
                         stack.enter_context(context)
-                    table = {**decompositions(streams), **scaling.TABLE}
+                    table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
@@ -237,7 +237,7 @@ class _Expanding(torch.fx.Interpreter):
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
             optimizer = self._node.meta.get("custom", {}).get(STEPPING, "")
-            names = [self._known.get(_memory_of(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
+            names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
             owners = [self._groups[optimizer, name] for name in names]
             if expand_fused(target, args, kwargs, owners):
                 return None
@@ -268,15 +268,16 @@ class _Expanding(torch.fx.Interpreter):
         return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
 
 
-def _memory_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What made the memory that a node stands for: a tensor that was changed in place is the change's result."""
-    while (
-        isinstance(node.target, torch._ops.OpOverload)
-        and (node.target._schema.name.endswith("_") or str(node.target) in IDENTITIES)
-        and isinstance(node.args[0], torch.fx.Node)
-    ):
+def _changed_last(node: Any) -> Any:
+    """What was changed in place to become what a node of a trace gives; the node itself, if nothing was."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
+            break
         node = node.args[0]
     return node
+
+
 
 
 def _scaled(state: State) -> contextlib.AbstractContextManager[None]:

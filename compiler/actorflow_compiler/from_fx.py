@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
@@ -20,7 +21,7 @@ from actorflow_compiler.pair_rows import pair_rows
 from actorflow_compiler.plan import Constant
 from actorflow_compiler.random_ops import DRAW, SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.random_table import is_random
-from actorflow_compiler.torch_internals import constant_of
+from actorflow_compiler.torch_internals import constant_of, real_tensors
 from actorflow_compiler.unsort import unsort
 from actorflow_compiler.variables import WITH_PARAMETERS
 
@@ -169,13 +170,17 @@ class _Converter:
                 f"the step holds a tensor of {meta.nbytes} bytes (shape {meta.shape}) that the search did not find; "
                 f"a constant in a plan may have {LARGEST_CONSTANT}; make it a buffer of the module or an argument"
             )
+        self.value[fx_node] = self.held(values)
+
+    def held(self, values: Tensor) -> int:
+        """The number of a constant."""
+        meta = meta_of(values)
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
-        flat = values.detach().cpu().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if values.numel() else b""
+        data = as_bytes(values.detach().cpu()).numpy().tobytes()
         self.constants.append(Constant(name, meta.shape, meta.dtype, data))
         self.inputs.append(Input(number, name, "constant"))
-        self.value[fx_node] = number
+        return number
 
     def call(self, fx_node: torch.fx.Node) -> None:
         if fx_node.target is operator.getitem:
@@ -194,7 +199,10 @@ class _Converter:
             return
         if op.startswith("aten.") and fx_node.meta.get("val") is None:
             return  # it looks at values and raises (linalg's check of errors); there are no values yet
-        args = tuple(self.arg(a) for a in fx_node.args)
+        if any(isinstance(a, complex) for a in fx_node.args):
+            op, args = self.with_constants(fx_node)
+        else:
+            args = tuple(self.arg(a) for a in fx_node.args)
         kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
         op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
         if op == "":
@@ -232,6 +240,22 @@ class _Converter:
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
         self.nodes.append(replace(node, phase=phase))
+
+    def with_constants(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...]]:
+        """An op of complex numbers as one of constants, of the dtype that these give its result."""
+        target, result = fx_node.target, fx_node.meta.get("val")
+        assert isinstance(target, torch._ops.OpOverload)
+        if target._schema.overload_name == "Scalar":
+            target = getattr(target.overloadpacket, "Tensor", target)
+        args: list[Arg] = []
+        for a, argument in zip(fx_node.args, target._schema.arguments, strict=False):
+            takes_tensor = isinstance(argument.type, torch.TensorType)
+            if isinstance(a, complex) and takes_tensor and isinstance(result, Tensor) and result.is_complex():
+                with real_tensors():
+                    args.append(Ref(self.held(torch.tensor(a, dtype=result.dtype))))
+            else:
+                args.append(self.arg(a))
+        return str(target), tuple(args)
 
     def simplify(
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
@@ -309,7 +333,12 @@ class _Converter:
             return value
         if isinstance(value, torch.SymInt | torch.SymFloat):
             raise CaptureError(f"the step's shapes depend on the values of a tensor ({value}); expected: fixed shapes")
-        raise CaptureError(f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes")
+        raise CaptureError(
+            f"the step passes {value!r} to an op; a plan can hold tensors, real numbers, strings and dtypes. Give a "
+            f"complex number as a tensor: torch.tensor({value!r})"
+            if isinstance(value, complex)
+            else f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes"
+        )
 
 
 def _forward_again(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:

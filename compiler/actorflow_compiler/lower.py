@@ -20,6 +20,7 @@ from actorflow_compiler.region import coordinates, device_shape
 from actorflow_compiler.repeated import Work
 from actorflow_compiler.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
+from actorflow_compiler.signatures.agree import refuse_unfit
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
 When = tuple[str, int]  # phase and virtual stage
@@ -203,7 +204,7 @@ class _Lowering:
         steps, work = {}, 0.0
         for index, rank in enumerate(n.placement.ranks):
             local, metas = self.localised(
-                call, self.layouts.chosen[k], coordinates(n.placement, index), n.placement.hierarchy
+                call, self.layouts.chosen[k], coordinates(n.placement, index), n.placement.hierarchy, n.line or n.where
             )
             made = iter(metas)
             for o, meta in zip(n.outs, call.outs, strict=True):
@@ -243,12 +244,15 @@ class _Lowering:
         )
 
     def localised(
-        self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...]
+        self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...], line: str
     ) -> tuple[OpCall, tuple[Meta, ...]]:
-        """The op as the device at these mesh coordinates runs it, and the metas of its used outputs."""
+        """The op as the device at these mesh coordinates runs it, and the metas of its used outputs.
+
+        Raises PlanError, with the user's line, for one whose operands do not fit each other.
+        """
         key = (call, chosen, at, hierarchy)
         if key not in self._local:
-            outs = tuple(m for m in call.outs if m is not None)
+            whole, outs = call, tuple(m for m in call.outs if m is not None)
             for signature, index, parts in zip(chosen, at, hierarchy, strict=True):
                 op, args, kwargs, outs = localise(call, signature, parts, index)
                 ins = tuple(
@@ -259,6 +263,7 @@ class _Lowering:
                 call = OpCall(
                     op, args, tuple(kwargs), ins, tuple(next(rest) if m is not None else None for m in call.outs)
                 )
+            refuse_unfit(whole, call, line)
             self._local[key] = (call, outs)
         return self._local[key]
 

@@ -21,7 +21,8 @@ from actorflow_compiler.placement import Placement
 from actorflow_compiler.random_ops import UNIFORM, in_pieces
 from actorflow_compiler.random_table import is_random
 from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape
-from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
+from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+from actorflow_compiler.signatures.agree import refuse_unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +248,19 @@ class _Walk:
     def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, Layout]]:
         """The node on a piece; its outputs as ``piece`` has them."""
         call, operands = call_of(n, self.graph.metas)
-        op, args, kwargs, metas = localise(call, signature, self.count, 0)
+        local = localised(call, signature, self.count, 0)
+        refuse_unfit(call, local, n.line or n.where)
+        op, args, kwargs = local.op, local.args, local.kwargs
         values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
         (layout, *_) = signature.outs
         if op == UNIFORM and isinstance(layout, Split):
-            args = in_pieces(args, layout.dim, metas[0].shape[layout.dim], Ref(len(values)))
+            (drawn,) = local.outs
+            assert drawn is not None
+            args = in_pieces(args, layout.dim, drawn.shape[layout.dim], Ref(len(values)))
             values.append(self.index)
         outs: list[int] = []
         made: dict[int, tuple[int, Layout]] = {}
-        local = iter(metas)
-        for o, meta, layout in zip(
-            n.outs, (next(local) if m is not None else None for m in call.outs), signature.outs, strict=True
-        ):
+        for o, meta, layout in zip(n.outs, local.outs, signature.outs, strict=True):
             if o < 0 or meta is None or layout is None:
                 outs.append(-1)
                 continue

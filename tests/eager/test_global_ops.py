@@ -300,3 +300,12 @@ def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: Threads, monkey
 
     torch.testing.assert_close(on(two, on_a_rank), torch.ops.aten._trilinear(a, b, c, [], [], [], [2]))
     assert asked == [0]
+
+
+@pytest.mark.parametrize("layout", [B, S(0)])
+@pytest.mark.parametrize("function", [torch.det, torch.logdet, torch.linalg.inv], ids=lambda f: f.__name__)
+def test_matrices_that_lie_column_by_column_have_their_gradients(
+    two: Threads, function: Callable[..., Any], layout: Any
+) -> None:
+    x = (torch.rand(3, 4, 4, dtype=torch.float64) / 8 + torch.eye(4)).mT.requires_grad_()
+    check_equal(two, function, [x], PAIR, [layout])

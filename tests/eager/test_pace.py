@@ -131,6 +131,15 @@ def summed(wires: GroupWires, why: str = "a sum", size: int = SMALL) -> Tensor:
     return box(torch.full((size,), wires.rank + 1.0), (size,), Layout(LINE, (P,)), Layout(LINE, (B,)), wires, why)
 
 
+def test_gloo_brings_one_element_of_several(pair: Callable[..., list[Any]]) -> None:
+    def on_a_rank(wires: GroupWires) -> Tensor:
+        column = torch.arange(6.0).view(3, 2)[:1, wires.rank : wires.rank + 1].t()[0]  # its stride is 2
+        return box(column, (2,), Layout(LINE, (Split(0),)), Layout(LINE, (B,)), wires)
+
+    for whole in pair(on_a_rank):
+        assert torch.equal(whole, torch.tensor([0.0, 1.0]))
+
+
 def test_gloo_brings_every_part_where_it_belongs(pair: Callable[..., list[Any]]) -> None:
     def on_a_rank(wires: GroupWires) -> list[Tensor]:
         rows, columns, whole = (Layout(LINE, (s,)) for s in (Split(0), Split(1), B))

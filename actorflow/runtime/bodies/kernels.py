@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from actorflow_compiler.errors import PlanError
+from actorflow_compiler.native import native_kernel
 from actorflow_compiler.ops import Arg, Ref, Symbol
 from actorflow_compiler.plan import Body, Step
-from actorflow_compiler.torch_internals import fast_callable
 
 Kernel = Callable[[list[Any]], tuple[Any, ...]]
 """Takes the operands in a list, which it empties so that each dies at its last use; returns the outputs."""
@@ -110,7 +110,7 @@ class _Writer:
             if many and step.outs and len(returns) != len(step.outs):
                 raise PlanError(f"op {step.op} returns {len(returns)} values; the plan names {len(step.outs)} outputs")
             unpack = many or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
-            found = fast_callable(found)
+            found = native_kernel(found)
         return self._bind(step.op, found), unpack
 
     def _bind(self, key: Any, value: Any) -> str:

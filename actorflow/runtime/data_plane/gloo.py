@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, St
 from actorflow.runtime.data_plane.boxes import check, dtype_of
 from actorflow.runtime.data_plane.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
 from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
 
 # Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
@@ -82,7 +83,7 @@ class GlooPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
         pair = self._pairs[self._rank, to]
-        wires = [_wire(t) for t in tensors]
+        wires = [as_bytes(t) for t in tensors]
         small, large = by_size([w.numel() for w in wires])
         if small:
             flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
@@ -153,8 +154,3 @@ class GlooPlane:
         """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
         self._pairs.clear()
         self._groups.clear()
-
-
-def _wire(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, flat; the same memory where they lie so already."""
-    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -33,6 +33,7 @@ from actorflow.runtime.data_plane.parcels import Parcels, by_size, side_by_side
 from actorflow.runtime.data_plane.patience import Patience, Started
 from actorflow.runtime.devices import Device
 from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.plan import Comm, TensorSpec
 from actorflow_compiler.torch_internals import nccl_options
 
@@ -168,7 +169,7 @@ class NcclPlane:
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``; returns when the device knows what to do."""
         pair = self._pairs[self._rank, to]
-        wires = [t.contiguous().view(-1).view(torch.uint8) for t in tensors]
+        wires = [as_bytes(t) for t in tensors]
         small, large = by_size([w.numel() for w in wires])
         if small:
             flat, parts = side_by_side([wires[i].numel() for i in small], self._room)

@@ -69,6 +69,7 @@ class Instance:
     never_empty: frozenset[str]  # the op cannot run where one of these has size 0
     affine: bool  # a number other than 0 is added, so a sum of terms does not pass
     parts: dict[str, int]  # indices that may be cut plainly, over this many devices, and no other way
+    uneven: frozenset[str]  # indices that have several sizes, other than 1
 
 
 @functools.cache
@@ -93,6 +94,7 @@ class _Matching:
         self.frozen: set[str] = {c for c in term.letters if c.isupper()}
         self.affine = False
         self.size: dict[str, int] = {}
+        self.uneven: set[str] = set()
         self.parts: dict[str, int] = {}
         self.pairs: dict[int, tuple[Operand, Meta]] = {}
         self.named: list[tuple[Arg, bool]] = []  # values of "@" arguments, and whether "@!"
@@ -127,7 +129,7 @@ class _Matching:
         never_empty = frozenset(self.term.never_empty.replace(".", "".join(free)))
         ins = tuple(map(_unit_dims, ins))
         made = tuple(None if o is None else _unit_dims(o) for o in made)
-        return Instance(ins, made, self.size, splittable, never_empty, self.affine, self.parts)
+        return Instance(ins, made, self.size, splittable, never_empty, self.affine, self.parts, frozenset(self.uneven))
 
     def read(self) -> None:
         """Assign the arguments to the slots."""
@@ -209,6 +211,7 @@ class _Matching:
                 old = self.size.get(group[0], 1)
                 if 1 != old != n != 1:
                     self.frozen.add(group[0])
+                    self.uneven.add(group[0])
                 self.size[group[0]] = n if old == 1 else old
         shared = [(group, n) for group, n in dims if len(group) > 1]
         progress = True

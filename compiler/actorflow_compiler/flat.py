@@ -1,0 +1,22 @@
+"""A tensor enters; its elements, or its bytes, one behind another leave."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["as_bytes", "flat"]
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements row by row, with stride 1; in the same memory where they lie so already.
+
+    A tensor of one element or none counts as contiguous whatever its strides are, and ``view`` keeps them.
+    """
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of ``flat``, uint8."""
+    return flat(tensor).view(torch.uint8)

@@ -1,0 +1,78 @@
+"""An op instance and what a device is to run of it go in; what is wrong with the latter comes out, before it runs.
+
+Many kernels of torch do not look at whether their operands, and the numbers that describe them, fit each other: they
+read and write beside their operands where these do not.
+"""
+
+from __future__ import annotations
+
+from actorflow_compiler.errors import PlanError
+from actorflow_compiler.ops import Meta, show
+from actorflow_compiler.signatures.call import OpCall, overload
+from actorflow_compiler.signatures.discovery.execute import Outs, meta_of, on_meta
+from actorflow_compiler.signatures.indexed import instance
+
+__all__ = ["disagreement", "refuse_unfit"]
+
+
+def refuse_unfit(whole: OpCall, local: OpCall, where: str) -> None:
+    """Raise PlanError for a local op that ``disagreement`` finds wrong; ``where`` is the user's line."""
+    why = disagreement(whole, local)
+    if why is not None:
+        raise PlanError(
+            f"{where or 'in the step'}\n  {why}. What is said of how the op may be cut is wrong: correct its "
+            f"register_signature, or, if there is none, report it; flow.constrain(x, flow.sbp.broadcast) on what it "
+            f"reads keeps it whole"
+        )
+
+
+def disagreement(whole: OpCall, local: OpCall) -> str | None:
+    """Why the operands, arguments and outputs of a local op do not fit each other as those of the whole do; or None.
+
+    What is not known is taken to fit: ops of our own, parts without elements, ops that do not run without memory.
+    """
+    if local == whole or overload(local.op) is None or any(0 in m.shape for m in (*local.ins, *local.outs) if m):
+        return None
+    why = _of_indices(whole, local) or _of_shapes(whole, local)
+    if why is None:
+        return None
+    operands = ", ".join(map(str, local.ins))
+    return f"{local.op} of {operands} with {show(local.args)} does not fit together: {why}"
+
+
+def _of_indices(whole: OpCall, local: OpCall) -> str | None:
+    """An index that has one size in the whole, wherever it occurs, and here more than one."""
+    before = instance(whole) if local.op == whole.op else None
+    if before is None:
+        return None
+    here = instance(local)
+    if here is None:
+        return "its sizes are none that its signature can have"
+    uneven = sorted(here.uneven - before.uneven)
+    return f"index {uneven[0]} of its signature has several sizes" if uneven else None
+
+
+def _of_shapes(whole: OpCall, local: OpCall) -> str | None:
+    """An output that torch says is another, where it says the right ones for the whole."""
+    try:
+        if not _is_said(whole, on_meta(whole)):
+            return None
+    except RuntimeError:
+        return None
+    try:
+        made = on_meta(local)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    if made is None or _is_said(local, made):
+        return None
+    given = ", ".join("nothing" if t is None else str(meta_of(t)) for t in made)
+    return f"it gives {given} where {', '.join(map(_text, local.outs))} was expected"
+
+
+def _is_said(call: OpCall, made: Outs | None) -> bool:
+    pairs = zip(made, call.outs, strict=False) if made is not None and len(made) == len(call.outs) else None
+    return pairs is not None and all(said is None or (t is not None and meta_of(t) == said) for t, said in pairs)
+
+
+def _text(meta: Meta | None) -> str:
+    return "nothing" if meta is None else str(meta)
