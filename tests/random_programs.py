@@ -179,7 +179,7 @@ class Drawn:
 
 
 def draw(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = ()) -> Drawn:
-    """The program and the layout of a seed; ``keep``: only these of its moves; ``plain``: no "pieces", or no "hints"."""
+    """The program and the layout of a seed; ``keep``: only these moves; ``plain``: no "pieces", or no "hints"."""
     rng = random.Random(f"{seed} layout")
     world = rng.choice([1, 2, 2, 3, 3, 4, 4])
     pieces = rng.choice([1, 1, 2, 3, 4])

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
+import actorflow as flow
+from actorflow.runtime import compiling
+from actorflow_compiler.errors import DeadlockError
 from actorflow_compiler.hints import place, zero
 from actorflow_compiler.infer import goal_of
+from actorflow_compiler.plan import Plan
 from models import Batch, Case
 from trained import Layout, differences, train_eagerly, train_planned
 
@@ -173,3 +179,25 @@ def test_pieces_that_a_collective_brings_are_packed_and_read_one_by_one() -> Non
             return (x * x.softmax(0)).sum(0, keepdim=True) + x.hypot(x + 1)
 
     check(case_of(OverBatch), Layout(3, 4))
+
+
+# ---- what the proof says if a plan is made that waits for ever all the same
+
+
+def test_a_plan_that_would_wait_for_ever_is_our_bug_and_is_kept_for_a_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: object) -> Plan:
+        raise DeadlockError("plan 'step' would wait for ever")
+
+    monkeypatch.setattr(compiling, "schedule", never)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    @flow.global_function(type="predict")
+    def step(x: Tensor) -> Tensor:
+        return x.sin()
+
+    with pytest.raises(DeadlockError, match=r"'step'.*bug of actorflow.*kept in .*report(.|\n)*would wait for ever"):
+        float(step(torch.ones(4)).sum())
+    (kept,) = tmp_path.glob("actorflow-plan-*.txt")
+    assert kept.read_text().startswith("plan step: 1 rank")
