@@ -54,6 +54,11 @@ class Move(nn.Module):
         self.fn: Callable[..., Tensor] = lambda *_: torch.zeros(())
         self.again = False
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether it changes no buffer, so that it may be run twice."""
+        return self.name not in ("running", "cached", "kept", "batch_norm")
+
     def forward(self, *tensors: Tensor) -> Tensor:
         """What it makes of its operands."""
         if self.again:
@@ -71,12 +76,19 @@ class Program(nn.Module):
         count = rng.randint(2, 9)
         self.moves = nn.ModuleList()
         pool: dict[int, Tensor] = {-2: batch[0], -1: batch[1]}
-        state = rng.random() < 0.3  # whether there may be any
+        names = [*ONE, *OFTEN]
+        if rng.random() < 0.5:  # a theme: few kinds of moves, that meet in many ways
+            names = rng.sample([*ONE], 4)
+        if rng.random() < 0.3:
+            names += ["running", "cached", "kept"]
+        else:
+            names = [n for n in names if n not in ("running", "cached", "kept")] or ["linear"]
+        again = rng.choice([0, 0.15, 0.15, 0.7])
         for number in range(count):
             rng = random.Random(f"{seed} move {number}")
             if keep is None or number in keep:
                 for _ in range(4):
-                    made = _move(rng, pool, pieces, number, state)
+                    made = _move(rng, pool, pieces, number, names, again)
                     if made is not None:
                         move, pool[number] = made
                         self.moves.append(move)
@@ -90,16 +102,36 @@ class Program(nn.Module):
             for p in self.head.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.3)
         self.used = {n for m in self.moves for n in m.takes} | {self.last}
+        rng = random.Random(f"{seed} block")
+        ends = sorted(rng.sample(range(count + 1), 2)) if rng.random() < 0.3 else [0, 0]
+        inside = [m for m in self.moves if ends[0] <= m.number < ends[1]]
+        self.block = inside if all(m.is_pure for m in inside) else []
 
     def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and what is added to the loss."""
         pool = {-2: x, -1: tokens}
         more = torch.zeros((), dtype=torch.float64)
         for move in self.moves:
-            pool[move.number] = value = move(*(pool[n] for n in move.takes))
+            if self.block and move is self.block[0]:
+                self._run_block(pool)
+            if move.number not in pool:
+                pool[move.number] = move(*(pool[n] for n in move.takes))
             if move.number not in self.used:
-                more = more + 0.1 * value.mean()
+                more = more + 0.1 * pool[move.number].mean()
         return self.head(_rows(pool[self.last], x.size(0))), more
+
+    def _run_block(self, pool: dict[int, Tensor]) -> None:
+        """Several moves in one checkpoint."""
+        outer = [n for n in dict.fromkeys(n for m in self.block for n in m.takes) if n in pool]
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values = dict(zip(outer, tensors, strict=True))
+            for m in self.block:
+                values[m.number] = m(*(values[n] for n in m.takes))
+            return tuple(values[m.number] for m in self.block)
+
+        made = checkpoint(run, *(pool[n] for n in outer), use_reentrant=False)
+        pool.update(zip((m.number for m in self.block), made, strict=True))
 
 
 def _rows(x: Tensor, batch: int) -> Tensor:
@@ -110,7 +142,7 @@ def _rows(x: Tensor, batch: int) -> Tensor:
 
 
 def _move(
-    rng: random.Random, pool: dict[int, Tensor], pieces: int, number: int, state: bool
+    rng: random.Random, pool: dict[int, Tensor], pieces: int, number: int, names: Sequence[str], again: float
 ) -> tuple[Move, Tensor] | None:
     floats = [n for n in pool if n != -1]
     recent = floats[-1] if rng.random() < 0.75 else rng.choice(floats)
@@ -120,8 +152,6 @@ def _move(
     elif rng.random() < 0.2 and len(floats) > 1:
         name, takes = "combined", (recent, rng.choice(floats))
     else:
-        names = [*ONE, *OFTEN] + ["running", "cached", "kept"] * 2
-        names = names if state else [n for n in names if n not in ("running", "cached", "kept")]
         name, takes = rng.choice(names), (recent,)
     operands = [pool[n] for n in takes]
     move = Move(name, takes)
@@ -148,7 +178,7 @@ def _move(
         fn = lambda *t: plain(*t) * factor  # noqa: E731
         value = value * factor
     move.fn = fn
-    move.again = rng.random() < 0.15 and name not in ("running", "cached", "kept", "batch_norm")
+    move.again = rng.random() < again and move.is_pure
     return move, value
 
 
@@ -335,7 +365,7 @@ def describe(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] 
     pool = {-2: drawn.case.batches([drawn.size])[0][0], -1: drawn.case.batches([drawn.size])[0][1]}
     for move in model.moves:
         pool[move.number] = move(*(pool[n] for n in move.takes))
-        told = f"{'checkpointed ' * move.again}{move.name}"
+        told = f"{'in the block, ' * (move in model.block)}{'checkpointed ' * move.again}{move.name}"
         lines.append(f"  {move.number}: {told} of {move.takes} -> {list(pool[move.number].shape)}  {_source(move.fn)}")
     return "\n".join([*lines, f"  loss: {model.kind}"])
 

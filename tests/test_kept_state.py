@@ -1,4 +1,4 @@
-"""State that a step writes in several pieces and reads again trains as in eager PyTorch, wherever its readers are."""
+"""State that a step writes in several pieces and reads again is that of eager PyTorch; what random programs found."""
 
 from __future__ import annotations
 
@@ -179,6 +179,16 @@ def test_pieces_that_a_collective_brings_are_packed_and_read_one_by_one() -> Non
             return (x * x.softmax(0)).sum(0, keepdim=True) + x.hypot(x + 1)
 
     check(case_of(OverBatch), Layout(3, 4))
+
+
+@pytest.mark.parametrize("layout", ["four pieces", "two stages"])
+def test_a_range_over_the_batch_goes_on_from_piece_to_piece(layout: str) -> None:
+    class Weighted(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.head(self.first(x).cumsum(0) / torch.arange(1, SIZE + 1).view(-1, 1))
+            return found
+
+    check(case_of(Weighted), Layout(1, 4) if layout == "four pieces" else LAYOUTS[layout])
 
 
 # ---- what the proof says if a plan is made that waits for ever all the same
