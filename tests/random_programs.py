@@ -43,6 +43,7 @@ NOISE = 1e-11  # relative, of parameters: a program that makes more than CHAOS o
 CHAOS = 1e-8
 LENGTH = 4  # tokens of a sample
 CLASSES = 5
+STATE = ("running", "cached", "kept", "running", "cached", "kept", "linear", "centred")  # buffers, read and written
 
 
 class Move(nn.Module):
@@ -70,7 +71,9 @@ class Move(nn.Module):
 class Program(nn.Module):
     """Moves on a pool of values; the first of these are x and the tokens."""
 
-    def __init__(self, seed: int, pieces: int, batch: Batch, keep: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, seed: int, pieces: int, batch: Batch, keep: Sequence[int] | None = None, only: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         rng = random.Random(f"{seed} program")
         count = rng.randint(2, 9)
@@ -83,6 +86,7 @@ class Program(nn.Module):
             names += ["running", "cached", "kept"]
         else:
             names = [n for n in names if n not in ("running", "cached", "kept")] or ["linear"]
+        names = [*only] or names
         again = rng.choice([0, 0.15, 0.15, 0.7])
         for number in range(count):
             rng = random.Random(f"{seed} move {number}")
@@ -208,8 +212,11 @@ class Drawn:
     words: str  # what the layout is
 
 
-def draw(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = ()) -> Drawn:
-    """The program and the layout of a seed; ``keep``: only these moves; ``plain``: no "pieces", or no "hints"."""
+def draw(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = (), only: Sequence[str] = ()) -> Drawn:
+    """The program and the layout of a seed; ``keep``: only these moves; ``plain``: no "pieces", no "hints".
+
+    ``only``: of these kinds of moves.
+    """
     rng = random.Random(f"{seed} layout")
     world = rng.choice([1, 2, 2, 3, 3, 4, 4])
     pieces = rng.choice([1, 1, 2, 3, 4])
@@ -234,7 +241,7 @@ def draw(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = ()
         ]
 
     def make() -> nn.Module:
-        return Program(seed, pieces, batches([size])[0], keep)
+        return Program(seed, pieces, batches([size])[0], keep, only)
 
     optimizers: dict[str, Callable[[nn.Module], Optimizer]] = {
         "sgd": lambda m: SGD(m.parameters(), lr=0.1),
@@ -358,8 +365,9 @@ def outcome(drawn: Drawn) -> Outcome:
     return Outcome("different", str(wrong)) if wrong else Outcome("same")
 
 
-def describe(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = ()) -> str:
-    drawn = draw(seed, keep, plain)
+def describe(seed: int, keep: Sequence[int] | None = None, plain: Sequence[str] = (), only: Sequence[str] = ()) -> str:
+    """What a seed stands for, for people."""
+    drawn = draw(seed, keep, plain, only)
     lines = [f"seed {seed}: {drawn.words}"]
     model = drawn.case.model()
     pool = {-2: drawn.case.batches([drawn.size])[0][0], -1: drawn.case.batches([drawn.size])[0][1]}
@@ -387,10 +395,10 @@ def _source(fn: Callable[..., Tensor]) -> str:
     return f"{text}  with {values}" if values else text
 
 
-def shrink(seed: int) -> tuple[list[int], list[str], Outcome]:
+def shrink(seed: int, only: Sequence[str] = ()) -> tuple[list[int], list[str], Outcome]:
     """The fewest moves that fail alike, by leaving out one after the other."""
-    first = outcome(draw(seed))
-    keep, plain = [m.number for m in draw(seed).case.model().moves], []  # type: ignore[var-annotated]
+    first = outcome(draw(seed, only=only))
+    keep, plain = [m.number for m in draw(seed, only=only).case.model().moves], []  # type: ignore[var-annotated]
 
     def alike(o: Outcome) -> bool:
         def last(t: str) -> str:
@@ -399,7 +407,7 @@ def shrink(seed: int) -> tuple[list[int], list[str], Outcome]:
         return o.kind == first.kind and last(o.text) == last(first.text)
 
     for what in ("pieces", "hints"):
-        if alike(found := outcome(draw(seed, keep, [*plain, what]))):
+        if alike(found := outcome(draw(seed, keep, [*plain, what], only))):
             plain.append(what)
             first = found
     again = True
@@ -407,7 +415,7 @@ def shrink(seed: int) -> tuple[list[int], list[str], Outcome]:
         again = False
         for number in reversed(keep):
             fewer = [n for n in keep if n != number]
-            if alike(found := outcome(draw(seed, fewer, plain))):
+            if alike(found := outcome(draw(seed, fewer, plain, only))):
                 keep, first, again = fewer, found, True
     return keep, plain, first
 
@@ -418,13 +426,14 @@ def main() -> None:
     parser.add_argument("keep", nargs="?")
     parser.add_argument("--until", type=int, help="all seeds up to this one, what is not the same alone")
     parser.add_argument("--plain", default="")
+    parser.add_argument("--state", action="store_true", help="of moves that read and write buffers")
     parser.add_argument("--shrink", action="store_true")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     if asked.until is not None:
         counts: dict[str, int] = {}
         for seed in range(asked.seed, asked.until):
-            found = outcome(draw(seed))
+            found = outcome(draw(seed, only=STATE if asked.state else ()))
             counts[found.kind] = counts.get(found.kind, 0) + 1
             if found.kind not in ("same", "skipped"):
                 print(seed, found.kind, found.text.strip().splitlines()[-(found.kind == "failed")], flush=True)
@@ -432,12 +441,13 @@ def main() -> None:
         return
     keep = None if asked.keep is None else [int(n) for n in asked.keep.split(",")]
     plain = [p for p in asked.plain.split(",") if p]
+    only = STATE if asked.state else ()
     if asked.shrink:
-        keep, plain, found = shrink(asked.seed)
+        keep, plain, found = shrink(asked.seed, only)
         print("keep", ",".join(map(str, keep)), "plain", ",".join(plain))
     else:
-        found = outcome(draw(asked.seed, keep, plain))
-    print(describe(asked.seed, keep, plain))
+        found = outcome(draw(asked.seed, keep, plain, only))
+    print(describe(asked.seed, keep, plain, only))
     print(found.kind)
     print(found.text)
 
