@@ -22,12 +22,13 @@ from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
 from actorflow.runtime.planes import choose, spots_of
 from actorflow.runtime.progress import working
+from actorflow.runtime.refused import refused
 from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, kinds_of, seat
 from actorflow.runtime.settings import Settings
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, LayoutError, StateError
+from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, DeadlockError, LayoutError, StateError
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
@@ -215,7 +216,10 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
         hardware = order.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
         doing("schedule")
         memory = left_for_registers(plan, order.goal.budget)
-        scheduled = schedule(make, hardware, memory, order.schedule)
+        try:
+            scheduled = schedule(make, hardware, memory, order.schedule)
+        except DeadlockError as error:
+            raise refused(plan, error) from error
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
     return scheduled, shapes[0], gradients[0], tuple(changes[-1])

@@ -17,7 +17,7 @@ from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
 from actorflow.runtime.devices import Device, Queue
 from actorflow.runtime.messages import DataPlane, Filled, Ready, Region
-from actorflow.runtime.slots import Slots
+from actorflow.runtime.slots import Slots, of_one_firing
 from actorflow.runtime.trails import Passage, Trails, barrier
 from actorflow.runtime.turns import calls
 from actorflow.runtime.wire import decode
@@ -349,7 +349,8 @@ class Job:
     def _spec(self, actor: Actor, target: int) -> TensorSpec:
         found = actor.targets[target]
         if isinstance(found, FromRegister):
-            return self.plan.register(found.register).tensors[found.index]
+            register = self.plan.register(found.register)
+            return of_one_firing(register.tensors[found.index], register.fill)
         if isinstance(found, OfVariable):
             tensor = self._variables[found.name]
             return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), "")

@@ -7,6 +7,7 @@ Only the compute thread touches them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,6 +104,15 @@ class Slots:
             if not self._left[slot]:
                 self._values[slot] = None
         return token
+
+
+def of_one_firing(spec: TensorSpec, fill: int) -> TensorSpec:
+    """What each of ``fill`` firings gives to a tensor of a register: of one that is joined, an equal part."""
+    how, _, dim = spec.combine.partition(":")
+    if how != "cat" or fill == 1:
+        return spec
+    at = int(dim)
+    return replace(spec, shape=(*spec.shape[:at], spec.shape[at] // fill, *spec.shape[at + 1 :]))
 
 
 def _combination(register: int, spec: TensorSpec) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from actorflow_compiler.ops import Arg, Ref, Symbol, substitute
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.plan import Body, OfVariable, Step, Target
+from actorflow_compiler.views import may_be_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,7 @@ class _InPlace:
         self.fresh = (
             max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
         )
-        last_read: dict[int, int] = {}
-        for k, s in enumerate(steps):
-            for v in s.reads():
-                last_read[v] = k
-        self.last_read = last_read
+        self.last_read = _last_reads(steps)
 
     def run(self) -> list[Step]:
         for k, step in enumerate(self.steps):
@@ -169,6 +166,19 @@ class _InPlace:
             self.final.append(Step(group.op, (*args, *scalars.values()), (), ()))
         self.counters, self.groups = {}, {}
         self.unsettled.clear()
+
+
+def _last_reads(steps: Sequence[Step]) -> dict[int, int]:
+    """Value → the last step that reads it or what may be a view of it."""
+    last: dict[int, int] = {}
+    lies_in: dict[int, set[int]] = {}  # view → what it may be a view of
+    for k, step in enumerate(steps):
+        reads = set(step.reads())
+        seen = reads.union(*(lies_in.get(v, set()) for v in reads))
+        last.update(dict.fromkeys(seen, k))
+        if may_be_view(step.op):
+            lies_in.update(dict.fromkeys(step.outs, seen))
+    return last
 
 
 def _number(

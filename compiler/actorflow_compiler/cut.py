@@ -34,6 +34,7 @@ from actorflow_compiler.plan import (
 )  # fmt: skip
 from actorflow_compiler.plan_verify import verify
 from actorflow_compiler.segment import Segment, Segmented
+from actorflow_compiler.stores import views_of_variables
 
 INLINE = 64 << 10  # bytes that may ride inside a control message
 LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
@@ -77,6 +78,7 @@ class _Cutter:
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
+        self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[Built, list[Item]]] = {}  # actor → its body, and what it was made of
 
     def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
@@ -405,7 +407,10 @@ class _Cutter:
         )
 
     def variable_registers(self, actors: Sequence[Actor], first: int) -> list[Register]:
-        """Registers without tensors that keep readers and the writer of a variable in turn."""
+        """Registers without tensors that keep readers and the writer of a variable in turn.
+
+        Readers are also those that another actor gives a view of it.
+        """
         writers: dict[tuple[str, int], int] = {}
         readers: dict[tuple[str, int], dict[int, None]] = {}
         updated = {name for name, _ in self.program.updates}
@@ -418,11 +423,17 @@ class _Cutter:
                     readers.setdefault((operand.name, actor.rank), {})[actor.id] = None
             for name in self.updated_by.get(actor.id, ()):
                 writers[(name, actor.rank)] = actor.id
+        for number, draft in enumerate(self.drafts):
+            for value in self.operand_values(draft):
+                for name in self.views.get(value, frozenset()) & updated:
+                    readers.setdefault((name, draft.rank), {})[number] = None
         groups: dict[tuple[int, tuple[int, ...]], None] = {}
         for key, writer in writers.items():
-            others = tuple(r for r in readers.get(key, {}) if r != writer)
-            if others:
-                groups[(writer, others)] = None
+            every = [r for r in readers.get(key, {}) if r != writer]
+            alike = [r for r in every if actors[r].rate == actors[writer].rate]  # in turn with every firing
+            for some in (alike, [r for r in every if r not in alike]):
+                if some:
+                    groups[(writer, tuple(some))] = None
         found: list[Register] = []
         for writer, others in groups:
             rate = actors[writer].rate

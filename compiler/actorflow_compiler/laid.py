@@ -10,6 +10,7 @@ from actorflow_compiler.origins import Origins
 from actorflow_compiler.plan import Constant, Plan, Variable
 from actorflow_compiler.recompute import tell_recomputed
 from actorflow_compiler.segment import segment
+from actorflow_compiler.stores import put_stores
 from actorflow_compiler.variant import PLAIN, Variant
 
 
@@ -31,6 +32,6 @@ class Laid:
         """The plan of all ranks, without slot counts and orders."""
         if self.pieces > 1 or self.checkpoints:  # joined, what is computed again would be taken for what was kept
             variant = replace(variant, joined=False)
-        segmented = segment(self.program, variant)
+        segmented = put_stores(segment(self.program, variant))
         notes = (*self.notes, *tell_recomputed(segmented.program, self.pieces))
         return cut(self.name, self.world, self.pieces, segmented, self.variables, self.constants, notes, self.origins)

@@ -284,7 +284,7 @@ class _Lowering:
             return self.boxed[key]
         meta = self.graph.metas[value]
         if self.kind.get(value) in FREE_KINDS:
-            if all(entry == B for entry in sbp) or not meta.shape:
+            if all(entry == B for entry in sbp):
                 self.boxed[key] = value
                 return value
             source, whole = where, (B,) * len(where.hierarchy)

@@ -194,9 +194,13 @@ class _Walk:
         return None
 
     def _even_outs(self, n: Node, call: OpCall, signature: Signature) -> bool:
-        """Whether all pieces of the outputs are alike."""
+        """Whether all pieces of the outputs are alike, and made alike: those of a range begin where others end."""
         cut = [(o, m) for o, m in zip(signature.outs, call.outs, strict=True) if isinstance(o, Split) and m is not None]
-        return all(_even(o, m.shape, self.count) and not (n.op == UNIFORM and o.blocks > 1) for o, m in cut)
+        if not all(_even(o, m.shape, self.count) and not (n.op == UNIFORM and o.blocks > 1) for o, m in cut):
+            return False
+        return n.op == UNIFORM or _made_of(call, signature, self.count, 0) == _made_of(
+            call, signature, self.count, self.count - 1
+        )
 
     def notes_once(self, note: str) -> None:
         if note not in self.notes:
@@ -236,9 +240,7 @@ class _Walk:
                     cost += 1000
                 if isinstance(need, Split) and not _even(need, meta.shape, self.count):
                     cost += 1000
-            if not self._even_outs(n, call, signature):
-                continue
-            if cost < 1000 and (best is None or cost < best[0]):
+            if cost < 1000 and (best is None or cost < best[0]) and self._even_outs(n, call, signature):
                 best = (cost, signature)
         return best[1] if best else None
 
@@ -424,6 +426,12 @@ class _Walk:
         outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
         self.whole.update({o: v for o, v in zip(n.outs, outs, strict=True) if o >= 0})
         self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+
+def _made_of(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[object, ...]:
+    """What part ``index`` of an op is, but for its operands."""
+    op, args, kwargs, _ = localise(call, signature, parts, index)
+    return op, args, kwargs
 
 
 def _even(split: Split, shape: tuple[int, ...], parts: int) -> bool:

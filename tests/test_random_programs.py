@@ -1,0 +1,41 @@
+"""Random programs train under random layouts as they do in eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from random_programs import STATE, describe, draw, outcome
+
+FEW, MANY, AT_ONCE = 36, 2000, 50
+AGAIN = "run it alone: PYTHONPATH=tests:examples python tests/random_programs.py {seed} (--shrink leaves moves out)"
+
+
+def check(seeds: range, only: Sequence[str] = ()) -> None:
+    """All of them, and say of the first that fails what it is."""
+    compared = 0
+    for seed in seeds:
+        found = outcome(draw(seed, only=only))
+        again = AGAIN.format(seed=f"{seed}{' --state' * bool(only)}")
+        what = f"{again}\n{describe(seed, only=only)}\n{found.kind}: {found.text}"
+        assert found.kind in ("same", "skipped"), what
+        compared += found.kind == "same"
+    assert compared > len(seeds) // 2
+
+
+@pytest.mark.parametrize("first", range(0, FEW, 12))
+def test_random_programs_train_as_they_do_eagerly(first: int) -> None:
+    check(range(first, first + 12))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", range(0, MANY, AT_ONCE))
+def test_many_random_programs_train_as_they_do_eagerly(first: int) -> None:
+    check(range(first, first + AT_ONCE))
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(12, 240, 12))])
+def test_no_plan_waits_for_ever_where_state_is_read_and_written_in_several_pieces(first: int) -> None:
+    check(range(first, first + 12), STATE)
