@@ -304,15 +304,8 @@ def _only_predicts(plan: Plan) -> None:
 
 
 def _written(plan: Plan) -> set[str]:
-    """The variables that the plan changes: targets, and what steps without outputs work on in place."""
-    found: set[str] = set()
-    for actor in plan.actors:
-        found.update(t.name for t in actor.targets if isinstance(t, OfVariable))
-        for step in plan.bodies[actor.body].steps if actor.body is not None else ():
-            if not step.outs:
-                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
-                found.update(o.name for o in operands if isinstance(o, OfVariable))
-    return found
+    """The variables that the plan changes."""
+    return set().union(*map(plan.changed_by, plan.actors))
 
 
 def _pack(head: Mapping[str, object], plan: bytes) -> bytes:

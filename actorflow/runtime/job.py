@@ -168,6 +168,21 @@ class Job:
         if self.trails is not None:
             self.trails.sweep()
 
+    def changed_in(self, iteration: int, failed: Unit) -> list[str]:
+        """The variables that may have changed since an iteration began, of which a firing of ``failed`` did not end.
+
+        A body may stop between steps that work in place; what it puts elsewhere it puts there when it has ended.
+        """
+        found: set[str] = set()
+        for unit in self.units.values():
+            names = self.plan.changed_by(unit.actor)
+            begun = self.machine.fired(unit.actor.id)
+            if unit is failed and names == {name for _, name in unit.variables}:
+                begun -= 1
+            if names and begun > iteration * unit.rate:
+                found |= names
+        return sorted(found)
+
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
         missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))

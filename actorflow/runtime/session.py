@@ -54,7 +54,7 @@ from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
 from actorflow.runtime.turns import NCCL
-from actorflow.runtime.worker import Worker
+from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
@@ -122,6 +122,7 @@ class Session:
             return self._pretend(job, asked, args, kwargs)
         arguments = asked.arguments
         if self.worker is not None:
+            self.worker.check(NOT_MADE)
             self.variables.refresh()
         compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped))
         number = self._announce(job, arguments, compiled)
@@ -163,7 +164,7 @@ class Session:
         }
         scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
-        call = worker.issue(compiled.number, inputs, scalars)
+        call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)
         compiled.calls += 1
@@ -328,7 +329,7 @@ class Session:
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
-        self.worker.wait_all()
+        self.worker.wait_all(tell=False)
         for variable in sorted(new, key=lambda v: v.kind == "optimizer"):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())

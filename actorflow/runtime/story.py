@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
@@ -82,3 +83,15 @@ def wrapped(error: BaseException, where: str) -> BaseException:
     made = ActorError(f"{where}: {type(error).__name__}: {error}")
     made.__cause__ = error
     return made
+
+
+def told(error: BaseException, more: str) -> BaseException:
+    """An actor's error with one more sentence."""
+    made = ActorError(f"{error}. {more[:1].upper()}{more[1:]}")
+    made.__cause__ = error.__cause__
+    return made
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names."""
+    return ", ".join((*names[:most], *("…",) * (len(names) > most)))

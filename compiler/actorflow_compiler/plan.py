@@ -339,6 +339,15 @@ class Plan:
                 found[register.producer].append(register)
         return {a: tuple(rs) for a, rs in found.items()}
 
+    def changed_by(self, actor: Actor) -> frozenset[str]:
+        """The variables that an actor changes: its targets, and what steps without outputs work on in place."""
+        found = {t.name for t in actor.targets if isinstance(t, OfVariable)}
+        for step in self.bodies[actor.body].steps if actor.body is not None else ():
+            if not step.outs:
+                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
+                found.update(o.name for o in operands if isinstance(o, OfVariable))
+        return frozenset(found)
+
     def home(self, register: Register) -> int:
         """The rank whose memory holds the register's slots: the readers'."""
         comm = self.actor(register.producer).comm
