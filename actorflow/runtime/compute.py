@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import owned
 from actorflow.runtime.devices import Device, Mark
@@ -350,7 +351,7 @@ class Compute:
         call = job.calls[iteration]
         if job.plan.world > 1:
             raise told(raised, "a run on several ranks ends here: look at the batch before the call, on every rank")
-        changed = job.changed_in(iteration, unit)
+        changed = job.changed_in(iteration, unit, culprit(unit.body, error))
         buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
         more = [*(name for name in changed if name not in buffers), *call.leaves]
         if more or any(r.initial and r.tensors for r in job.plan.registers):

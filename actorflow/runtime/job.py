@@ -168,19 +168,17 @@ class Job:
         if self.trails is not None:
             self.trails.sweep()
 
-    def changed_in(self, iteration: int, failed: Unit) -> list[str]:
-        """The variables that may have changed since an iteration began, of which a firing of ``failed`` did not end.
+    def changed_in(self, iteration: int, failed: Unit, step: int | None) -> list[str]:
+        """The variables that may have changed since an iteration began, in which ``failed`` has failed in a step.
 
-        A body may stop between steps that work in place; what it puts elsewhere it puts there when it has ended.
+        What a body works on in place may have changed up to that step, or anywhere where it is not known; what it puts
+        into variables it puts there when it has ended.
         """
-        found: set[str] = set()
+        found: set[str] = set(self.plan.worked_on_by(failed.actor, None if step is None else step + 1))
         for unit in self.units.values():
-            names = self.plan.changed_by(unit.actor)
-            begun = self.machine.fired(unit.actor.id)
-            if unit is failed and names == {name for _, name in unit.variables}:
-                begun -= 1
-            if names and begun > iteration * unit.rate:
-                found |= names
+            begun = self.machine.fired(unit.actor.id) - (unit is failed)
+            if begun > iteration * unit.rate:
+                found |= self.plan.changed_by(unit.actor)
         return sorted(found)
 
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:

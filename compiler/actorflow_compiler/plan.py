@@ -341,8 +341,12 @@ class Plan:
 
     def changed_by(self, actor: Actor) -> frozenset[str]:
         """The variables that an actor changes: its targets, and what steps without outputs work on in place."""
-        found = {t.name for t in actor.targets if isinstance(t, OfVariable)}
-        for step in self.bodies[actor.body].steps if actor.body is not None else ():
+        return frozenset(t.name for t in actor.targets if isinstance(t, OfVariable)) | self.worked_on_by(actor)
+
+    def worked_on_by(self, actor: Actor, steps: int | None = None) -> frozenset[str]:
+        """The variables that an actor works on in place; with ``steps`` in so many steps of its body."""
+        found: set[str] = set()
+        for step in self.bodies[actor.body].steps[:steps] if actor.body is not None else ():
             if not step.outs:
                 operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
                 found.update(o.name for o in operands if isinstance(o, OfVariable))
