@@ -95,6 +95,7 @@ def flatten(
             plain.append((path, type(leaf), _key_of(leaf)))
             said.append(f"{path}={leaf!r}" if isinstance(leaf, _SAYS_ITSELF) else f"{path}: {type(leaf).__name__}")
             continue
+        _refuse_unusual(name, path, leaf)
         tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
@@ -132,6 +133,20 @@ def glance(arguments: Arguments) -> str:
             sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)].contiguous()
             said.append(f"{spec.name} {zlib.crc32(sample.view(torch.uint8).numpy().data):08x}")
     return ", ".join(said)
+
+
+def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
+    """Raise CallError for a tensor that is not simply numbers in memory."""
+    if not isinstance(leaf, Tensor):
+        return
+    what = "quantized" if leaf.is_quantized else "nested" if leaf.is_nested else ""
+    what = what or ("" if leaf.layout == torch.strided else "sparse")
+    if what:
+        instead = {"quantized": "x.dequantize()", "nested": "x.to_padded_tensor(0)", "sparse": "x.to_dense()"}[what]
+        raise CallError(
+            f"{name} was called with {path}, a {what} tensor ({leaf.layout}, {leaf.dtype}); a plan holds dense "
+            f"tensors: pass {instead.replace('x', path.rpartition('.')[2], 1)}, or its parts"
+        )
 
 
 def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:

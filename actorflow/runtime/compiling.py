@@ -6,9 +6,10 @@ import contextlib
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, L
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.modes import EAGER, MODES
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
@@ -42,8 +44,12 @@ from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
-__all__ = ["Common", "Made", "Order", "hints_of", "kinds", "make_everywhere", "make_plan", "make_pretended", "own_seat"]
+__all__ = [
+    "Common", "Made", "Order", "hints_of", "kinds", "located", "make_everywhere", "make_plan", "make_pretended",
+    "own_seat",
+]  # fmt: skip
 
+E = TypeVar("E", bound=ActorflowError)
 PARTS = (  # of compiling, in order, and what they are to people
     ("capture", "capturing the step as a graph of ops"),
     ("place", "placing the ops"),
@@ -163,7 +169,8 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
         args, kwargs = order.arguments.restore(tensors)
         results: list[Tensor] = []
         with contextlib.nullcontext() if order.found is None else Run(order.name, order.found, order.changed) as run:
-            shapes.append(tree.describe(order.function(*args, **kwargs), results))
+            returned = order.function(*args, **kwargs)
+            shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
         return results
 
@@ -193,10 +200,11 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
                 doing=doing,
                 learn=gradients.append,
             )
-        except CaptureError as error:
+        except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
-            if cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
-                raise
+            error = located(error, order.function)
+            if isinstance(error, CallError) or cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
+                raise error from cause
             with_arguments = f"while {order.name} was captured with these arguments:\n{shapes_text(specs)}"
             raise CallError(f"{error}\n  {with_arguments}") from cause
         doing("cut")
@@ -244,6 +252,13 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     if budget is None or plan.pieces == 1:
         return None
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
+
+
+def located(error: E, function: Callable[..., object]) -> E:
+    """An error that names a line as it is, any other behind the line that a job's function begins in."""
+    if re.search(r":\d+\b", str(error)):
+        return error
+    return type(error)(f"{with_code(_line_of(function))}\n  {error}")
 
 
 def _line_of(function: Callable[..., object]) -> str:

@@ -355,7 +355,8 @@ class Compute:
         buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
         more = [*(name for name in changed if name not in buffers), *call.leaves]
         if more or any(r.initial and r.tensors for r in job.plan.registers):
-            raise told(raised, f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint")
+            had = f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint"
+            raise told(raised, had)
         what = f"buffers ({some(buffers)}) and nothing else" if buffers else "nothing"
         call.lose(told(raised, f"the call has changed {what}, and other calls are done as ever"))
         self._lost += 1

@@ -32,7 +32,7 @@ from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import report
 from actorflow.runtime.called import Asked, Compiled, JobLike
 from actorflow.runtime.cluster import Alone, Cluster
-from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_pretended, own_seat
+from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.runtime.costs import Target
 from actorflow.runtime.data_plane.nccl import NcclPlane
 from actorflow.runtime.data_plane.of_rank import planes_of
@@ -49,6 +49,7 @@ from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
+from actorflow.runtime.script_error import drop_echoes
 from actorflow.runtime.seats import Wishes, device_of, idle_oversubscribe
 from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.state import Variables
@@ -58,7 +59,7 @@ from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
@@ -99,6 +100,7 @@ class Session:
         self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
+        drop_echoes()
         cluster.on_go(self._go)
         cluster.serve(self._serve)
         cluster.on_failure(self._failed)
@@ -151,7 +153,10 @@ class Session:
         return Asked(arguments, own, recording)
 
     def _look(self, job: JobLike, recording: Recording) -> Found:
-        return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+        try:
+            return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+        except CaptureError as error:
+            raise located(error, job.function) from error.__cause__
 
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker

@@ -7,11 +7,11 @@ optimizer running, and once more to turn every in-place change into a new value.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -25,17 +25,20 @@ from actorflow_compiler import scaling, tags
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
-from actorflow_compiler.from_fx import LOOKS_AT_A_VALUE, Capture, Names, to_graph
+from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import INPUT, Watch, refuse_given
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
-from actorflow_compiler.lines import is_users
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
+from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
+    DEPENDENT_SIZE,
+    NOT_WITHOUT_VALUES,
     fake_mode,
     hooks_of,
     looks_compiling,
@@ -51,6 +54,12 @@ TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
     "_backward_hooks": Tensor.register_hook,
     "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
 }
+ENDS = (  # what follows in messages of torch is for those who work on torch
+    "\n\nWhile executing", "\nC++ CapturedTraceback", "\nException raised from",
+    "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
+    "\nresulted in the unexpected exception above",
+)  # fmt: skip
+SCRIPTED = "The following operation failed in the TorchScript interpreter"
 CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
@@ -96,7 +105,8 @@ def capture(
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         held = {**fakes, **optimizer_state.tensors}
         preserve = fx_traceback.preserve_node_meta()
-        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(state), _moved_to(device, state):
+        reads = Reads()
+        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
             watch = Watch(state, fakes, given)
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             recording = tags.recording(hints.places, names, outputs, hints.around)
@@ -107,11 +117,15 @@ def capture(
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
+                        reads.check()
                         optimizer_state.settle(state)
                         return results
 
                 streams = Streams()
-                with values_not_seen(), streams.following(), watch.watching(), _scaled(state), _stepping(state):
+                unseen = values_not_seen(), reads.refusing(), streams.following(), _scaled(state), _stepping(state)
+                with contextlib.ExitStack() as stack, watch.watching():
+                    for context in unseen:
+                        stack.enter_context(context)
                     table = {**decompositions(streams), **scaling.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
@@ -167,7 +181,7 @@ def without_memory(
         with mode:
             tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
         gradients = torch.enable_grad() if train else torch.no_grad()
-        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(state), values_not_seen(), gradients
+        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(Reads()), values_not_seen(), gradients
         with contextlib.ExitStack() as stack:
             for context in (*plainly, _scaled(state)):
                 stack.enter_context(context)
@@ -219,7 +233,13 @@ class _Expanding(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self._node = n
-        return super().run_node(n)
+        try:
+            return super().run_node(n)
+        except ActorflowError:
+            raise
+        except Exception as error:  # the trace went on without what the op makes
+            line = (n.meta.get("custom") or {}).get("line", "")
+            _refuse(with_code(line) if line else "in the step", error)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
@@ -322,11 +342,8 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = torch.zeros_like(p) if p.requires_grad else None
-                try:
-                    _plain_step(optimizer)
-                except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
-                    optimizer.state.update(_made_at_once(saved[-1][1], state, fakes))
-                    _plain_step(optimizer)
+                if not needs_closure(optimizer):  # else it is refused where the step calls it
+                    _make_state(name, optimizer, partial(_made_at_once, saved[-1][1], state, fakes))
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = None
@@ -389,6 +406,12 @@ def _stepping(state: State) -> Iterator[None]:
     titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
 
     def mark(optimizer: torch.optim.Optimizer, begins: bool) -> None:
+        if begins and needs_closure(optimizer):
+            raise CaptureError(
+                f"{place_of(traceback.extract_stack())}\n  {type(optimizer).__name__} computes the loss as often as "
+                f"the values that it finds ask for, and a plan has the same ops in every call; expected: an optimizer "
+                f"that takes one step, such as torch.optim.AdamW, or this one outside of jobs"
+            )
         custom = dict(fx_traceback.current_meta.get("custom") or {})
         custom.pop(STEPPING, None)
         fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
@@ -404,44 +427,82 @@ def _stepping(state: State) -> Iterator[None]:
             hook.remove()
 
 
+def _make_state(title: str, optimizer: torch.optim.Optimizer, made: Callable[[], Mapping[Tensor, Any]]) -> None:
+    """Have an optimizer make what it holds of each parameter, or take what it ``made`` when it was made itself."""
+    try:
+        try:
+            _plain_step(optimizer)
+        except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+            optimizer.state.update(made())
+            _plain_step(optimizer)
+    except ActorflowError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"optimizer {title} ({type(optimizer).__name__}) cannot step in a job: {_brief(error)}; in a job gradients "
+            f"are dense tensors, and a step has the same ops whatever they are. Expected: another one of torch.optim"
+        ) from error
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step computes the loss itself, as often as it likes."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _plain_step(optimizer: torch.optim.Optimizer) -> None:
     """Step once so that the optimizer creates its state."""
     type(optimizer).step(optimizer)
 
 
 @contextlib.contextmanager
-def _clear_errors(state: State) -> Iterator[None]:
-    """Turn what a trace raises into a CaptureError that shows the user's line."""
+def _clear_errors(reads: Reads) -> Iterator[None]:
+    """Turn what a trace raises into a CaptureError that shows the user's line; a read that was refused comes first."""
     try:
         yield
     except ActorflowError:
+        reads.check()
         raise
-    except DATA_DEPENDENT as error:
-        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {LOOKS_AT_A_VALUE}") from error
     except Exception as error:
-        what = f"{type(error).__name__}: {_brief(error)}"
-        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {what}") from error
+        reads.check()
+        _refuse(user_line(error), error)
 
 
-def _brief(error: BaseException) -> str:
-    text = str(error).strip().split("\n\nWhile executing")[0]
-    return text.split("\nC++ CapturedTraceback")[0]
+def _refuse(place: str, error: Exception) -> NoReturn:
+    """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
+    text = _brief(error)
+    refusal = CaptureError(f"{place}\n  {text}")
+    if text.endswith(str(error).strip()) and not _is_inside(error):
+        raise refusal from error
+    raise refusal.with_traceback(error.__traceback__) from None
 
 
-def _library_line(error: BaseException) -> str:
-    """The innermost line of a library but torch that an exception went through, on a line of its own; or nothing."""
-    torchs = str(Path(torch.__file__).parent)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        for folder in ("site-packages", "dist-packages"):
-            _, found, path = frame.filename.rpartition(f"/{folder}/")
-            if found and not frame.filename.startswith(torchs) and not path.startswith("actorflow"):
-                return f"\n  inside {path}:{frame.lineno}: {frame.line}"
-    return ""
+def _brief(error: Exception) -> str:
+    """What was raised, without what torch says of its own insides."""
+    if isinstance(error, DATA_DEPENDENT):
+        return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
+    text = str(error).strip()
+    if isinstance(error, NOT_WITHOUT_VALUES):
+        return (
+            f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "
+            f"captured; expected: other ops, or this outside of the job"
+        )
+    if text.startswith(SCRIPTED):
+        return (
+            "the step calls code of torch.jit.script here that depends on the values of tensors; expected: a plain "
+            "function with the same ops in every call"
+        )
+    for end in ENDS:
+        text = text.split(end)[0]
+    text = text.replace("FakeTensor", "Tensor").strip()
+    return text if text and _is_inside(error) else f"{type(error).__name__}: {text}"
+
+
+def _is_inside(error: Exception) -> bool:
+    """Whether an exception is of a class that only torch itself knows."""
+    return type(error).__module__.startswith("torch._")
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of the user's own code that an exception went through, as ``file:line: code``."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return "in the step"
+    """The innermost line of the user's own code that an exception went through; see ``place_of``."""
+    return place_of(traceback.extract_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""One bad batch: what its call raises, what is left of the state, and that the calls after it are those of eager PyTorch."""
+"""One bad batch: what its call raises, and that the calls after it are those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -112,21 +112,21 @@ def tried(*batch):
 
 x, good, bad = torch.randn(4, 4), torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 2, 7])
 """
-AFTER = '''step(x, y):
+AFTER = """step(x, y):
     loss = F.cross_entropy(model(x), y.clamp(max=2))
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     return F.cross_entropy(model(x), y)
-'''
-KEPT = '''step(x, y):
+"""
+KEPT = """step(x, y):
     kept.seen = x * 2
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     return loss
-'''
+"""
 PLAIN = KEPT.replace("    kept.seen = x * 2\n", "")
 
 
