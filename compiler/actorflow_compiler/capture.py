@@ -230,9 +230,12 @@ class _Expanding(torch.fx.Interpreter):
         super().__init__(module)
         self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
         self._node: torch.fx.Node | None = None
+        self.extra_traceback = False  # errors are told without torch's graph
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self._node = n
+        if _has_failed(n):
+            return None
         try:
             return super().run_node(n)
         except ActorflowError:
@@ -279,6 +282,13 @@ class _Expanding(torch.fx.Interpreter):
         calls = {"norm": torch.linalg.vector_norm}
         run = calls.get(name) or getattr(Tensor, name)
         return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
+
+
+def _has_failed(n: torch.fx.Node) -> bool:
+    """Whether an op was refused by torch in the trace, and the step went on without it."""
+    op = n.target
+    plain = isinstance(op, torch._ops.OpOverload) and not op._schema.is_mutable and bool(op._schema.returns)
+    return plain and not n.users and "val" not in n.meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +492,8 @@ def _brief(error: Exception) -> str:
     if isinstance(error, DATA_DEPENDENT):
         return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
     text = str(error).strip()
+    if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would take its value
+        return LOOKS_AT_A_VALUE
     if isinstance(error, NOT_WITHOUT_VALUES):
         return (
             f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "

@@ -482,6 +482,32 @@ def test_copies_in_a_step_are_no_reason_to_warn_of_how_it_is_captured(
     assert INSIDES.search("".join(capfd.readouterr())) is None
 
 
+def test_an_op_that_torch_refuses_and_the_step_does_without_is_no_part_of_the_plan() -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        try:
+            return entropy(model, x[:, :4], y)
+        except RuntimeError:
+            return entropy(model, x, y)
+
+    torch.manual_seed(1)
+    step = stepping(loss)
+    torch.manual_seed(1)
+    eager = stepping(entropy)
+    x, y = batch()
+    torch.testing.assert_close(float(flow.global_function(step)(x, y)), eager(x, y).item(), rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_that_torch_takes_as_numbers_are_values_that_the_step_looks_at() -> None:
+    lstm = nn.LSTM(8, 4, batch_first=True)
+
+    def predict(x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return lstm(packed)[0].data
+
+    with pytest.raises(CaptureError, match=rf"test_messages\.py:\d+: return lstm\(packed\).*\n.*{LOOKS}"):
+        flow.global_function(type="predict")(predict)(torch.randn(4, 5, 8), torch.tensor([5, 3, 2, 1]))
+
+
 SEVERAL = """
 import sys
 import torch
