@@ -136,7 +136,12 @@ def glance(arguments: Arguments) -> str:
 
 
 def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
-    """Raise CallError for a tensor that is not simply numbers in memory."""
+    """Raise CallError for a tensor or an array that is not simply numbers in memory."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
+        raise CallError(
+            f"{name} was called with {path}, an array of {leaf.dtype}; a plan computes with numbers: pass "
+            f"these (tokens, classes), or a list of strings for what the step only looks at"
+        )
     if not isinstance(leaf, Tensor):
         return
     what = "quantized" if leaf.is_quantized else "nested" if leaf.is_nested else ""

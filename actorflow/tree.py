@@ -37,7 +37,8 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     if isinstance(value, Mapping):
         keys = [k for k in value if not isinstance(k, str | int | float | bool)]
         if keys:
-            raise CallError(f"a job returned a dictionary with the key {keys[0]!r}; strings or numbers were expected")
+            key = "a tensor" if isinstance(keys[0], Tensor) else repr(keys[0])
+            raise CallError(f"a job returned a dictionary with the key {key}; strings or numbers were expected")
         return {"dict": [[key, describe(item, tensors)] for key, item in value.items()]}
     for kind in (list, tuple):
         if isinstance(value, kind):

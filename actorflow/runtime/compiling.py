@@ -256,9 +256,10 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
 
 def located(error: E, function: Callable[..., object]) -> E:
     """An error that names a line as it is, any other behind the line that a job's function begins in."""
-    if re.search(r":\d+\b", str(error)):
+    line = _line_of(function)
+    if not line or re.search(r":\d+\b", str(error)):
         return error
-    return type(error)(f"{with_code(_line_of(function))}\n  {error}")
+    return type(error)(f"{with_code(line)}\n  {error}")
 
 
 def _line_of(function: Callable[..., object]) -> str:
