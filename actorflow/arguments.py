@@ -96,6 +96,7 @@ def flatten(
             plain.append((path, type(leaf), _key_of(leaf)))
             said.append(f"{path}={leaf!r}" if isinstance(leaf, _SAYS_ITSELF) else f"{path}: {type(leaf).__name__}")
             continue
+        _refuse_unusual(name, path, leaf)
         tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
@@ -132,6 +133,25 @@ def glance(arguments: Arguments) -> str:
             sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)]
             said.append(f"{spec.name} {zlib.crc32(as_bytes(sample).numpy().data):08x}")
     return ", ".join(said)
+
+
+def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
+    """Raise CallError for a tensor or an array that is not simply numbers in memory."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
+        raise CallError(
+            f"{name} was called with {path}, an array of {leaf.dtype}; a plan computes with numbers: pass "
+            f"these (tokens, classes), or a list of strings for what the step only looks at"
+        )
+    if not isinstance(leaf, Tensor):
+        return
+    what = "quantized" if leaf.is_quantized else "nested" if leaf.is_nested else ""
+    what = what or ("" if leaf.layout == torch.strided else "sparse")
+    if what:
+        instead = {"quantized": "x.dequantize()", "nested": "x.to_padded_tensor(0)", "sparse": "x.to_dense()"}[what]
+        raise CallError(
+            f"{name} was called with {path}, a {what} tensor ({leaf.layout}, {leaf.dtype}); a plan holds dense "
+            f"tensors: pass {instead.replace('x', path.rpartition('.')[2], 1)}, or its parts"
+        )
 
 
 def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:

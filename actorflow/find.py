@@ -44,6 +44,7 @@ from actorflow.looked import (
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
+from actorflow.unreadable import refuse_compiled
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
 
@@ -381,6 +382,7 @@ class _Search:
             self.function(value.__wrapped__, path)
 
     def module(self, path: str, root: nn.Module) -> None:
+        refuse_compiled(path, root)
         self.modules.append((path, root))
         for prefix, module in root.named_modules():
             self.once(module)

@@ -14,10 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any, NoReturn
 
 from actorflow.find import is_user_class, is_user_file
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.lines import STDLIB
 
 __all__ = ["instead", "refusing_clocks"]
 
@@ -26,7 +29,10 @@ CLOCKS = tuple(
     for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 )
 RANDOM = (os.urandom,)  # the system's
-_IN = ((time, CLOCKS), (os, RANDOM), (random, RANDOM))  # modules, and which functions of theirs
+THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
+_IN = (  # modules and classes, and which functions of theirs
+    (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
+)  # fmt: skip
 
 
 class _Refused:
@@ -72,13 +78,24 @@ def refusing_clocks() -> Iterator[None]:
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
 
-    def call(*args: Any) -> Any:
-        if threading.get_ident() == thread and is_user_file(sys._getframe(1).f_code.co_filename):
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and _asked_by_user(sys._getframe(1), deep=function in THREADS):
+            if function in THREADS:
+                _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")
             what = "asks the system for random numbers" if function in RANDOM else "asks for the time"
             _refuse(what, "do this outside, and pass it as an argument if the step needs it")
-        return function(*args)
+        return function(*args, **kwargs)
 
     return call
+
+
+def _asked_by_user(frame: FrameType | None, deep: bool) -> bool:
+    """Whether the user's code calls; where ``deep``, also through Python's own."""
+    while deep and frame is not None and frame.f_code.co_filename.startswith(STDLIB):
+        if "-packages" in frame.f_code.co_filename:
+            return False
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
 def _refuse(what: str, instead: str) -> NoReturn:

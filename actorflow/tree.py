@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -37,13 +37,15 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     if isinstance(value, Mapping):
         keys = [k for k in value if not isinstance(k, str | int | float | bool)]
         if keys:
-            raise CallError(f"a job returned a dictionary with the key {keys[0]!r}; strings or numbers were expected")
+            key = "a tensor" if isinstance(keys[0], Tensor) else repr(keys[0])
+            raise CallError(f"a job returned a dictionary with the key {key}; strings or numbers were expected")
         return {"dict": [[key, describe(item, tensors)] for key, item in value.items()]}
     for kind in (list, tuple):
         if isinstance(value, kind):
             return {kind.__name__: [describe(item, tensors) for item in value]}
+    why = ", of which nothing has run" if isinstance(value, Generator | Coroutine) else ""
     raise CallError(
-        f"a job returned {value!r} of type {type(value).__name__}; expected: tensors, numbers, strings, None, and "
+        f"a job returned an object of type {type(value).__name__}{why}; expected: tensors, numbers, strings, None, and "
         f"lists, tuples, dictionaries and dataclasses of them"
     )
 

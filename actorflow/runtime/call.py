@@ -33,13 +33,16 @@ class Call:
         "fired",
         "inputs",
         "issued",
+        "leaves",
         "left",
+        "lost",
         "marks",
         "number",
         "plan",
         "results",
         "scalars",
         "start",
+        "told",
     )
 
     def __init__(
@@ -53,11 +56,13 @@ class Call:
         changed: threading.Condition,
         failure: Callable[[], BaseException | None],
         device: Device,
+        leaves: Sequence[str] = (),
     ) -> None:
         self.number = number  # counted from 0 over all plans of the run
         self.plan = plan
         self.inputs = inputs
         self.scalars = scalars
+        self.leaves = leaves  # what the script has changed beside the plan's variables because of it
         self.left = left  # firings on this rank until it is done
         self.begun = False  # its actors may fire
         self.issued = time.perf_counter_ns()  # when the script made it
@@ -66,6 +71,8 @@ class Call:
         self.ended: Sequence[Mark] = ()  # once it has fired: when these have passed, the device is done with it
         self.marks: dict[int, Mark | None] = {}  # by result: when it can be read; None: it could be, and was
         self.results: list[Tensor | None] = [None] * (max(results, default=-1) + 1)
+        self.lost: BaseException | None = None  # why it was given up, where nothing else was lost with it
+        self.told = False  # whether the script has got that
         self._kinds = results
         self._changed = changed
         self._failure = failure
@@ -81,10 +88,11 @@ class Call:
     def wait(self, timeout: float | None = None) -> None:
         """Return when the call is done on this rank.
 
-        Raises the worker's failure, or TimeoutError after ``timeout`` seconds.
+        Raises what it failed with, the worker's failure, or TimeoutError after ``timeout`` seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         self._until(lambda: self.fired, end, timeout, "its end")
+        self.tell()
         for mark in self.ended:
             self._pass(mark, end, timeout, "its end")
         self._settle()
@@ -92,13 +100,14 @@ class Call:
     def result(self, index: int, timeout: float | None = None) -> Tensor:
         """Return result ``index`` as soon as it can be read; it belongs to the caller.
 
-        Raises the worker's failure, CallError where this rank gets no such result, and TimeoutError
-        after ``timeout`` seconds.
+        Raises what the call failed with, the worker's failure, CallError where this rank gets no such result, and
+        TimeoutError after ``timeout`` seconds.
         """
         if index not in self._kinds:
             raise CallError(f"result {index} of call {self.number} was asked for; this rank gets {sorted(self._kinds)}")
         end = None if timeout is None else time.monotonic() + timeout
-        self._until(lambda: self.results[index] is not None, end, timeout, f"result {index}")
+        self._until(lambda: self.results[index] is not None or self.lost is not None, end, timeout, f"result {index}")
+        self.tell()
         found = self.results[index]
         assert found is not None
         if index in self.marks:
@@ -108,6 +117,18 @@ class Call:
                 self.marks[index] = None
             self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
         return found
+
+    def lose(self, error: BaseException) -> None:
+        """Give it up: it has failed and changed nothing; on the compute thread."""
+        with self._changed:
+            self.lost = error
+            self._changed.notify_all()
+
+    def tell(self) -> None:
+        """Raise what it failed with, if it has: the script knows it then."""
+        if self.lost is not None:
+            self.told = True
+            raise fresh(self.lost)
 
     def give(self, found: Iterable[tuple[int, Tensor]], mark: Mark | None) -> None:
         """Results are there, or will be when the mark has passed; on the compute thread."""

@@ -62,6 +62,12 @@ class Compiled:
     changes: tuple[Change, ...]  # that each call makes in the script
     calls: int = 0
 
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """What a call changes in the script at once, whatever becomes of it, for people."""
+        first = ("which step of the optimizer comes next",) if self.key[-1] else ()
+        return (*(change.where for change in self.changes), *first)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, D
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.modes import EAGER, MODES
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
@@ -43,8 +45,12 @@ from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
-__all__ = ["Common", "Made", "Order", "hints_of", "kinds", "make_everywhere", "make_plan", "make_pretended", "own_seat"]
+__all__ = [
+    "Common", "Made", "Order", "hints_of", "kinds", "located", "make_everywhere", "make_plan", "make_pretended",
+    "own_seat",
+]  # fmt: skip
 
+E = TypeVar("E", bound=ActorflowError)
 PARTS = (  # of compiling, in order, and what they are to people
     ("capture", "capturing the step as a graph of ops"),
     ("place", "placing the ops"),
@@ -166,7 +172,8 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
         args, kwargs = order.arguments.restore(tensors)
         results: list[Tensor] = []
         with contextlib.nullcontext() if order.found is None else Run(order.name, order.found, order.changed) as run:
-            shapes.append(tree.describe(order.function(*args, **kwargs), results))
+            returned = order.function(*args, **kwargs)
+            shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
         return results
 
@@ -197,10 +204,11 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
                 learn=gradients.append,
                 standing=order.standing,
             )
-        except CaptureError as error:
+        except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
-            if cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
-                raise
+            error = located(error, order.function)
+            if isinstance(error, CallError) or cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
+                raise error from cause
             with_arguments = f"while {order.name} was captured with these arguments:\n{shapes_text(specs)}"
             raise CallError(f"{error}\n  {with_arguments}") from cause
         doing("cut")
@@ -251,6 +259,14 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     if budget is None or plan.pieces == 1:
         return None
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
+
+
+def located(error: E, function: Callable[..., object]) -> E:
+    """An error that names a line as it is, any other behind the line that a job's function begins in."""
+    line = _line_of(function)
+    if not line or re.search(r":\d+\b", str(error)):
+        return error
+    return type(error)(f"{with_code(line)}\n  {error}")
 
 
 def _line_of(function: Callable[..., object]) -> str:
@@ -311,15 +327,8 @@ def _only_predicts(plan: Plan) -> None:
 
 
 def _written(plan: Plan) -> set[str]:
-    """The variables that the plan changes: targets, and what steps without outputs work on in place."""
-    found: set[str] = set()
-    for actor in plan.actors:
-        found.update(t.name for t in actor.targets if isinstance(t, OfVariable))
-        for step in plan.bodies[actor.body].steps if actor.body is not None else ():
-            if not step.outs:
-                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
-                found.update(o.name for o in operands if isinstance(o, OfVariable))
-    return found
+    """The variables that the plan changes."""
+    return set().union(*map(plan.changed_by, plan.actors))
 
 
 def _pack(head: Mapping[str, object], plan: bytes) -> bytes:

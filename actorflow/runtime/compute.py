@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import owned
 from actorflow.runtime.devices import Device, Mark
@@ -21,9 +22,10 @@ from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.job import Job, Unit
 from actorflow.runtime.lanes import prepare_thread
 from actorflow.runtime.lines import Lines
+from actorflow.runtime.memory import ran_out
 from actorflow.runtime.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.runtime.recorder import Recorder, clock
-from actorflow.runtime.story import actor_error, firing, wrapped
+from actorflow.runtime.story import actor_error, firing, some, told, wrapped
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.runtime.turns import Turns
 from actorflow.runtime.wire import decode
@@ -75,6 +77,7 @@ class Compute:
         )  # fmt: skip
         self._lines = Lines(self._inbox, self._deliver_here)
         self.active = 0  # calls that are begun and unfinished
+        self._lost = 0  # of these, those that have failed and are given up
         self._thread = threading.Thread(target=self._run, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
 
@@ -313,15 +316,60 @@ class Compute:
         self._doing = (unit, fire)
         if self._record is not None:
             self._start = clock()
+        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:
+            for at, slots in unit.reads:
+                slots.take(fire.reads[at][1])
+            self._forgo(job, unit, fire)
+            return
         values = self._gather(job, unit, fire)
         if unit.passage is not None:
             memory = unit.passage.place(values)
             outputs = unit.passage.own(self._transfers.outputs(job, unit, fire, values), memory)
-        elif unit.comm is None and unit.adding is None and unit.run is None:
-            outputs = values if unit.kernel is None else unit.kernel(values)
         else:
-            outputs = self._transfers.outputs(job, unit, fire, values)
+            try:
+                if unit.comm is None and unit.adding is None and unit.run is None:
+                    outputs = values if unit.kernel is None else unit.kernel(values)
+                else:
+                    outputs = self._transfers.outputs(job, unit, fire, values)
+            except Exception as error:
+                self._lose(job, unit, fire, error)
+                return
         self._finish(job, unit, fire, outputs)
+
+    def _lose(self, job: Job, unit: Unit, fire: Fire, error: Exception) -> None:
+        """Give up the call that a body has failed in, if no other rank has a part in it and it has changed nothing yet.
+
+        Buffers may have changed: in PyTorch a forward pass that fails leaves those that it has come to changed, too.
+
+        Its other actors fire without computing, so that the calls around it find everything as ever.  Raises what is
+        the end of the run.
+        """
+        raised = actor_error(self._rank, unit, fire, error, job.plan)
+        if unit.body is None or raised is error or (job.plan.world > 1 and ran_out(error)):
+            raise raised
+        iteration = fire.firing // unit.rate
+        call = job.calls[iteration]
+        if job.plan.world > 1:
+            raise told(raised, "a run on several ranks ends here: look at the batch before the call, on every rank")
+        changed = job.changed_in(iteration, unit, culprit(unit.body, error))
+        buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
+        more = [*(name for name in changed if name not in buffers), *call.leaves]
+        if more or any(r.initial and r.tensors for r in job.plan.registers):
+            had = f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint"
+            raise told(raised, had)
+        what = f"buffers ({some(buffers)}) and nothing else" if buffers else "nothing"
+        call.lose(told(raised, f"the call has changed {what}, and other calls are done as ever"))
+        self._lost += 1
+        self._forgo(job, unit, fire)
+
+    def _forgo(self, job: Job, unit: Unit, fire: Fire) -> None:
+        """Finish a firing of a call that is given up: nothing changes, and its tokens are empty."""
+        if self._record is not None:
+            self._record.firing(job.number, unit.actor, fire.firing, self._start)
+        for store in unit.stores:
+            _, sequence, complete = fire.writes[store.at]
+            store.slots.forgo(sequence, complete)
+        self._end(job, unit, fire, job.calls[fire.firing // unit.rate])
 
     def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Put the outputs where they belong and tell the machine."""
@@ -346,10 +394,15 @@ class Compute:
             self._give(call, unit, fire, outputs)
         elif unit.passage is not None:
             unit.passage.end(fire)
+        self._end(job, unit, fire, call)
+
+    def _end(self, job: Job, unit: Unit, fire: Fire, call: Call) -> None:
+        """Tell the machine, and with the last firing of a call whoever waits for its end."""
         self._doing = None
         self._apply(job, job.machine.handle(unit.finished))
         call.left -= 1
         if not call.left:
+            self._lost -= call.lost is not None
             call.ended = [m for m in [queue.mark() for queue in job.queues] if m is not None]
             del job.calls[fire.firing // unit.rate]
             self.active -= 1

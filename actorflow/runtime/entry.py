@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,7 @@ from types import FrameType
 from actorflow.doctor.shm import advice
 from actorflow.runtime import cluster
 from actorflow.runtime.cluster import Alone, Cluster
+from actorflow.runtime.log_disk import full_disk
 from actorflow.runtime.reports import Started, tell
 from actorflow.runtime.script_error import drop_echoes, print_script_error, sentence
 from actorflow.runtime.settings import Settings
@@ -89,11 +91,13 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
             shown.close()
         behind = run.explain(e)
         elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
-        print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
+        with suppress(OSError):  # its disk may be full; the launcher says that
+            print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
         if behind is e:
-            hint = advice(str(e))
+            hint = full_disk(e, run.rank, run.settings.log_dir) or advice(str(e))
             if hint:
-                print(f"actorflow: {hint}", file=sys.stderr)
+                with suppress(OSError):
+                    print(f"actorflow: {hint}", file=sys.stderr)
             run.abort("raised", f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
             if isinstance(e, Exception):
                 _write_error_file(e)
@@ -198,10 +202,14 @@ def _hear_signals(run: Cluster | Alone) -> None:
 
 
 def _write_error_file(error: Exception) -> None:
-    """Leave the traceback where torch's tools look for it."""
+    """Leave the traceback where torch's tools look for it, whole or not at all."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    get_error_handler().record_exception(error)
+    try:
+        get_error_handler().record_exception(error)
+    except OSError:  # torch's agent cannot read a part of one
+        with suppress(OSError, KeyError):
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ class Fed:
         at = tensor.device
         if at.type == "meta":
             raise CallError(
-                f"{job} was called with {name} on the meta device, which has no values; a tensor on the CPU or on "
-                f"{device} was expected"
+                f"{job} was called with {name} on the meta device, which has no values; a tensor on the CPU"
+                f"{'' if device.type == 'cpu' else f' or on {device}'} was expected"
             )
         same = at.type == device.type and device.index in (None, at.index)
         if at.type == "cpu" or same or (job, name) in self._told:

@@ -168,6 +168,19 @@ class Job:
         if self.trails is not None:
             self.trails.sweep()
 
+    def changed_in(self, iteration: int, failed: Unit, step: int | None) -> list[str]:
+        """The variables that may have changed since an iteration began, in which ``failed`` has failed in a step.
+
+        What a body works on in place may have changed up to that step, or anywhere where it is not known; what it puts
+        into variables it puts there when it has ended.
+        """
+        found: set[str] = set(self.plan.worked_on_by(failed.actor, None if step is None else step + 1))
+        for unit in self.units.values():
+            begun = self.machine.fired(unit.actor.id) - (unit is failed)
+            if begun > iteration * unit.rate:
+                found |= self.plan.changed_by(unit.actor)
+        return sorted(found)
+
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
         missing = sorted((self.inputs - inputs.keys()) | (self.scalars - scalars.keys()))

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from actorflow.runtime.asked import Shape, check_token
 from actorflow.runtime.failure import LAUNCHER, LOST, Failure
+from actorflow.runtime.log_disk import is_full
 from actorflow.runtime.log_files import Logs, NoLogs, log_path
 from actorflow.runtime.reports import Wanted
 from actorflow.runtime.settings import (
@@ -122,6 +123,7 @@ def launch(run: Launch) -> int:
         watch.start()
         codes, interrupted = _supervise(run, log_dir)
     findings = watch.close()
+    _warn_of_disk(console, run, log_dir)
     logs.finish(not codes and interrupted is None and findings.wanted is None)
     if interrupted is None and not codes:
         if not run.log_dir:
@@ -241,6 +243,12 @@ def _say_what_is_left(console: Console, run: Launch, log_dir: str) -> None:
         shutil.rmtree(log_dir, ignore_errors=True)
     if run.trace and run.launcher == 0 and (line := told(run.trace, range(run.nnodes * run.devices))):
         console.print(f"actorflow: {line}", style="dim")
+
+
+def _warn_of_disk(console: Console, run: Launch, log_dir: str) -> None:
+    """Say that output is lost: a script that logs does not hear of it."""
+    if run.nnodes * run.devices > 1 and is_full(log_dir):
+        console.print(f"actorflow: the disk of {log_dir} is full: what ranks print there is lost", style="bold red")
 
 
 def _left_with(failure: Failure, code: int) -> int:

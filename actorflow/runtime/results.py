@@ -56,9 +56,10 @@ class Results:
     def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[Result]:
         """Handles on the results of call ``number`` (counted alike on all ranks)."""
         while self._open and self._open[0][0].done:  # a handle that is kept must not keep the other results of its call
-            for ref in self._open.popleft()[1]:
+            before, given = self._open.popleft()
+            for ref in given:
                 promise = ref()
-                if promise is not None:
+                if promise is not None and before.lost is None:  # else its error is for whoever reads it
                     promise.settle()
         refs: list[weakref.ref[Promise]] = []
         found = [self._handle(number, call, result, refs) for result in results]

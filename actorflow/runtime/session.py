@@ -32,7 +32,7 @@ from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import report
 from actorflow.runtime.called import Asked, Compiled, JobLike
 from actorflow.runtime.cluster import Alone, Cluster
-from actorflow.runtime.compiling import Made, Order, hints_of, make_everywhere, make_pretended, own_seat
+from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.runtime.costs import Target
 from actorflow.runtime.data_plane.nccl import NcclPlane
 from actorflow.runtime.data_plane.of_rank import planes_of
@@ -49,16 +49,17 @@ from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
+from actorflow.runtime.script_error import drop_echoes
 from actorflow.runtime.seats import Wishes, device_of, idle_oversubscribe
 from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
 from actorflow.runtime.turns import NCCL
-from actorflow.runtime.worker import Worker
+from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.gradients import NONE, Standing
 from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -99,6 +100,7 @@ class Session:
         self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
+        drop_echoes()
         cluster.on_go(self._go)
         cluster.serve(self._serve)
         cluster.on_failure(self._failed)
@@ -122,6 +124,7 @@ class Session:
             return self._pretend(job, asked, args, kwargs)
         arguments = asked.arguments
         if self.worker is not None:
+            self.worker.check(NOT_MADE)
             self.variables.refresh()
         compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
         number = self._announce(job, arguments, compiled)
@@ -149,7 +152,10 @@ class Session:
         return Asked(arguments, own, recording)
 
     def _look(self, job: JobLike, recording: Recording) -> Found:
-        return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+        try:
+            return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+        except CaptureError as error:
+            raise located(error, job.function) from error.__cause__
 
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
@@ -162,7 +168,7 @@ class Session:
         }
         scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
-        call = worker.issue(compiled.number, inputs, scalars)
+        call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)
         self.variables.gradients.called(compiled.gradients)
@@ -337,7 +343,7 @@ class Session:
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
-        self.worker.wait_all()
+        self.worker.wait_all(tell=False)
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())

@@ -92,6 +92,13 @@ class Slots:
             self._parts = []
             self.put(sequence, [_finish(how, part) for how, part in zip(self._combine, parts, strict=True)])
 
+    def forgo(self, sequence: int, complete: bool) -> None:
+        """Count a firing of a call that is given up: its token is empty, and whoever takes it looks at nothing."""
+        if self.fill > 1:
+            self._parts = []
+        if complete:
+            self.put(sequence, ())
+
     def take(self, sequence: int) -> Token:
         """The token for one firing of one reader; the slot lets go of it with the last taking."""
         slot = sequence % self._count

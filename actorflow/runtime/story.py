@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
+from collections.abc import Sequence
 
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
@@ -12,6 +12,7 @@ from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import Filled, Ready
 from actorflow.runtime.turns import Post
 from actorflow_compiler.errors import ActorError, ActorflowError, ClusterError
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Fire
 
@@ -62,9 +63,7 @@ def _line(plan: Plan, actor: int, step: int) -> str:
     place = plan.origins.place_of(actor, step)
     if place is None or not place.line:
         return f", module {place.module}" if place is not None and place.module else ""
-    path, _, number = place.line.rpartition(":")
-    code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
-    return f", line {place.line}{f': {code}' if code else ''}"
+    return f", line {with_code(place.line)}"
 
 
 def too_late(rank: int, started: Started, setting: str, explained: str) -> ClusterError:
@@ -82,3 +81,15 @@ def wrapped(error: BaseException, where: str) -> BaseException:
     made = ActorError(f"{where}: {type(error).__name__}: {error}")
     made.__cause__ = error
     return made
+
+
+def told(error: BaseException, more: str) -> BaseException:
+    """An actor's error with one more sentence."""
+    made = ActorError(f"{error}. {more[:1].upper()}{more[1:]}")
+    made.__cause__ = error.__cause__
+    return made
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names."""
+    return ", ".join((*names[:most], *("…",) * (len(names) > most)))

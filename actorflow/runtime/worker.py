@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -25,13 +25,14 @@ from actorflow.runtime.devices import Device, make_device
 from actorflow.runtime.job import Job, open_planes
 from actorflow.runtime.messages import DataPlane, Line, Message, Transport
 from actorflow.runtime.recorder import Recorder
-from actorflow.runtime.story import explain_plans
+from actorflow.runtime.story import explain_plans, told
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.modes import MODES
 from actorflow_compiler.plan import Plan
 from actorflow_scheduler.machine import Issued
 
 _ISSUED = Issued()
+NOT_MADE = "this was a call before; the one that raises it has not been made"
 _JOIN = 5.0  # seconds that close() waits for threads, which a peer that stands still may hold for ever
 _open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -67,11 +68,12 @@ class Worker:
         self._in_flight = in_flight
         self._kernels = Kernels(self.device, _library() if library is None else library)
         self._runs = Runs(self.on, self._kernels)
-        self._changed = threading.Condition()  # guards what the threads of users see: the next six
+        self._changed = threading.Condition()  # guards what the threads of users see: the next seven
         self._jobs: dict[int, Job] = {}
         self._issued = 0
         self._unfinished: deque[Call] = deque()
         self._behind = Behind()
+        self._lost: deque[Call] = deque()  # that have failed and changed nothing
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
@@ -103,7 +105,7 @@ class Worker:
             for name, tensor in (variables or {}).items():
                 self.variables.setdefault(name, tensor.detach())
         if MODES[plan.mode].replays and self.on.replays:
-            self.wait_all()  # what is captured is captured while nothing else runs
+            self.wait_all(tell=False)  # what is captured is captured while nothing else runs
         job = Job(number, plan, self.rank, self.on, self._kernels, self._runs, self._planes, self.variables, constants)
         open_planes(plan, self.rank, self._planes)
         if self.record is not None:
@@ -118,14 +120,17 @@ class Worker:
             self._changed.notify_all()
 
     def issue(
-        self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None
-    ) -> Call:
+        self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None,
+        leaves: Sequence[str] = (),
+    ) -> Call:  # fmt: skip
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
         Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of
-        them.  ``inputs`` must stay as they are until the call is done.  Raises CallError for
-        missing arguments, and the worker's failure.
+        them.  ``inputs`` must stay as they are until the call is done.  ``leaves`` names what its caller changes
+        beside variables: a call that has changed something cannot be given up.  Raises CallError for missing
+        arguments, what a call before has failed with (this one is not issued then), and the worker's failure.
         """
+        self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
         self._behind.keep_pace(self._unfinished, self._in_flight)
         with self._changed:
@@ -141,7 +146,7 @@ class Worker:
                 self._raise_failure()
             call = Call(
                 self._issued, number, inputs, scalars, job.results, job.firings, self._changed, lambda: self._failure,
-                self.on,
+                self.on, leaves,
             )  # fmt: skip
             self._issued += 1
             self._unfinished.append(call)
@@ -166,10 +171,22 @@ class Worker:
         """Read the messages of another rank from a socket from now on."""
         self._compute.attach(line)
 
-    def wait_all(self, timeout: float | None = None) -> None:
+    def check(self, more: str = "") -> None:
+        """Raise what a call has failed with that changed nothing, once, unless the script has got it from the call.
+
+        ``more`` is one more sentence for it.
+        """
+        while self._lost:
+            call = self._lost.popleft()
+            if not call.told and call.lost is not None:
+                call.told = True
+                raise told(call.lost, more) if more else fresh(call.lost)
+
+    def wait_all(self, timeout: float | None = None, *, tell: bool = True) -> None:
         """Return when every issued call is done.
 
-        Raises the worker's failure, or TimeoutError after ``timeout`` seconds.
+        Raises the worker's failure, what ``check`` raises unless not ``tell``, or TimeoutError after ``timeout``
+        seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -182,6 +199,8 @@ class Worker:
             self._behind.wait(end)
         except TimeoutError as error:
             raise TimeoutError(f"rank {self.rank}: {error}\n{self.explain()}") from None
+        if tell:
+            self.check()
 
     def fail(self, failure: BaseException) -> None:
         """End the work: everyone who waits, now and later, gets ``failure``.  Only the first one counts."""
@@ -223,6 +242,10 @@ class Worker:
         early = call is not None and self._compute.waits_for_peers(call.number)
         return self._compute.current if self._compute.active else None, early, self._compute.doing
 
+    def moved(self) -> int:
+        """A number that grows with whatever happens here: calls, firings, tokens that come and go."""
+        return self._issued + sum(job.machine.moved() for job in tuple(self._jobs.values()))
+
     def explain(self) -> str:
         """What every queue and thread of the rank is at, and what it waits for."""
         _, early, _ = self.standing()
@@ -262,6 +285,8 @@ class Worker:
             self._unfinished.remove(call)
             if call.ended:
                 self._behind.add(call)
+            if call.lost is not None:
+                self._lost.append(call)
             self._changed.notify_all()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from actorflow.status.standing import Standing
 from actorflow_compiler.units import ranges_text
 
-__all__ = ["edges", "verdict"]
+__all__ = ["edges", "turns_in_a_circle", "verdict"]
 
 
 def edges(standings: Mapping[int, Standing]) -> dict[int, dict[int, str]]:
@@ -31,33 +31,53 @@ def edges(standings: Mapping[int, Standing]) -> dict[int, dict[int, str]]:
     return found
 
 
-def verdict(world: int, standings: Mapping[int, Standing]) -> str:
-    """One sentence: who waits for whom in the end."""
+def verdict(world: int, standings: Mapping[int, Standing], before: Mapping[int, Standing] | None = None) -> str:
+    """One sentence: who waits for whom in the end.
+
+    The ranks were not asked at one moment, so a circle among them is none yet: each may wait for what the next one has
+    sent since.  ``before`` is what they all said in an earlier round.  On whatever rank nothing has happened between
+    the two, it stood so at one moment, with the others of which that is true; only among those a circle is one.
+    """
     if not standings:
         return "no rank answers"
-    graph = edges(standings)
+    found = edges(standings)
+    going = {rank for rank, now in standings.items() if now.busy or (before and _goes_on(before.get(rank), now))}
+    graph = {rank: {} if rank in going else others for rank, others in found.items()}
     waiting = [rank for rank in sorted(graph) if graph[rank]]
     if not waiting:
-        return "no rank waits for another one"
+        for_long = " for long" if any(found[rank] for rank in going) else ""
+        return f"no rank waits for another one{for_long}"
     circle = _circle(graph)
     if circle:
         chain = ", which waits for ".join(f"rank {rank}" for rank in (*circle[1:], circle[0]))
-        return f"rank {circle[0]} waits for {chain}: they wait in a circle, if asking again shows the same"
+        said = "they wait in a circle" if before else "that may pass, ask again"
+        return f"rank {circle[0]} waits for {chain}: {said}"
     ends = {rank: _ends(graph, rank) for rank in waiting}
-    found = []
+    said_of = []
     for end in sorted(set().union(*ends.values())):
         held = [rank for rank in waiting if end in ends[rank]]
         who = f"rank{'s' * (len(held) > 1)} {ranges_text(held)} wait{'s' * (len(held) == 1)}"
-        found.append(f"{who} for rank {end}, which {_at(standings.get(end))}")
-    return "; ".join(found)
+        said_of.append(f"{who} for rank {end}, which {_at(standings.get(end), bool(found.get(end)))}")
+    return "; ".join(said_of)
 
 
-def _at(standing: Standing | None) -> str:
+def turns_in_a_circle(standings: Mapping[int, Standing]) -> bool:
+    """Whether ranks that are not busy wait for each other, as far as one round of asking tells."""
+    return bool(_circle({rank: {} if standings[rank].busy else others for rank, others in edges(standings).items()}))
+
+
+def _goes_on(before: Standing | None, now: Standing) -> bool:
+    """Whether something has happened on a rank since it was asked before, or may have."""
+    return before is None or (before.moved, before.calls) != (now.moved, now.calls)
+
+
+def _at(standing: Standing | None, goes_on: bool) -> str:
     if standing is None:
         return "does not answer"
+    waits = "goes on" if goes_on else "waits for no other rank"
     if standing.doing:
-        return f"waits for no other rank: it {standing.doing}"
-    return "waits for no other rank" + (f": it is at {standing.line}" if standing.line else "")
+        return f"{waits}: it {standing.doing}"
+    return waits + (f": it is at {standing.line}" if standing.line else "")
 
 
 def _ends(graph: Mapping[int, Mapping[int, str]], rank: int) -> set[int]:

@@ -17,16 +17,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actorflow.status.graph import turns_in_a_circle
 from actorflow.status.standing import Standing, own
 
 __all__ = ["About", "Answer", "announce", "answer", "ask", "on_signal", "runs"]
 
 PATIENCE = 3.0  # seconds for an answer; ranks of other machines are asked within it
 ELSEWHERE = 2.0  # seconds of it for those
+BETWEEN = 0.5  # seconds between two rounds: what is under way between two ranks arrives meanwhile
 _ABOUT = "run.json"
 
 
@@ -49,6 +51,7 @@ class Answer:
 
     standings: Mapping[int, Standing]
     silent: Mapping[int, str]  # ranks of this machine that did not answer → what is known of them
+    before: Mapping[int, Standing] | None = None  # what they said in an earlier round, where there was one
 
 
 def announce(launcher: str, about: About) -> None:
@@ -87,6 +90,15 @@ def answer(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -
 
 
 def ask(launcher: str, run: About) -> Answer:
+    """Ask all ranks of a run, and once more where they seem to wait in a circle: whether that lasts."""
+    found = _round(launcher, run)
+    if not turns_in_a_circle(found.standings):
+        return found
+    time.sleep(BETWEEN)
+    return replace(_round(launcher, run), before=found.standings)
+
+
+def _round(launcher: str, run: About) -> Answer:
     """Ask all ranks of a run: those of this machine, and through one of them the others."""
     with ThreadPoolExecutor(max_workers=min(64, len(run.ranks))) as pool:
         heard = dict(zip(run.ranks, pool.map(lambda rank: _ask(launcher, rank, "own"), run.ranks), strict=True))

@@ -39,6 +39,8 @@ class Standing:
     calls: int = 0  # of jobs that its script has made
     early: bool = False  # its next call waits until all ranks have made it
     doing: str = ""  # what the compute thread fires
+    busy: bool = False  # it computes or sends, whatever else it waits for
+    moved: int = 0  # grows with whatever happens on the rank
     waits: tuple[Waiting, ...] = ()
     text: str = ""  # everything that the worker says of itself
 
@@ -67,8 +69,10 @@ def own(rank: int) -> Standing:
         return Standing(*here, 0 if session is None else session.calls, text="no job is compiled yet")
     worker = session.worker
     job, early, doing = worker.standing()
+    moved = worker.moved()
     waits = () if job is None else tuple(waits_of(job, rank))
-    return Standing(*here, session.calls, early, doing, waits, worker.explain())
+    busy = bool(doing) or (job is not None and _sends(job))
+    return Standing(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
 
 
 def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
@@ -87,6 +91,13 @@ def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
             ranks = tuple(sorted(_ranks(job, wait) - {rank}))
             if ranks:
                 yield Waiting(name(plan, id), explain(plan, wait), ranks)
+
+
+def _sends(job: Job) -> bool:
+    """Whether a token is on its way to another rank."""
+    running = (id for id in job.machine.unfinished() if not job.machine.waits(id))
+    comms = (job.plan.actor(id).comm for id in running)
+    return any(comm is not None and comm.kind == "send" for comm in comms)
 
 
 def _ranks(job: Job, wait: Wait) -> set[int]:

@@ -30,7 +30,7 @@ def _lines(run: About, found: Answer) -> Iterator[str]:
         yield f"  rank {rank} ({standing.host}, pid {standing.pid}){_doing(standing.doing, standing.line)}"
         for other, why in sorted(graph[rank].items()):
             yield f"    waits for rank {other}: {why}"
-    yield f"  {verdict(run.world, found.standings)}"
+    yield f"  {verdict(run.world, found.standings, found.before)}"
     for rank in sorted(found.standings):
         yield ""
         yield from found.standings[rank].text.splitlines()

@@ -37,7 +37,7 @@ class DataAssigned(TorchFunctionMode):
         if func == _SET:
             return self._assign(*args)
         looks = func is Tensor.untyped_storage  # as this class does itself
-        if self._shared and not looks and any(isinstance(x, Tensor) and _memory(x) in self._shared for x in _leaves(args, kwargs)):
+        if self._shared and not looks and any(_memory(x) in self._shared for x in _tensors(args, kwargs)):
             raise CaptureError(f"after p.data = x, x is used again, which is p's memory from then on; {INSTEAD}")
         return func(*args, **kwargs)
 
@@ -58,8 +58,8 @@ class DataAssigned(TorchFunctionMode):
         self._shared[_memory(data)] = data, tensor
 
 
-def _leaves(args: Any, kwargs: Any) -> list[Any]:
-    return pytree.tree_leaves((args, kwargs))
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
 
 
 def _memory(tensor: Tensor) -> int:

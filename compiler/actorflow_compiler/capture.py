@@ -11,9 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -26,18 +25,21 @@ from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
-from actorflow_compiler.from_fx import LOOKS_AT_A_VALUE, Capture, Names, to_graph
+from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
-from actorflow_compiler.lines import is_users
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
+from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.stepping import FUSABLE, STEPPING, Slot, marked, stepping
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
+    DEPENDENT_SIZE,
+    NOT_WITHOUT_VALUES,
     fake_mode,
     hooks_of,
     looks_compiling,
@@ -52,6 +54,12 @@ TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
     "_backward_hooks": Tensor.register_hook,
     "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
 }
+ENDS = (  # what follows in messages of torch is for those who work on torch
+    "\n\nWhile executing", "\nC++ CapturedTraceback", "\nException raised from",
+    "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
+    "\nresulted in the unexpected exception above",
+)  # fmt: skip
+SCRIPTED = "The following operation failed in the TorchScript interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ def capture(
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
-        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(state), _moved_to(device, state):
+        reads = Reads()
+        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
             watch = Watch(state, fakes, standing, sure)
             kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
             held = {**fakes, **stepped.tensors, **kept}
@@ -109,15 +118,16 @@ def capture(
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
+                        reads.check()
                         stepped.settle(assigned.of)
                         watch.settle()
                         return results
 
                 streams = Streams()
                 assigned = DataAssigned(held.values())
-                seen = assigned, streams.following(), watch.watching(), _scaled(state), marked(state)
-                with values_not_seen(), contextlib.ExitStack() as stack:
-                    for context in seen:
+                unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state)
+                with contextlib.ExitStack() as stack, watch.watching(), marked(state):
+                    for context in unseen:
                         stack.enter_context(context)
                     table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
@@ -174,7 +184,7 @@ def without_memory(
         with mode:
             tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
         gradients = torch.enable_grad() if train else torch.no_grad()
-        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(state), values_not_seen(), gradients
+        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(Reads()), values_not_seen(), gradients
         with contextlib.ExitStack() as stack:
             for context in (*plainly, _scaled(state)):
                 stack.enter_context(context)
@@ -223,10 +233,19 @@ class _Expanding(torch.fx.Interpreter):
         super().__init__(module)
         self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
         self._node: torch.fx.Node | None = None
+        self.extra_traceback = False  # errors are told without torch's graph
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self._node = n
-        return super().run_node(n)
+        if _has_failed(n):
+            return None
+        try:
+            return super().run_node(n)
+        except ActorflowError:
+            raise
+        except Exception as error:  # the trace went on without what the op makes
+            line = (n.meta.get("custom") or {}).get("line", "")
+            _refuse(with_code(line) if line else "in the step", error)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, torch._ops.OpOverload):
@@ -268,6 +287,13 @@ class _Expanding(torch.fx.Interpreter):
         return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
 
 
+def _has_failed(n: torch.fx.Node) -> bool:
+    """Whether an op was refused by torch in the trace, and the step went on without it."""
+    op = n.target
+    plain = isinstance(op, torch._ops.OpOverload) and not op._schema.is_mutable and bool(op._schema.returns)
+    return plain and not n.users and "val" not in n.meta
+
+
 def _changed_last(node: Any) -> Any:
     """What was changed in place to become what a node of a trace gives; the node itself, if nothing was."""
     while isinstance(node.target, torch._ops.OpOverload):
@@ -287,38 +313,55 @@ def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _clear_errors(state: State) -> Iterator[None]:
-    """Turn what a trace raises into a CaptureError that shows the user's line."""
+def _clear_errors(reads: Reads) -> Iterator[None]:
+    """Turn what a trace raises into a CaptureError that shows the user's line; a read that was refused comes first."""
     try:
         yield
     except ActorflowError:
+        reads.check()
         raise
-    except DATA_DEPENDENT as error:
-        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {LOOKS_AT_A_VALUE}") from error
     except Exception as error:
-        what = f"{type(error).__name__}: {_brief(error)}"
-        raise CaptureError(f"{user_line(error)}{_library_line(error)}\n  {what}") from error
+        reads.check()
+        _refuse(user_line(error), error)
 
 
-def _brief(error: BaseException) -> str:
-    text = str(error).strip().split("\n\nWhile executing")[0]
-    return text.split("\nC++ CapturedTraceback")[0]
+def _refuse(place: str, error: Exception) -> NoReturn:
+    """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
+    text = _brief(error)
+    refusal = CaptureError(f"{place}\n  {text}")
+    if text.endswith(str(error).strip()) and not _is_inside(error):
+        raise refusal from error
+    raise refusal.with_traceback(error.__traceback__) from None
 
 
-def _library_line(error: BaseException) -> str:
-    """The innermost line of a library but torch that an exception went through, on a line of its own; or nothing."""
-    torchs = str(Path(torch.__file__).parent)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        for folder in ("site-packages", "dist-packages"):
-            _, found, path = frame.filename.rpartition(f"/{folder}/")
-            if found and not frame.filename.startswith(torchs) and not path.startswith("actorflow"):
-                return f"\n  inside {path}:{frame.lineno}: {frame.line}"
-    return ""
+def _brief(error: Exception) -> str:
+    """What was raised, without what torch says of its own insides."""
+    if isinstance(error, DATA_DEPENDENT):
+        return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
+    text = str(error).strip()
+    if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would take its value
+        return LOOKS_AT_A_VALUE
+    if isinstance(error, NOT_WITHOUT_VALUES):
+        return (
+            f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "
+            f"captured; expected: other ops, or this outside of the job"
+        )
+    if text.startswith(SCRIPTED):
+        return (
+            "the step calls code of torch.jit.script here that depends on the values of tensors; expected: a plain "
+            "function with the same ops in every call"
+        )
+    for end in ENDS:
+        text = text.split(end)[0]
+    text = text.replace("FakeTensor", "Tensor").strip()
+    return text if text and _is_inside(error) else f"{type(error).__name__}: {text}"
+
+
+def _is_inside(error: Exception) -> bool:
+    """Whether an exception is of a class that only torch itself knows."""
+    return type(error).__module__.startswith("torch._")
 
 
 def user_line(error: BaseException) -> str:
-    """The innermost line of the user's own code that an exception went through, as ``file:line: code``."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return "in the step"
+    """The innermost line of the user's own code that an exception went through; see ``place_of``."""
+    return place_of(traceback.extract_tb(error.__traceback__))

@@ -15,13 +15,15 @@ from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
+from actorflow_compiler.lines import with_code
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.pair_rows import pair_rows
 from actorflow_compiler.plan import Constant
 from actorflow_compiler.random_ops import DRAW, SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.random_table import is_random
-from actorflow_compiler.torch_internals import constant_of, real_tensors
+from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE
+from actorflow_compiler.torch_internals import DATA_DEPENDENT, constant_of, real_tensors
 from actorflow_compiler.unsort import unsort
 from actorflow_compiler.variables import WITH_PARAMETERS
 
@@ -51,10 +53,6 @@ FILLS: Mapping[str, Callable[[tuple[Arg, ...]], Arg]] = {
 }
 Kwargs = tuple[tuple[str, Arg], ...]
 LARGEST_CONSTANT = 1 << 20  # bytes
-LOOKS_AT_A_VALUE = (
-    "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
-    "inputs; expected: the same ops in every call. Use torch.where, or move this line out of the job"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,10 @@ class _Converter:
             elif fx_node.op == "get_attr":
                 self.constant(fx_node)
             elif fx_node.op == "call_function":
-                self.call(fx_node)
+                try:
+                    self.call(fx_node)
+                except DATA_DEPENDENT:
+                    raise CaptureError(f"{_place(fx_node)}\n  {DEPENDS_ON_VALUES}") from None
         output: Any = self.module.graph.output_node().args[0]
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         nodes = _forward_again(self.nodes, set(self.updates.values()))
@@ -194,16 +195,20 @@ class _Converter:
         if op == "aten.copy_.default":
             target, source = (self.value[a] for a in fx_node.args[:2])  # type: ignore[index]  # both are nodes
             if target not in self.lost:
+                self.refuse_argument(target, fx_node)
                 self.updates[target] = source
             self.value[fx_node] = source
             return
         if op.startswith("aten.") and fx_node.meta.get("val") is None:
             return  # it looks at values and raises (linalg's check of errors); there are no values yet
-        if any(isinstance(a, complex) for a in fx_node.args):
-            op, args = self.with_constants(fx_node)
-        else:
-            args = tuple(self.arg(a) for a in fx_node.args)
-        kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
+        try:
+            if any(isinstance(a, complex) for a in fx_node.args):
+                op, args = self.with_constants(fx_node)
+            else:
+                args = tuple(self.arg(a) for a in fx_node.args)
+            kwargs: Kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
+        except CaptureError as error:
+            raise CaptureError(f"{_place(fx_node)}\n  {error}") from None
         op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
         if op == "":
             self.value[fx_node] = args[0].index
@@ -223,7 +228,7 @@ class _Converter:
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
         else:  # a number: .item() of a tensor that is not there yet
-            raise CaptureError(f"{custom.get('line') or 'in the step'}\n  {LOOKS_AT_A_VALUE}")
+            raise CaptureError(f"{_place(fx_node)}\n  {LOOKS_AT_A_VALUE}")
         node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
         node = replace(
             node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
@@ -256,6 +261,18 @@ class _Converter:
             else:
                 args.append(self.arg(a))
         return str(target), tuple(args)
+
+    def refuse_argument(self, target: int, copy: torch.fx.Node) -> None:
+        """Raise CaptureError where a value that is written is an argument of the step."""
+        found = next((i for i in self.inputs if i.value == target and i.kind in ("batch", "argument")), None)
+        if found is None:
+            return
+        made: Any = copy.args[1]
+        raise CaptureError(
+            f"{_place(made)}\n  the step changes its argument {found.name} in place, which in PyTorch changes the "
+            f"caller's tensor; a call of a job works on a copy of it. Expected: a new tensor ({found.name} = "
+            f"{found.name} * 2), or {found.name} = {found.name}.clone() before"
+        )
 
     def simplify(
         self, op: str, args: tuple[Arg, ...], kwargs: Kwargs, fx_node: torch.fx.Node
@@ -332,13 +349,19 @@ class _Converter:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, torch.SymInt | torch.SymFloat):
-            raise CaptureError(f"the step's shapes depend on the values of a tensor ({value}); expected: fixed shapes")
+            raise CaptureError(DEPENDS_ON_VALUES)
         raise CaptureError(
             f"the step passes {value!r} to an op; a plan can hold tensors, real numbers, strings and dtypes. Give a "
             f"complex number as a tensor: torch.tensor({value!r})"
             if isinstance(value, complex)
             else f"the step passes {value!r} to an op; a plan can hold tensors, numbers, strings and dtypes"
         )
+
+
+def _place(fx_node: torch.fx.Node) -> str:
+    """The user's line that a node comes from."""
+    line = (fx_node.meta.get("custom") or {}).get("line", "")
+    return with_code(line) if line else "in the step"
 
 
 def _forward_again(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import traceback
@@ -17,6 +18,13 @@ def is_users(path: str) -> bool:
     """Whether a file is the user's own: no library's, not Python's and none of ours."""
     ours = any(part in path for part in ("actorflow_compiler", f"{OURS}/actorflow/", "actorflow_scheduler"))
     return not ours and not any(part in path for part in OUTSIDE) and not path.startswith(STDLIB)
+
+
+def with_code(line: str) -> str:
+    """``file:line`` with what is written there: ``train.py:31: loss = f(x)``."""
+    path, _, number = line.rpartition(":")
+    code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
+    return f"{line}{f': {code}' if code else ''}"
 
 
 class Lines:

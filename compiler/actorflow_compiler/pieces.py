@@ -430,8 +430,8 @@ class _Walk:
 
 def _made_of(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[object, ...]:
     """What part ``index`` of an op is, but for its operands."""
-    op, args, kwargs, _ = localise(call, signature, parts, index)
-    return op, args, kwargs
+    local = localised(call, signature, parts, index)
+    return local.op, local.args, local.kwargs
 
 
 def _even(split: Split, shape: tuple[int, ...], parts: int) -> bool:

@@ -339,6 +339,19 @@ class Plan:
                 found[register.producer].append(register)
         return {a: tuple(rs) for a, rs in found.items()}
 
+    def changed_by(self, actor: Actor) -> frozenset[str]:
+        """The variables that an actor changes: its targets, and what steps without outputs work on in place."""
+        return frozenset(t.name for t in actor.targets if isinstance(t, OfVariable)) | self.worked_on_by(actor)
+
+    def worked_on_by(self, actor: Actor, steps: int | None = None) -> frozenset[str]:
+        """The variables that an actor works on in place; with ``steps`` in so many steps of its body."""
+        found: set[str] = set()
+        for step in self.bodies[actor.body].steps[:steps] if actor.body is not None else ():
+            if not step.outs:
+                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
+                found.update(o.name for o in operands if isinstance(o, OfVariable))
+        return frozenset(found)
+
     def home(self, register: Register) -> int:
         """The rank whose memory holds the register's slots: the readers'."""
         comm = self.actor(register.producer).comm

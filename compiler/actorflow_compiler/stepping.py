@@ -8,6 +8,8 @@ of a first step, which makes it.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,7 +21,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.errors import ActorflowError, CaptureError
+from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import looks_compiling
 from actorflow_compiler.variables import State
 
@@ -121,8 +124,10 @@ def stepping(
                 continue
             before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
             _settle_groups(optimizer)
-            if is_torchs(optimizer):
-                _make_state(optimizer, before, state, fakes, mode)
+            if needs_closure(optimizer):
+                pass  # it is refused where the step calls it
+            elif is_torchs(optimizer):
+                _make_state(name, optimizer, before, state, fakes, mode)
             else:
                 _stand_in(optimizer, before, state, fakes, mode)
             for p, values in optimizer.state.items():
@@ -161,7 +166,15 @@ def _settle_groups(optimizer: Optimizer) -> None:
             group["lr"] = float(group["lr"])
 
 
-def _make_state(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any) -> None:
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's step computes the loss itself, as often as it likes."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _make_state(
+    title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
+) -> None:
     """Let an optimizer of torch's make its state, by a step without gradients."""
     checks = vars(optimizer).pop(CHECKS_DEVICE, None)
     vars(optimizer)[CHECKS_DEVICE] = False  # torch 2.11 takes it that CUDA has no fused Adagrad, which it has
@@ -170,10 +183,18 @@ def _make_state(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[
             for p in group["params"]:
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
         try:
-            type(optimizer).step(optimizer)
-        except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
-            _stand_in(optimizer, before, state, fakes, mode)
-            type(optimizer).step(optimizer)
+            try:
+                type(optimizer).step(optimizer)
+            except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+                _stand_in(optimizer, before, state, fakes, mode)
+                type(optimizer).step(optimizer)
+        except ActorflowError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"optimizer {title} ({type(optimizer).__name__}) cannot step in a job: its step looks at values, or "
+                f"takes other gradients than dense tensors. Expected: another one of torch.optim"
+            ) from error
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None
@@ -210,10 +231,17 @@ def marked(state: State) -> Iterator[None]:
     def mark(optimizer: Optimizer, begins: bool) -> None:
         custom = dict(fx_traceback.current_meta.get("custom") or {})
         custom.pop(STEPPING, None)
+        if begins and needs_closure(optimizer):
+            raise CaptureError(
+                f"{place_of(traceback.extract_stack())}\n  {type(optimizer).__name__} computes the loss as often as "
+                f"the values that it finds ask for, and a plan has the same ops in every call; expected: an optimizer "
+                f"that takes one step, such as torch.optim.AdamW, or this one outside of jobs"
+            )
         if begins and id(optimizer) not in titles:
             raise CaptureError(
-                f"an optimizer {type(optimizer).__name__} steps that the search from the job did not find; expected: "
-                f"one that the function, or what it uses, names, or that is given as global_function(optimizer=…)"
+                f"{place_of(traceback.extract_stack())}\n  an optimizer {type(optimizer).__name__} steps that the "
+                f"search from the job did not find; expected: one that the function, or what it uses, names, or that "
+                f"is given as global_function(optimizer=…)"
             )
         fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
 

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -22,9 +29,11 @@ from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "DATA_DEPENDENT",
+    "DEPENDENT_SIZE",
     "FakeTensor",
     "MERSENNE",
     "MODULE_CALL",
+    "NOT_WITHOUT_VALUES",
     "backward_engine",
     "before_each_op",
     "captured_graph",
@@ -64,13 +73,21 @@ __all__ = [
     "trace_kernel",
     "traced_on",
     "values_not_seen",
+    "watching_reads",
     "when_cuda_starts",
     "without_dispatch",
 ]
 
 R = TypeVar("R")
 
-DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+DEPENDENT_SIZE = (DynamicOutputShapeException, GuardOnDataDependentSymNode)  # of these, what asks for a size
+NOT_WITHOUT_VALUES = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+READS = (  # what Python calls for the values of a tensor: as a number or an array, shown, pickled, or as memory
+    "__array__", "__bool__", "__complex__", "__float__", "__format__", "__index__", "__int__", "__reduce_ex__",
+    "__repr__", "__str__", "as_subclass", "data_ptr", "item", "numpy", "tolist",
+)  # fmt: skip
 
 
 def fake_mode() -> FakeTensorMode:
@@ -175,6 +192,29 @@ def values_not_seen() -> Iterator[None]:
     finally:
         Distribution.set_default_validate_args(checked)
         torch.nn.init._no_grad_trunc_normal_ = drawn
+
+
+@contextlib.contextmanager
+def watching_reads(seen: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have whoever reads the values of a tensor without memory get ``seen(name, read)``.
+
+    ``name`` is one of ``READS``, and ``read`` does what torch does there.
+    """
+    before = {name: vars(FakeTensor).get(name) for name in READS}
+
+    def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: seen(name, lambda: plain(*args, **kwargs))
+
+    for name in READS:
+        setattr(FakeTensor, name, watched(name, getattr(FakeTensor, name)))
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                delattr(FakeTensor, name)
+            else:
+                setattr(FakeTensor, name, old)
 
 
 def _truncated_normal(

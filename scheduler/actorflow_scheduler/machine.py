@@ -348,6 +348,15 @@ class Machine:
         """The actors that have not fired as often as they were called for, and those that run."""
         return [a.id for a in self._actors.values() if a.fired < a.limit or a.queue.running is a]
 
+    def fired(self, actor: int) -> int:
+        """How often an actor has begun to fire, over all iterations."""
+        return self._actors[actor].fired
+
+    def moved(self) -> int:
+        """A number that grows with every event: equal ones mean that nothing has happened between."""
+        fired = sum(2 * a.fired - (a.queue.running is a) for a in self._actors.values())
+        return fired + sum(r.begun + r.complete + r.released for r in self._registers.values())
+
     def laggards(self, register: int) -> tuple[int, ...]:
         """The readers that still hold, or have yet to read, a register's oldest token; all if they are remote."""
         r = self._registers[register]

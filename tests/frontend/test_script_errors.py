@@ -106,6 +106,7 @@ def test_an_op_that_fails_while_it_runs_is_told_with_the_users_line_by_all_ranks
     assert re.search(rf"(?s)Traceback.*line 20, in <module>.*ClusterError: the run ended because .*{cause}", master)
     assert "gloo" not in master.lower()  # that a connection closed is no cause
     assert re.search(cause, rest)
+    assert "A run on several ranks ends here: look at the batch before the call, on every rank" in rest
     assert "--oversubscribe has no effect: " in master
 
 

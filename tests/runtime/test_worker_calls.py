@@ -15,7 +15,7 @@ from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.messages import Credit, Message, Ready
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import ActorError, CallError, ClusterError, PlanError
-from actorflow_compiler.plan import Comm, OfInput, OfScalar, OfVariable, Plan
+from actorflow_compiler.plan import Comm, OfInput, OfPiece, OfScalar, OfVariable, Plan
 from actorflow_compiler.sbp import B
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
@@ -220,14 +220,16 @@ def test_a_failing_actor_is_named_with_its_rank_and_op_and_everybody_is_told(mak
     heard: list[BaseException] = []
     p = Program()
     (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
+    p.actor("U", a, into=[OfVariable("w")])
     (b,) = p.actor("F3", a, body=body(1, step("aten.view.default", V0, (3,), outs=[1]), outputs=[1]), out=[spec(3)])
     p.result(b, HERE, (B,), (3,))
     worker = make(library={})
     worker.on_failure(heard.append)
-    worker.install(0, p.plan())
+    worker.install(0, p.plan(), {"w": torch.zeros(1)})
     call = worker.issue(0, x())
     with pytest.raises(
-        ActorError, match=r"rank 0, actor F3, firing 0, aten\.view\.default: RuntimeError: .*shape"
+        ActorError,
+        match=r"rank 0, actor F3, firing 0, aten\.view\.default: RuntimeError: .*shape.* The call had changed w before",
     ) as caught:
         call.result(0, SOON)
     assert isinstance(caught.value.__cause__, RuntimeError)
@@ -238,6 +240,70 @@ def test_a_failing_actor_is_named_with_its_rank_and_op_and_everybody_is_told(mak
     worker.on_failure(heard.append)
     assert len(heard) == 2
     assert heard[0] is heard[1]
+
+
+def summing(pieces: int) -> Plan:
+    """The sum over the pieces of an op of x is added to w; results: that sum, and w as it was before."""
+    p = Program(pieces=pieces)
+    (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source", rate=pieces, slots=2)
+    picky = body(2, step("actorflow.picky", V0, V1, outs=[2]), outputs=[2])
+    (b,) = p.actor("F", a, OfPiece(), body=picky, out=[spec(1, combine="sum")], rate=pieces, fill=pieces, slots=2)
+    both = body(2, step("aten.add.Tensor", V0, V1, outs=[2]), outputs=[2])
+    p.actor("U", OfVariable("w"), b, body=both, into=[OfVariable("w")])
+    p.result(b, HERE, (B,), (1,))
+    return p.plan()
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_call_that_fails_before_it_changed_anything_is_given_up_alone(
+    make: Callable[..., Worker], pieces: int
+) -> None:
+    def picky(x: Tensor, piece: int) -> Tensor:
+        if x.item() < 0 and piece == pieces - 1:
+            raise IndexError("below 0")
+        return x + 1
+
+    heard: list[BaseException] = []
+    worker = make(in_flight=8, gated=True, library={"picky": picky})
+    worker.on_failure(heard.append)
+    w = torch.zeros(1)
+    worker.install(0, summing(pieces), {"w": w})
+    calls = [worker.issue(0, x(value)) for value in (1.0, -1.0, 2.0, 3.0)]
+    for call in calls:
+        worker.permit(call.number)
+    calls[3].wait(SOON)
+    good = [pieces * (value + 1) for value in (1.0, 2.0, 3.0)]
+    assert [calls[i].result(0, SOON).item() for i in (0, 2, 3)] == good
+    for _ in range(2):
+        with pytest.raises(ActorError, match=r"F, firing \d, actorflow\.picky: IndexError: below 0.* changed nothing"):
+            calls[1].result(0, SOON)
+    worker.wait_all(SOON)  # the script knows
+    last = worker.issue(0, x(4.0))
+    worker.permit(last.number)
+    assert last.result(0, SOON).item() == pieces * 5.0
+    worker.wait_all(SOON)
+    assert worker.variables["w"].item() == sum(good) + pieces * 5.0
+    assert heard == []
+
+
+def test_a_failure_that_nobody_has_read_is_raised_once_by_what_waits_next(make: Callable[..., Worker]) -> None:
+    def picky(x: Tensor, _: int) -> Tensor:
+        if x.item() < 0:
+            raise IndexError("below 0")
+        return x + 1
+
+    worker = make(library={"picky": picky})
+    worker.install(0, summing(1), {"w": torch.zeros(1)})
+    worker.issue(0, x(-1.0))
+    worker.wait_all(SOON, tell=False)
+    with pytest.raises(ActorError, match="the one that raises it has not been made"):
+        worker.issue(0, x(0.0))
+    assert worker.issue(0, x(0.0)).result(0, SOON).item() == 1.0
+    worker.issue(0, x(-1.0))
+    with pytest.raises(ActorError, match="below 0"):
+        worker.wait_all(SOON)
+    worker.wait_all(SOON)
+    assert worker.variables["w"].item() == 1.0
 
 
 def test_everybody_hears_of_a_failure_also_where_a_plane_or_a_listener_fails_as_well() -> None:

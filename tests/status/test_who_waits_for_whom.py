@@ -79,8 +79,7 @@ def of(*standings: Standing) -> dict[int, Standing]:
         ),
         (
             of(standing(0, 1), standing(1, 2), standing(2, 3), standing(3, 1)),
-            "rank 1 waits for rank 2, which waits for rank 3, which waits for rank 1: they wait in a circle, "
-            "if asking again shows the same",
+            "rank 1 waits for rank 2, which waits for rank 3, which waits for rank 1: that may pass, ask again",
         ),
         (
             of(standing(0, 1, 2, meets="7"), standing(1, 0, 2, meets="7"), standing(2)),
@@ -95,6 +94,34 @@ def of(*standings: Standing) -> dict[int, Standing]:
 )
 def test_the_rank_that_all_wait_for_is_named(standings: dict[int, Standing], expected: str) -> None:
     assert verdict(4, standings) == expected
+
+
+CIRCLE = (standing(0, 1, moved=7), standing(1, 2, moved=8), standing(2, 1, moved=9))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (CIRCLE, CIRCLE, "rank 1 waits for rank 2, which waits for rank 1: they wait in a circle"),
+        (
+            CIRCLE,
+            (*CIRCLE[:2], standing(2, 1, moved=10)),
+            "ranks 0-1 wait for rank 2, which goes on: it is at train.py:2",
+        ),
+        (
+            CIRCLE,
+            (*CIRCLE[:2], standing(2, 1, moved=9, busy=True, doing="fires F2")),
+            "ranks 0-1 wait for rank 2, which goes on: it fires F2",
+        ),
+        (CIRCLE[:2], CIRCLE, "ranks 0-1 wait for rank 2, which goes on: it is at train.py:2"),
+        (CIRCLE, [standing(rank, *at, moved=11) for rank, at in ((0, (1,)), (1, (2,)), (2, (1,)))],
+         "no rank waits for another one for long"),
+    ],
+)  # fmt: skip
+def test_a_circle_is_told_of_ranks_that_stood_still_between_two_rounds_and_of_no_others(
+    before: tuple[Standing, ...], now: tuple[Standing, ...], expected: str
+) -> None:
+    assert verdict(3, of(*now), of(*before)) == expected
 
 
 def test_members_of_a_collective_that_are_all_there_wait_for_nobody() -> None:
@@ -238,6 +265,45 @@ def test_a_stuck_run_tells_whom_it_waits_for_to_the_command_and_to_the_signal(st
     log = run.script.parent / "logs0" / "rank1.stderr.log"
     wait_for(run, lambda: log.exists() and "actorflow: rank 1: 0 unfinished calls" in log.read_text())
     assert run.process.poll() is None
+
+
+PIPELINE = """
+import os, time
+import torch
+from torch import nn
+import torch.nn.functional as F
+import actorflow as flow
+
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)])
+flow.place(model, stages=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+@flow.global_function(micro_batches=4)
+def step(x):
+    loss = F.mse_loss(model(x), x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+x = torch.ones(64, 64)
+float(step(x))
+print("one step", flush=True)
+while True:
+    step(x)
+"""
+
+
+def test_a_pipeline_that_trains_is_never_said_to_wait_in_a_circle(start: Callable[..., Run]) -> None:
+    run = start(PIPELINE, "--devices", "2")
+    wait_for(run, lambda: "one step" in run.output)
+    launcher, about = next((launcher, about) for launcher, about in runs() if about.pid == run.process.pid)
+    rounds = 0
+    while rounds < 5:  # of those in which a single round would have told of one
+        found = ask(launcher, about)
+        assert "circle" not in to_text(about, found).partition("\n\n")[0]
+        rounds += found.before is not None
 
 
 def command(*arguments: str) -> str:

@@ -1,0 +1,7 @@
+"""Launchers in other processes."""
+
+from __future__ import annotations
+
+from cluster.conftest import start
+
+__all__ = ["start"]
