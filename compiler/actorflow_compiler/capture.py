@@ -7,6 +7,7 @@ optimizer running, and once more to turn every in-place change into a new value.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -150,7 +151,8 @@ def capture(
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
     parameter = {**optimizer_state.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
-    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
+    with _clear_errors(state):
+        captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
     refuse_lost(captured.graph)
     return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
 
@@ -210,6 +212,16 @@ def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
             )
 
 
+def _changed(node: Any) -> Any:
+    """The tensor whose memory a node is: that which it has changed in place, if it has."""
+    while isinstance(node, torch.fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+        first = node.target._schema.arguments[0]
+        if first.alias_info is None or not first.alias_info.is_write or not node.target._schema.returns:
+            break
+        node = node.args[0]
+    return node
+
+
 class _Expanding(torch.fx.Interpreter):
     """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
 
@@ -233,7 +245,7 @@ class _Expanding(torch.fx.Interpreter):
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
             optimizer = self._node.meta.get("custom", {}).get(STEPPING, "")
-            names = [self._known.get(getattr(p, "name", ""), "") for p in params]
+            names = [self._known.get(getattr(_changed(p), "name", ""), "") for p in params]
             owners = [self._groups.get((optimizer, name), "") for name in names]
             if expand_fused(target, args, kwargs, owners):
                 return None
@@ -294,7 +306,7 @@ class _OptimizerState:
 @contextlib.contextmanager
 def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool) -> Iterator[_OptimizerState]:
     """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end."""
-    saved: list[tuple[torch.optim.Optimizer, Any, list[dict[str, Any]]]] = []
+    saved: list[tuple[torch.optim.Optimizer, Any, list[dict[str, Any]], Any]] = []
     found = _OptimizerState({}, {}, [])
     name_of = {id(t): n for n, t in fakes.items()}
     try:
@@ -304,6 +316,7 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                     optimizer,
                     optimizer.state,
                     [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+                    vars(optimizer).get(CHECKS_DEVICE),
                 )
             )
             if not train:
@@ -319,23 +332,27 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                     group["capturable"] = not fused
                 if isinstance(group.get("lr"), Tensor):
                     group["lr"] = float(group["lr"])
-            checks = vars(optimizer).pop(CHECKS_DEVICE, None)
-            vars(optimizer)[CHECKS_DEVICE] = False  # torch 2.11 takes it that CUDA has no fused Adagrad, which it has
+            # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
+            vars(optimizer)[CHECKS_DEVICE] = False
             with mode, looks_compiling():
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = torch.zeros_like(p) if p.requires_grad else None
+                _refuse_closure(name, optimizer)
                 try:
                     _plain_step(optimizer)
+                except DATA_DEPENDENT as error:
+                    raise CaptureError(
+                        f"optimizer {name} ({type(optimizer).__name__}): its step looks at the value of a tensor in "
+                        f"Python, but it is captured once for all inputs; expected: another optimizer, or one of your "
+                        f"own that uses torch.where"
+                    ) from error
                 except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
                     optimizer.state.update(_made_at_once(saved[-1][1], state, fakes))
                     _plain_step(optimizer)
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = None
-            vars(optimizer).pop(CHECKS_DEVICE)
-            if checks is not None:
-                vars(optimizer)[CHECKS_DEVICE] = checks
             for p, values in optimizer.state.items():
                 for key, value in values.items():
                     found.slots.append((name, values, key, value))
@@ -344,10 +361,26 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                         found.tensors[full], found.parameter[full] = value, name_of[id(p)]
         yield found
     finally:
-        for optimizer, old, groups in saved:
+        for optimizer, old, groups, checks in saved:
             optimizer.state = old
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                for key in group.keys() - settings.keys() - {"params"}:
+                    del group[key]
                 group.update(settings)
+            vars(optimizer).pop(CHECKS_DEVICE, None)
+            if checks is not None:
+                vars(optimizer)[CHECKS_DEVICE] = checks
+
+
+def _refuse_closure(title: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise CaptureError for an optimizer that evaluates the loss itself, as often as the loss makes it."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise CaptureError(
+            f"optimizer {title} ({type(optimizer).__name__}): its step needs a closure and calls it as often as the loss "
+            f"makes it, but it is captured once for all inputs; expected: an optimizer that takes gradients, or this "
+            f"one outside of a job"
+        )
 
 
 def _refuse_state(state: State, title: str, key: str, before: object, now: object) -> NoReturn:

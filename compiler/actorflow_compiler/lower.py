@@ -5,13 +5,14 @@ A *local value* has one number on all ranks that hold it; its shape may differ f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow_compiler.boxing import Hop, Part, route
 from actorflow_compiler.constrain import CONSTRAIN
 from actorflow_compiler.flops import flops_of
 from actorflow_compiler.graph import Graph, Node, call_of
+from actorflow_compiler.held import held_in, read_late
 from actorflow_compiler.infer import FREE_KINDS, Layouts
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.placement import Placement
@@ -136,25 +137,39 @@ class _Lowering:
             when = ("forward", self.maker[r][0][1])
             results.append((self.obtain(r, place, sbp, when), place, sbp, self.graph.metas[r]))
         read = {v for item in self.items for v in item.reads} | {value for value, *_ in results}
-        updates = [(name, self.update(new, value, value in read, *homes[name])) for name, new, value in news]
+        late, held = self.late([value for _, _, value in news], [value for value, *_ in results])
+        updates = []
+        for (name, new, value), (old, _) in zip(news, self.graph.updates, strict=True):
+            copied = held.get(value, frozenset()) - {old}  # in the memory of another variable, which changes, too
+            now = not copied and (old not in late or self.maker[new][0][0] == "optimizer" or self.maker[new][1])
+            updates.append((name, self.update(new, value, value in read, *homes[name], now, bool(copied))))
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
         return Program(
             tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results),
             self.flops, self.flops_done, self.repeated,
         )  # fmt: skip
 
-    def update(self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp) -> int:
+    def late(self, news: Sequence[int], results: Sequence[int]) -> tuple[set[int], dict[int, frozenset[int]]]:
+        """The variables that are read after what they become is there, and the values in the memory of variables."""
+        olds = [old for old, _ in self.graph.updates]
+        held = held_in(self.items, self.alias, olds)
+        return read_late(self.items, held, dict(zip(olds, news, strict=True)), results), held
+
+    def update(
+        self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp, now: bool = True, copied: bool = False
+    ) -> int:
         """What a variable becomes: made by an op on its ranks, or by a collective that nobody else reads.
 
-        ``value`` is the new value where and how the variable lies; ``read`` says whether others read it.
+        ``value`` is the new value where and how the variable lies; ``read`` says whether others read it.  Else, and
+        where it may not become it ``now``, at the end; ``copied``, where the value's own memory may change.
         """
-        if (value == new and value in self.computed) or (value in self.collected and not read):
+        if now and ((value == new and value in self.computed) or (value in self.collected and not read)):
             return value
         out = self.new(sbp, self.names[value])
         steps = {}
         for rank in where.ranks:
             self.metas[(out, rank)] = self.metas[(value, rank)]
-            steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
+            steps[rank] = (Step("aten.clone.default" if copied else "actorflow.identity", (Ref(value),), (), (out,)),)
         (_, stage), pieces = self.maker[new]  # statistics move on with every micro-batch
         self.items.append(Item("compute", "optimizer", where, pieces, (value,), (out,), steps, stage=stage))
         return out

@@ -6,21 +6,13 @@ firing.  What an op takes for itself (the workspace of a convolution, say) nobod
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Sequence
 
-import torch
-
+from actorflow_compiler.held import is_view
 from actorflow_compiler.plan import Body
 
 INTO = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
 """Products, and the op that adds one to a sum while it is made."""
-
-# ops of actorflow, and one of torch whose schema does not say so, whose result lies in their first operand's memory
-_VIEWS = frozenset({
-    "actorflow.carve", "actorflow.unpack", "actorflow.identity", "actorflow.constrain", "actorflow.accumulate",
-    "actorflow.last", "actorflow.mine", "actorflow.each", "aten._unsafe_view.default",
-})  # fmt: skip
 
 
 def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
@@ -48,7 +40,7 @@ def momentary_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], join
     for number, step in enumerate(body.steps):
         reads = [*step.reads()]
         for out in step.outs:
-            if out >= 0 and reads and _is_view(step.op):
+            if out >= 0 and reads and is_view(step.op):
                 owner[out] = owner[reads[0]]
         for value in (*reads, *step.outs):
             if value >= 0:
@@ -67,14 +59,3 @@ def momentary_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], join
         most = max(most, live)
         live -= sum(max(0, size[value]) for value in dying.get(number, ()))
     return max(most, live + joined)
-
-
-@functools.cache
-def _is_view(op: str) -> bool:
-    """Whether an op's results lie in the memory of its first operand."""
-    namespace, _, rest = op.partition(".")
-    if namespace == "actorflow" or op in _VIEWS:
-        return op in _VIEWS
-    name, _, overload = rest.partition(".")
-    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
-    return bool(returns) and returns[0].alias_info is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from actorflow_compiler.held import held_in, is_view
 from actorflow_compiler.lower import Item, Program
 from actorflow_compiler.ops import Ref, substitute
 from actorflow_compiler.plan import Step
@@ -87,7 +88,12 @@ def renamed(item: Item, rename: Mapping[int, int]) -> Item:
 
 
 def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list[int]]:
-    """Copy views and constants into each segment that reads them, so that only what they look at is kept for it."""
+    """Copy views and constants into each segment that reads them, so that only what they look at is kept for it.
+
+    A view of a variable is never kept: who writes the variable waits for those that read it, not for readers of views.
+    """
+    variables = [v for v, (_, kind) in program.inputs.items() if kind == "variable"]
+    held = held_in(program.items, program.alias, variables)
     maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
     copies = Copies(program)
     out: list[Item] = []
@@ -102,7 +108,7 @@ def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list
             return v
         view = program.items[m]
         if (
-            not _is_view(view)
+            not (_is_view(view) or (v in held and _is_view(view, several=True)))
             or view.placement != reader.placement
             or view.phase == "source"
             or _segment(view, levels[m]) == here
@@ -111,7 +117,7 @@ def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list
             return v
         if (v, here) not in made:
             copy, number = copies.of(view, {r: local(r, reader, level) for r in view.reads})
-            made[(v, here)] = number[v]
+            made.update({(one, here): new for one, new in number.items()})
             out.append(replace(copy, phase=reader.phase, pieces=reader.pieces, stage=reader.stage))
             new_levels.append(level)
         return made[(v, here)]
@@ -129,12 +135,11 @@ def _segment(item: Item, level: int) -> tuple[object, ...]:
     return item.phase, item.placement, item.stage, item.pieces, level
 
 
-def _is_view(item: Item) -> bool:
-    return (
-        item.kind == "compute"
-        and len(item.writes) == 1
-        and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
-    )
+def _is_view(item: Item, several: bool = False) -> bool:
+    """Whether an item is one of ``VIEWS``; ``several``: any op that makes views, of which there may be several."""
+    if item.kind != "compute" or (len(item.writes) > 1 and not several):
+        return False
+    return all(len(s) == 1 and (s[0].op in VIEWS or (several and is_view(s[0].op))) for s in item.steps.values())
 
 
 def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
