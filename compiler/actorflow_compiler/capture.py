@@ -7,7 +7,6 @@ optimizer running, and once more to turn every in-place change into a new value.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -151,8 +150,7 @@ def capture(
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
     parameter = {**optimizer_state.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
-    with _clear_errors(state):
-        captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
+    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
     refuse_lost(captured.graph)
     return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
 
@@ -338,15 +336,8 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
                 for group in optimizer.param_groups:
                     for p in group["params"]:
                         p.grad = torch.zeros_like(p) if p.requires_grad else None
-                _refuse_closure(name, optimizer)
                 try:
                     _plain_step(optimizer)
-                except DATA_DEPENDENT as error:
-                    raise CaptureError(
-                        f"optimizer {name} ({type(optimizer).__name__}): its step looks at the value of a tensor in "
-                        f"Python, but it is captured once for all inputs; expected: another optimizer, or one of your "
-                        f"own that uses torch.where"
-                    ) from error
                 except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
                     optimizer.state.update(_made_at_once(saved[-1][1], state, fakes))
                     _plain_step(optimizer)
@@ -370,17 +361,6 @@ def _optimizers(state: State, fakes: Mapping[str, Tensor], mode: Any, train: boo
             vars(optimizer).pop(CHECKS_DEVICE, None)
             if checks is not None:
                 vars(optimizer)[CHECKS_DEVICE] = checks
-
-
-def _refuse_closure(title: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raise CaptureError for an optimizer that evaluates the loss itself, as often as the loss makes it."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise CaptureError(
-            f"optimizer {title} ({type(optimizer).__name__}): its step needs a closure and calls it as often as the loss "
-            f"makes it, but it is captured once for all inputs; expected: an optimizer that takes gradients, or this "
-            f"one outside of a job"
-        )
 
 
 def _refuse_state(state: State, title: str, key: str, before: object, now: object) -> NoReturn:
