@@ -302,7 +302,11 @@ def tensor_hooks(job):
     return training(job, model, loss, classes(6, 4))
 
 
-@recipe(KIND, "GradNorm and conflicting gradients")
+@recipe(
+    KIND,
+    "GradNorm and conflicting gradients",
+    known={"tensor 2": "the second plan wants gradients that the first one has left to lie as their parameters do"},
+)
 def pcgrad(job):
     """Gradients of each task by autograd.grad, projected onto each other, put into p.grad."""
     model = nn.ModuleDict({"body": nn.Linear(6, 8), "a": nn.Linear(8, 4), "b": nn.Linear(8, 1)})
