@@ -241,7 +241,11 @@ def td3(job):
     return Training(models, [of_actor, of_critic], run, experience(), uncalled=("slow", "actor"))
 
 
-@recipe("reinforcement learning", "distributional Q learning")
+@recipe(
+    "reinforcement learning",
+    "distributional Q learning",
+    known={"pipeline 2": "rows that are flattened with an offset for each are numbered anew in every micro-batch"},
+)
 def categorical(job):
     """C51: probabilities projected onto a support by index_add over a flattened batch."""
     model, support = mlp(4, 3 * 5), torch.linspace(-1, 1, 5)
