@@ -37,7 +37,8 @@ class Model(nn.Module):
         self.before: Tensor | None = None
         self.loose, self.last = torch.zeros(8), torch.zeros(())
         self.hidden = (torch.zeros(8), torch.zeros(8))
-        self.lstm, self.recurrent = nn.LSTM(8, 2), None
+        self.lstm = nn.LSTM(8, 2) if case == "state of a recurrent layer" else None
+        self.recurrent: tuple[Tensor, ...] | None = None
         self.memories = deque([torch.zeros(8) for _ in range(3)], maxlen=3)
         self.seen: dict[str, Tensor] = {}
         self.ready, self.flips, self.calls = False, False, 0
