@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from actorflow_compiler.torch_internals import hooks_of
+from actorflow_compiler.variables import RECURRENT
 
 __all__ = [
     "Array", "Attributes", "Closure", "Counting", "Defaults", "Entries", "Generator", "Get", "Hooks", "Items",
@@ -24,8 +25,8 @@ __all__ = [
 
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
-# attributes by which modules work; the last two are of recurrent layers, which make them anew
-INTERNAL = (frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}) - {"training"}
+# attributes by which modules work
+INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT}) - {"training"}
 
 
 class Looked:

@@ -74,9 +74,30 @@ def _(param: Any, grad: Any, state_sum: Any, *rest: Any) -> Any:
     return torch.empty_like(param), torch.empty_like(state_sum)
 
 
-def _laid_as(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients with the strides of their parameters: the fused kernels walk through both memories in one order."""
-    return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in zip(params, grads, strict=True)]
+def _run(
+    fused: Callable[..., None], lists: Sequence[Sequence[Tensor]], *rest: Sequence[Tensor], **settings: Any
+) -> None:
+    """Run a fused kernel in place over ``lists``: parameters, gradients, and what is kept of the parameters.
+
+    The kernels walk through all memories of a parameter in one order, so all have its strides.  They know no complex
+    numbers, which are pairs here; and torch's of SGD for the CPU computes wrong numbers for 16 bits, which go
+    through float32 here.
+    """
+    real = [[torch.view_as_real(t) if t.is_complex() else t for t in of] for of in lists]
+    ours = [[_laid_as(t, p) for t, p in zip(of, real[0], strict=True)] if of else [] for of in real]
+    fused(*ours, *rest, **settings)
+    for number, of in enumerate(real):
+        for t, own in zip(of, ours[number], strict=True):
+            if own is not t and number != 1:  # a gradient does not change
+                t.copy_(own)
+
+
+def _laid_as(tensor: Tensor, param: Tensor) -> Tensor:
+    """The tensor if a kernel may walk through it beside its parameter, else a copy."""
+    wide = torch.float32 if tensor.itemsize == 2 and tensor.device.type == "cpu" else tensor.dtype
+    if tensor.dtype == wide and tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=wide).copy_(tensor)
 
 
 def adam_(
@@ -85,9 +106,9 @@ def adam_(
     beta1: float, beta2: float, eps: float, maximize: bool, decoupled: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Adam in place over many tensors; ``steps`` are already counted up."""
-    run = aten._fused_adamw_ if decoupled else aten._fused_adam_
-    run(
-        params, _laid_as(params, grads), exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, lr=lr, beta1=beta1, beta2=beta2,
+    _run(
+        aten._fused_adamw_ if decoupled else aten._fused_adam_,
+        (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs), steps, lr=lr, beta1=beta1, beta2=beta2,
         weight_decay=weight_decay, eps=eps, amsgrad=len(max_exp_avg_sqs) > 0, maximize=maximize, found_inf=found_inf,
     )  # fmt: skip
 
@@ -97,8 +118,8 @@ def sgd_(
     momentum: float, dampening: float, nesterov: bool, maximize: bool, first: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """SGD in place over many tensors."""
-    aten._fused_sgd_(
-        params, _laid_as(params, grads), buffers, weight_decay=weight_decay, momentum=momentum, lr=lr,
+    _run(
+        aten._fused_sgd_, (params, grads, buffers), weight_decay=weight_decay, momentum=momentum, lr=lr,
         dampening=dampening, nesterov=nesterov, maximize=maximize, is_first_step=first, found_inf=found_inf,
     )  # fmt: skip
 
@@ -108,10 +129,9 @@ def adagrad_(
     lr: float, weight_decay: float, lr_decay: float, eps: float, maximize: bool, found_inf: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Adagrad in place over many tensors; ``steps`` are already counted up."""
-    aten._fused_adagrad_(
-        params,
-        _laid_as(params, grads),
-        sums,
+    _run(
+        aten._fused_adagrad_,
+        (params, grads, sums),
         steps,
         lr=lr,
         lr_decay=lr_decay,

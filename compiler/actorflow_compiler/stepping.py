@@ -113,15 +113,17 @@ def stepping(
 
     ``made`` are tensors like those that the step was seen to make for state that is not there yet.
     """
-    saved: list[tuple[Optimizer, Any, list[dict[str, Any]]]] = []
+    saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
     names = {id(fake): name for name, fake in fakes.items()}
     found = Stepped(state.optimizers, names)
     try:
         for name, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
             groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            saved.append((optimizer, optimizer.state, groups))
+            saved.append((optimizer, optimizer.state, groups, vars(optimizer).get(CHECKS_DEVICE)))
             if not train:
                 continue
+            # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
+            vars(optimizer)[CHECKS_DEVICE] = False
             before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
             _settle_groups(optimizer)
             if needs_closure(optimizer):
@@ -143,10 +145,15 @@ def stepping(
             found.variable(slot, found.made[slot])
         yield found
     finally:
-        for optimizer, old, groups in reversed(saved):
+        for optimizer, old, groups, checks in reversed(saved):
             optimizer.state = old
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                for key in group.keys() - settings.keys() - {"params"}:
+                    del group[key]
                 group.update(settings)
+            vars(optimizer).pop(CHECKS_DEVICE, None)
+            if checks is not None:
+                vars(optimizer)[CHECKS_DEVICE] = checks
 
 
 def _empty_like(state: Any) -> Any:
@@ -176,8 +183,6 @@ def _make_state(
     title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
 ) -> None:
     """Let an optimizer of torch's make its state, by a step without gradients."""
-    checks = vars(optimizer).pop(CHECKS_DEVICE, None)
-    vars(optimizer)[CHECKS_DEVICE] = False  # torch 2.11 takes it that CUDA has no fused Adagrad, which it has
     with mode, looks_compiling():
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -198,9 +203,6 @@ def _make_state(
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None
-    vars(optimizer).pop(CHECKS_DEVICE)
-    if checks is not None:
-        vars(optimizer)[CHECKS_DEVICE] = checks
 
 
 def _stand_in(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any) -> None:

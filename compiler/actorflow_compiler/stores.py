@@ -2,12 +2,13 @@
 
 The plan writes a variable when all that read its old value have run.  So an actor that comes after the one that makes
 the new value, and reads the old one or a view of it, would wait for itself.  There a *store* is put in: an actor that
-does nothing but write the variable, and that nothing comes after.
+does nothing but write the variable, and that nothing comes after.  So is one for a variable that becomes what another
+one is, where that changes as well: it copies, so that two variables may change places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from actorflow_compiler.lower import Item, Program
@@ -38,20 +39,24 @@ def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
 
 
 def put_stores(segmented: Segmented) -> Segmented:
-    """Put a store in for every variable whose old value is read after the new one is made."""
+    """Put a store in for every variable whose old value is read after the new one is made, or that takes another's."""
     program, flow = segmented.program, _Flow(segmented)
     held, updated = views_of_variables(program), {name for name, _ in program.updates}
     readers: dict[str, set[Node]] = {name: set() for name in updated}
     for value, nodes in flow.readers.items():
         for name in held.get(value, frozenset()) & updated:
             readers[name] |= nodes
-    late = [value for name, value in program.updates if flow.after(value) & readers[name]]
+    nothing: frozenset[str] = frozenset()
+    taken = {value for name, value in program.updates if held.get(value, nothing) & updated - {name}}
+    late = [value for name, value in program.updates if value in taken or flow.after(value) & readers[name]]
     if not late:
         return segmented
     levels = [s.level for s in segmented.segments if s is not None] + [level for level, _ in segmented.comm_level]
     last = max(levels) + 1
-    program, stores = _with_stores(program, list(dict.fromkeys(late)))
-    updates = tuple((n, stores[v] if flow.after(v) & readers[n] else v) for n, v in program.updates)
+    program, stores = _with_stores(program, list(dict.fromkeys(late)), taken)
+    updates = tuple(
+        (n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates
+    )
     items = program.items[len(segmented.segments) :]
     own = [Segment("optimizer", i.placement, i.pieces, last, stage=i.stage) for i in items]
     return Segmented(
@@ -61,8 +66,11 @@ def put_stores(segmented: Segmented) -> Segmented:
     )
 
 
-def _with_stores(program: Program, values: Sequence[int]) -> tuple[Program, dict[int, int]]:
-    """The program with an item behind it for each value, that gives it another number; also: value → that number."""
+def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]) -> tuple[Program, dict[int, int]]:
+    """The program with an item behind it for each value, that gives it another number; also: value → that number.
+
+    Those that are ``taken`` lie in the memory of other variables, and are copied.
+    """
     maker = {v: item for item in program.items for v in item.writes}
     metas, names, sbp = dict(program.metas), dict(program.names), dict(program.sbp)
     first = 1 + max(*names, *(v for v, _ in metas))
@@ -72,7 +80,8 @@ def _with_stores(program: Program, values: Sequence[int]) -> tuple[Program, dict
         names[out], sbp[out] = names.get(value, ""), sbp.get(value, "")
         here = {rank: meta for (v, rank), meta in metas.items() if v == value}
         metas.update({(out, rank): meta for rank, meta in here.items()})
-        steps = {rank: (Step("actorflow.identity", (Ref(value),), (), (out,)),) for rank in here}
+        op = "aten.clone.default" if value in taken else "actorflow.identity"
+        steps = {rank: (Step(op, (Ref(value),), (), (out,)),) for rank in here}
         of = maker[value]
         items.append(
             Item(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from actorflow_compiler.errors import CaptureError
 
 WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that lie as the parameter that they belong to
+RECURRENT = ("_flat_weights", "_flat_weight_refs")  # attributes by which recurrent layers work
 
 
 @dataclass(slots=True)
@@ -66,8 +67,13 @@ def group_names(state: State) -> dict[tuple[str, str], str]:
 
 @contextlib.contextmanager
 def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end."""
+    """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end.
+
+    Recurrent layers keep their parameters in a list as well, which they make anew where they find others.
+    """
     new: dict[str, Tensor] = {}
+    layers = {m for root in state.modules.values() for m in root.modules() if isinstance(m, nn.RNNBase)}
+    lists = [(vars(m), key, vars(m)[key]) for m in layers for key in RECURRENT if key in vars(m)]
     try:
         for held in state.held.values():
             new[held.name] = make(held.tensor)
@@ -77,6 +83,8 @@ def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[s
         for held in state.held.values():
             if held.name in new:
                 held.put(held.tensor)
+        for attributes, key, value in lists:
+            attributes[key] = value
 
 
 def real_optimizer_state(state: State) -> dict[str, Tensor]:

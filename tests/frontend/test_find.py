@@ -246,6 +246,7 @@ def test_an_lstm_holds_its_weights_in_a_list_too():
     assert len(state.held) == 4
     with stand_ins(state, lambda t: nn.Parameter(torch.zeros_like(t))):
         assert not model._flat_weights[0].any()  # type: ignore[union-attr]
+        model(torch.ones(1, 2))  # makes the list anew
     assert model._flat_weights[0] is model.weight_ih_l0
 
 

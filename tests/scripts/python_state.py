@@ -37,6 +37,8 @@ class Model(nn.Module):
         self.before: Tensor | None = None
         self.loose, self.last = torch.zeros(8), torch.zeros(())
         self.hidden = (torch.zeros(8), torch.zeros(8))
+        self.lstm = nn.LSTM(8, 2) if case == "state of a recurrent layer" else None
+        self.recurrent: tuple[Tensor, ...] | None = None
         self.memories = deque([torch.zeros(8) for _ in range(3)], maxlen=3)
         self.seen: dict[str, Tensor] = {}
         self.ready, self.flips, self.calls = False, False, 0
@@ -69,6 +71,16 @@ class Model(nn.Module):
             case "a queue of memories":
                 h = h + sum(self.memories)
                 self.memories.append(middle)
+            case "a tensor that gradients need, too":
+                h = h * (1 + self.loose)
+                self.loose = middle
+            case "state of a recurrent layer":
+                out, self.recurrent = self.lstm(h[None], self.recurrent)
+                self.recurrent = tuple(s.detach() for s in self.recurrent)
+                h = h + out[0].sum(1, keepdim=True)
+            case "tensors that change places":
+                h = h * (1 + self.loose) + self.mean
+                self.loose, self.mean = self.mean + middle, self.loose.view(2, 4).view(8)
             case "what is kept for later":
                 self.last = h.detach().abs().sum()
             case "a cache":
@@ -235,6 +247,9 @@ WITHIN = {  # what changes in the step → plans
     "hidden state": 2,
     "hidden state in a tuple": 1,
     "a queue of memories": 1,
+    "a tensor that gradients need, too": 1,
+    "state of a recurrent layer": 2,
+    "tensors that change places": 1,
     "what is kept for later": 1,
     "a cache": 2,
     "weights that are clamped": 1,

@@ -1,0 +1,71 @@
+"""Recipes are trained by jobs as by eager PyTorch, or refused as they say; ``docs/recipes.md`` is what they say."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import recipes.all  # noqa: F401
+from recipes.document import OUTPUT, document
+from recipes.layouts import LAYOUTS
+from recipes.recipe import RECIPES
+from recipes.run import Outcome, Task, outcomes
+
+SEVERAL = [name for name, layout in LAYOUTS.items() if layout.devices > 1]
+# each recipe on one device or on several, in turn, and under another layout than its neighbours
+FAST = [Task(name, list(LAYOUTS)[number % len(LAYOUTS)]) for number, name in enumerate(RECIPES)]
+ALL = [Task(name, layout) for name in RECIPES for layout in LAYOUTS]
+AT_A_TIME = 2  # runs
+
+
+def trained(tasks: list[Task]) -> dict[Task, Outcome]:
+    """What comes of tasks, of which two shares are under way at a time."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        parts = pool.map(outcomes, (tasks[i::AT_A_TIME] for i in range(AT_A_TIME)))
+        return {task: outcome for part in parts for task, outcome in part.items()}
+
+
+@pytest.fixture(scope="module")
+def fast() -> dict[Task, Outcome]:
+    return trained(FAST)
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[Task, Outcome]:
+    return trained(ALL)
+
+
+def check(task: Task, outcome: Outcome) -> None:
+    """Raise AssertionError where a task did not end as its recipe says."""
+    recipe = RECIPES[task.recipe]
+    refused = recipe.refusal(task.layout)
+    if task.layout in recipe.known:
+        assert outcome.ended != "equal", f"it is right: take its entry for {task.layout!r} out of `known`"
+    elif refused is not None:
+        assert outcome.ended == "raised", outcome
+        assert re.search(refused.said, outcome.said), outcome.said
+    else:
+        assert outcome.ended == "equal", outcome.said
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("task", FAST, ids=lambda t: f"{t.recipe} @ {t.layout}")
+def test_a_recipe_is_trained_as_eagerly(task: Task, fast: dict[Task, Outcome]) -> None:
+    check(task, fast[task])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("task", ALL, ids=lambda t: f"{t.recipe} @ {t.layout}")
+def test_it_is_so_under_every_layout(task: Task, everything: dict[Task, Outcome]) -> None:
+    check(task, everything[task])
+
+
+def test_there_are_a_hundred() -> None:
+    assert sum(len(r.layouts) == len(LAYOUTS) for r in RECIPES.values()) >= 100
+
+
+def test_the_page_is_made_of_the_recipes() -> None:
+    assert OUTPUT.read_text() == document(), "run python tests/recipes/document.py"
