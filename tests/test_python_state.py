@@ -98,7 +98,7 @@ def test_an_optimizer_may_replace_the_tensors_of_its_state() -> None:
 @pytest.mark.parametrize(
     ("count", "said"),
     [
-        ("group", r"optimizers\.0.*param_groups\[0\]\['count'\] changes from 1 to 2 in the step"),
+        ("group", r"optimizers\.0.*param_groups\[0\]\['count'\] changes from 0 to 1 in the step"),
         ("python", r"\(Counting\): its step changes state\['python'\] of a parameter from 1 to 2 in Python"),
     ],
 )

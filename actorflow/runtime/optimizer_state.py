@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["count_as_stepped", "initial_state"]
+__all__ = ["count_as_stepped", "initial_state", "python_state"]
 
 OFF = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}  # the plainest way to step
 
@@ -39,11 +39,30 @@ class _Recorder(dict[str, Any]):
 
 
 def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> dict[str, Any]:
-    """What the optimizer's first step starts from, for a parameter of ``dims`` dimensions.
+    """What the step of one of torch's optimizers starts from, for a parameter of ``dims`` dimensions.
 
-    Tensors are small: all elements of a created tensor are taken to be equal.  Found by letting an
-    optimizer of the same class and settings step once on a tiny parameter without gradient.
+    Tensors are small: all elements of a created tensor are taken to be equal.
     """
+    try:
+        return _stepped(optimizer, group, dims).created
+    except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself
+        parameter = torch.zeros((2,) * dims, requires_grad=True)
+        known = inspect.signature(type(optimizer)).parameters
+        made = type(optimizer)([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
+        return dict(made.state[parameter])
+
+
+def python_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> dict[str, Any]:
+    """What any optimizer holds of a parameter after a first step, but for tensors; nothing where it cannot be tried."""
+    try:
+        state = _stepped(optimizer, group, dims)
+    except Exception:  # a stranger's code, in circumstances that it was not made for
+        return {}
+    return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+
+
+def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> _Recorder:
+    """The state of a tiny parameter without gradient after a step of such an optimizer."""
     parameter = torch.zeros((2,) * dims, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
     twin = object.__new__(type(optimizer))
@@ -53,14 +72,9 @@ def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], di
     twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are not for this step
     twin._optimizer_step_post_hooks = OrderedDict()
     twin.param_groups = [{**group, "params": [parameter], **{k: v for k, v in OFF.items() if k in group}}]
-    try:
-        type(optimizer).step(twin)
-    except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself
-        known = inspect.signature(type(optimizer)).parameters
-        made = type(optimizer)([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
-        return dict(made.state[parameter])
-    recorder = state[parameter]
-    return dict(recorder.created)
+    type(optimizer).step(twin)
+    recorder: _Recorder = state[parameter]
+    return recorder
 
 
 def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:

@@ -20,7 +20,7 @@ from actorflow.find import Names
 from actorflow.owned import Owned, real
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.gradients import Kept
-from actorflow.runtime.optimizer_state import initial_state
+from actorflow.runtime.optimizer_state import initial_state, python_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.wire import encode
@@ -207,13 +207,12 @@ class Variables:
 
     def _created(self, slot: _Slot) -> dict[str, Any]:
         optimizer, parameter = slot.optimizer, slot.parameter
-        if not is_torchs(optimizer):  # its first step is in the plan
-            return {}
         groups = enumerate(optimizer.param_groups)
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
         key = id(optimizer), g, parameter.dim()
         if key not in self._creates:
-            self._creates[key] = initial_state(optimizer, group, parameter.dim())
+            made = initial_state if is_torchs(optimizer) else python_state  # whose first step is in the plan
+            self._creates[key] = made(optimizer, group, parameter.dim())
         return self._creates[key]
 
     # -- between calls -----------------------------------------------------------------------------

@@ -17,6 +17,10 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.errors import CaptureError
 
 _SET = Tensor.data.__set__  # type: ignore[attr-defined]
+_LOOKS = {  # that read no values
+    Tensor.untyped_storage, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
+}  # fmt: skip
 INSTEAD = "expected: p.copy_(x) under torch.no_grad(), which gives p the values of x and memory of its own"
 
 
@@ -36,8 +40,7 @@ class DataAssigned(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == _SET:
             return self._assign(*args)
-        looks = func is Tensor.untyped_storage  # as this class does itself
-        if self._shared and not looks and any(_memory(x) in self._shared for x in _tensors(args, kwargs)):
+        if self._shared and func not in _LOOKS and any(_memory(x) in self._shared for x in _tensors(args, kwargs)):
             raise CaptureError(f"after p.data = x, x is used again, which is p's memory from then on; {INSTEAD}")
         return func(*args, **kwargs)
 

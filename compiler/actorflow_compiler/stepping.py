@@ -77,7 +77,7 @@ class Stepped:
             if slot in self.made:
                 written.append((values, slot[2], self.made[slot], value(now).detach().clone()))
             else:
-                self.unknown[slot] = now.detach()
+                self.unknown[slot] = value(now).detach()
         with torch.no_grad():
             for values, key, variable, now in written:
                 variable.copy_(now)
