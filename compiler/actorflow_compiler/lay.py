@@ -15,6 +15,7 @@ from torch import Tensor
 from actorflow_compiler.constrain import CONSTRAIN, Wish, mark, show_wish
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.from_fx import Capture
+from actorflow_compiler.gradients import KEPT
 from actorflow_compiler.graph import Graph, Node, prune, verify
 from actorflow_compiler.hints import Hint, Hints, Zero
 from actorflow_compiler.infer import Goal
@@ -59,7 +60,7 @@ def lay_variables(
             alike = parameter.shape == meta.shape
             placement = parameter.placement
             wish = fit_hint(name, meta, hint if alike else None, placement)
-            if alike:
+            if alike and (kind != KEPT or name not in fixed):  # what one plan has left the next takes as it lies
                 wish = tuple(e if e or p == B else p for e, p in zip(wish, parameter.sbp, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
         if name in fixed:

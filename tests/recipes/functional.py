@@ -305,7 +305,6 @@ def tensor_hooks(job):
 @recipe(
     KIND,
     "GradNorm and conflicting gradients",
-    known={"tensor 2": "the second plan wants gradients that the first one has left to lie as their parameters do"},
 )
 def pcgrad(job):
     """Gradients of each task by autograd.grad, projected onto each other, put into p.grad."""

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from recipes.data import classes, numbers, pairs, tokens
-from recipes.layouts import LAYOUTS
 from recipes.recipe import Refused, Training, recipe
 
 MOVES = "the code book moves on with each forward pass, and so between micro-batches"
@@ -154,7 +153,6 @@ def realnvp(job):
 @recipe(
     "generative",
     "Glow's invertible linear layer",
-    known=dict.fromkeys(LAYOUTS, "torch's `slogdet` reads a weight whose elements lie column by column as if by row"),
 )
 def glow(job):
     """The log determinant of a weight, a triangular factorisation, and act-norm's scale in logs."""

@@ -244,7 +244,6 @@ def td3(job):
 @recipe(
     "reinforcement learning",
     "distributional Q learning",
-    known={"pipeline 2": "rows that are flattened with an offset for each are numbered anew in every micro-batch"},
 )
 def categorical(job):
     """C51: probabilities projected onto a support by index_add over a flattened batch."""
