@@ -79,7 +79,7 @@ for _name, _make in OPTIMIZERS.items():
     _plain(_name, _make)
 
 
-@recipe(KIND, "Muon for matrices and AdamW for the rest")
+@recipe(KIND, "Muon for matrices and AdamW for the rest", within=0.05)
 def muon(job):
     """Newton-Schulz iterations in bfloat16 within the optimizer's step."""
     model = network()

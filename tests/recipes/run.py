@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -118,7 +119,8 @@ def _run(tasks: Sequence[Task], devices: int) -> dict[Task, Outcome]:
         command = [sys.executable, "-m", "actorflow", "run", __file__, "--devices", str(devices), "--no-bar", "--",
                    folder, *names]  # fmt: skip
         with (Path(folder) / "said").open("w+") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said)
+            path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+            process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": path})
             stuck = not _watched(process, Path(folder))
             said.seek(0)
             words = said.read()

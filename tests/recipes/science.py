@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from recipes.data import numbers, pairs
-from recipes.recipe import Refused, Training, recipe
+from recipes.recipe import Training, recipe
 
 
 def training(job, model, loss_of, batches, optimizer=None):
@@ -129,15 +129,7 @@ def complexes(job):
     return training(job, Complex(), loss, numbers(6))
 
 
-@recipe(
-    "science",
-    "angles of complex numbers",
-    refused=Refused(
-        "passes 1j to an op",
-        "A plan's numbers are real, and the gradient of `angle` multiplies by i.",
-        "`torch.atan2(z.imag, z.real)`.",
-    ),
-)
+@recipe("science", "angles of complex numbers")
 def angles(job):
     """A loss of the phase of a Fourier transform."""
 
