@@ -147,6 +147,6 @@ class Kept:
 
 def _eager_gradient(tensor: Tensor) -> Tensor | None:
     """The gradient of a tensor that no plan owns."""
-    if isinstance(tensor, Owned) or not tensor.requires_grad or not tensor.is_leaf:
+    if isinstance(tensor, Owned) or not tensor.is_leaf:
         return None
     return None if tensor.grad is None else tensor.grad.detach()

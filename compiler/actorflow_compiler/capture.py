@@ -100,7 +100,7 @@ def capture(
     groups = group_names(state)
 
     stand_in = partial(_stand_in, mode, device)
-    with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train, made) as stepped:
+    with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train, made, standing.kept) as stepped:
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()

@@ -82,13 +82,13 @@ class Watch:
         self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
         self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
         self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
-        self._assumed: set[str] = set()  # taken to be clear, and no backward pass has reached them
-        self._adds: set[str] = set()  # clear, as was assumed, where something was added or nothing stepped by
+        self._adds: set[str] = set()  # taken to be clear where a backward pass has added to them
         self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
         self._stepped: set[str] = set()  # an optimizer has used their gradients
         for h in state.held.values():
             fake = fakes[h.name]
-            if fake.requires_grad and fake.is_leaf:
+            stands = h.name in before.kept or h.name in before.lost  # also where it is frozen by now
+            if fake.is_leaf and (fake.requires_grad or stands):
                 self._of[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
                 fake.grad = self._first[h.name] = self._given(h.name)
         self._open = self._of.keys() - before.kept - sure.keys()  # those of which only their end is known
@@ -110,7 +110,6 @@ class Watch:
 
         def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
-            self._adds |= held & self._assumed
             self._stepped |= {name for name in held if self._of[name].grad is not None}
 
         hook = register_optimizer_step_pre_hook(steps)
@@ -121,19 +120,22 @@ class Watch:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Around a backward pass."""
+        """Around a backward pass; what it does not reach is as it was."""
+        cleared = []
         for name, fake in self._of.items():
             if fake.grad is None or fake.grad is not self._first[name]:
                 continue
             if name in self._open:
                 fake.grad = None
-                self._assumed.add(name)
+                cleared.append(name)
             else:
                 self._grown.add(name)
         yield
-        reached = {name for name in self._assumed if self._of[name].grad is not None}
-        self._adds |= reached
-        self._assumed -= reached
+        for name in cleared:
+            if self._of[name].grad is None:
+                self._of[name].grad = self._first[name]
+            else:
+                self._adds.add(name)
 
     def settle(self) -> None:
         """The step has ended: write what is kept into the variables that it is kept in."""
@@ -151,7 +153,7 @@ class Watch:
     def _end_of(self, name: str) -> str:
         """How the step leaves a gradient: "as it was", "none", "kept" or "lost"."""
         grad = self._of[name].grad
-        if name in self._open and (grad is self._first[name] or (grad is None and name in self._assumed)):
+        if name in self._open and grad is self._first[name]:
             return "as it was"
         if grad is None:
             return "none"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -107,10 +107,12 @@ def _said(value: object) -> str:
 
 @contextlib.contextmanager
 def stepping(
-    state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING
-) -> Iterator[Stepped]:
+    state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING,
+    graded: Collection[str] = (),
+) -> Iterator[Stepped]:  # fmt: skip
     """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
 
+    ``graded`` are parameters that have a gradient already, by which they are stepped even where they are frozen.
     ``made`` are tensors like those that the step was seen to make for state that is not there yet.
     """
     saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
@@ -129,7 +131,7 @@ def stepping(
             if needs_closure(optimizer):
                 pass  # it is refused where the step calls it
             elif is_torchs(optimizer):
-                _make_state(name, optimizer, before, state, fakes, mode)
+                _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
             else:
                 _stand_in(optimizer, before, state, fakes, mode)
             for p, values in optimizer.state.items():
@@ -180,13 +182,14 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def _make_state(
-    title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
-) -> None:
+    title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
+    graded: Collection[int],
+) -> None:  # fmt: skip
     """Let an optimizer of torch's make its state, by a step without gradients."""
     with mode, looks_compiling():
         for group in optimizer.param_groups:
             for p in group["params"]:
-                p.grad = torch.zeros_like(p) if p.requires_grad else None
+                p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in graded else None
         try:
             try:
                 type(optimizer).step(optimizer)

@@ -218,8 +218,66 @@ def of_a_tensor(t: Trained, **how: Any) -> list[float]:
     return [*out, float(weight.grad.sum()), float(weight.detach().sum())]
 
 
+def frozen(t: Trained, **how: Any) -> list[float]:
+    """A layer is frozen while it has a gradient, by which it is stepped once more."""
+
+    def train(x: Tensor, y: Tensor, last: bool) -> Tensor:
+        loss = t.loss(x, y)
+        if last:
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+        return loss
+
+    out = []
+    for i, x, y in batches():
+        t.model[0].requires_grad_(not 4 <= i < 7)
+        out.append(t.call(train, x, y, i % EVERY == EVERY - 1, **how))
+    return out
+
+
+def set_by_hand(t: Trained, **how: Any) -> list[float]:
+    """The step computes gradients without a backward pass, and adds them where there are some."""
+
+    def train(x: Tensor, y: Tensor, last: bool) -> Tensor:
+        grads = torch.autograd.grad(F.cross_entropy(t.model(x), y), list(t.model.parameters()))
+        for p, grad in zip(t.model.parameters(), grads, strict=True):
+            p.grad = grad if p.grad is None else p.grad + grad
+        if last:
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+        return grads[0].sum()
+
+    return [t.call(train, x, y, i % EVERY == EVERY - 1, **how) for i, x, y in batches()]
+
+
+def two_heads(t: Trained, **how: Any) -> list[float]:
+    """What one job has left of a part that another does not use counts in the norm by which that one clips."""
+
+    def first(x: Tensor) -> Tensor:
+        t.model[0](x).square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(t.model.parameters(), 0.1)
+        t.optimizer.step()
+        t.model[0].zero_grad()
+        return norm
+
+    def second(x: Tensor) -> Tensor:
+        loss: Tensor = t.model[2](t.model[0](x).detach()).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    out = []
+    for i, x, _ in batches():
+        out.append(t.call(first, x, **how))
+        if i % EVERY == 1:
+            out.append(t.call(second, x, **how))
+        if i == 6:
+            t.optimizer.zero_grad()
+    return out
+
+
 CASES = [
-    inside, cleared_first, two_jobs, outside, never_cleared, to_zeros, adversaries, of_the_script, of_a_tensor,
+    inside, cleared_first, two_jobs, outside, never_cleared, to_zeros, adversaries, of_the_script, of_a_tensor, frozen,
+    set_by_hand, two_heads,
 ]  # fmt: skip
 
 
@@ -236,8 +294,13 @@ def difference(case: Callable[..., list[float]], layout: str, kind: str = "AdamW
         torch.set_default_dtype(before)
 
 
+def cases(layout: str) -> list[Callable[..., list[float]]]:
+    """Those for a layout: a job that calls one layer is no pipeline of two stages."""
+    return [case for case in CASES if layout != "pipeline" or case is not two_heads]
+
+
 if __name__ == "__main__":
     for layout in sys.argv[1:]:
-        for case in CASES:
+        for case in cases(layout):
             off = difference(case, layout)
             print(f"{case.__name__}, {layout}: {'right' if off < 1e-9 else f'WRONG by {off}'}", flush=True)
