@@ -174,7 +174,12 @@ class Watch:
         read = {name: constants[id(self._first[name])] for name in self._open if id(self._first[name]) in constants}
         used = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if _is_read(n)}
         kept, lost = self._standing.kept & self._of.keys(), self._standing.lost & self._of.keys()
-        ends = {name: self._end_of(name) for name in self._of}
+        idle = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if not n.users}
+        ends = {
+            name: self._end_of(name)
+            for name, fake in self._of.items()
+            if fake.grad is not self.variables[name] or name + SUFFIX not in idle  # else the step has not touched it
+        }
         gradients = Gradients(
             none=frozenset((self._adds | self._sure.keys()) - kept - lost),
             kept=frozenset(name for name in kept if name + SUFFIX in used),

@@ -250,6 +250,26 @@ def set_by_hand(t: Trained, **how: Any) -> list[float]:
     return [t.call(train, x, y, i % EVERY == EVERY - 1, **how) for i, x, y in batches()]
 
 
+def evaluated(t: Trained, **how: Any) -> list[float]:
+    """A job that has nothing to do with gradients is called whether there are some or not."""
+
+    def train(x: Tensor, y: Tensor, last: bool) -> Tensor:
+        loss = t.loss(x, y)
+        if last:
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+        return loss
+
+    def look(x: Tensor) -> Tensor:
+        return t.model(x).detach().sum()
+
+    out = []
+    for i, x, y in batches():
+        out.append(t.call(train, x, y, i % EVERY == EVERY - 1, **how))
+        out.append(t.call(look, x))
+    return out
+
+
 def two_heads(t: Trained, **how: Any) -> list[float]:
     """What one job has left of a part that another does not use counts in the norm by which that one clips."""
 
@@ -277,7 +297,7 @@ def two_heads(t: Trained, **how: Any) -> list[float]:
 
 CASES = [
     inside, cleared_first, two_jobs, outside, never_cleared, to_zeros, adversaries, of_the_script, of_a_tensor, frozen,
-    set_by_hand, two_heads,
+    set_by_hand, evaluated, two_heads,
 ]  # fmt: skip
 
 
