@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from actorflow.owned import real
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.expressions import number_of
 from actorflow_compiler.flat import as_bytes
 
 __all__ = ["Arguments", "checksum", "flatten", "glance", "shapes_text"]
@@ -36,11 +37,22 @@ class Arguments:
     spoken: str  # for people: train_step(x: float32[8,4], flag=True)
     leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
     structure: pytree.TreeSpec
+    numbers: Mapping[str, int | float]  # ints and floats, by path: whether they decide anything, a capture finds out
 
-    def restore(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments again, with other tensors."""
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, _Here) else leaf for leaf in self.leaves]
+    @property
+    def spoken_numbers(self) -> str:
+        """The numbers for people: ``step=3, kl=0.1``."""
+        return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
+
+    def restore(
+        self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments again, with other tensors, and with what ``open_`` gives for numbers."""
+        given, paths = iter(tensors), iter(self.numbers)
+        leaves = [
+            next(given) if isinstance(leaf, _Here) else open_(next(paths), leaf) if number_of(leaf) else leaf
+            for leaf in self.leaves
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return tuple(args), dict(kwargs)
 
@@ -87,14 +99,18 @@ def flatten(
     specs: list[Argument] = []
     leaves: list[Any] = []
     plain: list[Any] = []
+    numbers: dict[str, int | float] = {}
     said: list[str] = []
     batch = -1
     for where, leaf in found:
         path = _path(where, signature)
         if not isinstance(leaf, _ARRAYS):
             leaves.append(leaf)
-            plain.append((path, type(leaf), _key_of(leaf)))
-            said.append(f"{path}={leaf!r}" if isinstance(leaf, _SAYS_ITSELF) else f"{path}: {type(leaf).__name__}")
+            if number_of(leaf):
+                numbers[path] = leaf
+            plain.append((path, type(leaf), None if number_of(leaf) else _key_of(leaf)))
+            says = isinstance(leaf, _SAYS_ITSELF) and not number_of(leaf)
+            said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
             continue
         _refuse_unusual(name, path, leaf)
         tensor = _own_copy(leaf, room)
@@ -105,7 +121,7 @@ def flatten(
         specs.append(Argument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch))
         said.append(f"{path}: {_shape_text(specs[-1])}")
     key = (str(structure), tuple(specs), tuple(plain))
-    return Arguments(tuple(tensors), tuple(specs), key, f"{name}({', '.join(said)})", tuple(leaves), structure)
+    return Arguments(tuple(tensors), tuple(specs), key, f"{name}({', '.join(said)})", tuple(leaves), structure, numbers)
 
 
 def shapes_text(specs: Sequence[Argument]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from actorflow_compiler.errors import CallError
+from actorflow_compiler.numbers import plain
 
 __all__ = ["Shape", "describe", "rebuild"]
 
@@ -27,7 +28,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
+        return {"value": plain(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [[f.name, describe(getattr(value, f.name), tensors)] for f in dataclasses.fields(value) if f.init]
         return {"class": _class_name(type(value)), "fields": fields}

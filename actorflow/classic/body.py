@@ -62,7 +62,7 @@ class Body:
 
     def recording(self, arguments: Arguments) -> Recording | None:
         """What a rehearsal with such arguments has found; None before it."""
-        return self._found.get(arguments.key)
+        return self._found.get(arguments.key) or self._found.get((arguments.key, arguments.spoken_numbers))
 
     def rehearse(self, arguments: Arguments, own: Sequence[bool] | None, state: State | None) -> Recording:
         """Run the function once without memory, which makes its variables and its optimizer.
@@ -83,7 +83,7 @@ class Body:
                 args, kwargs = arguments.restore(tensors)
                 self.function(*args, **kwargs)
             found = self.last = rehearsal.recording
-        self._found[arguments.key] = found
+        self._found[arguments.key if state is None else (arguments.key, arguments.spoken_numbers)] = found
         return found
 
     def holds(self, recording: Recording) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from actorflow.find import Found
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
+from actorflow.runtime.numbers import Reading
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import Plan
@@ -51,7 +52,7 @@ class Compiled:
     plan: Plan
     shape: tree.Shape
     inputs: frozenset[str]  # arguments that this rank's sources read
-    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
+    reading: Reading  # what it reads of numbers of the script, and what they have to be
     optimizers: tuple[torch.optim.Optimizer, ...]
     gradients: Gradients
     mirrored: bool  # devices draw random numbers of their own

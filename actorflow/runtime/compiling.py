@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from actorflow.find import Found
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
+from actorflow.runtime.numbers import Reading, every_number, learned, settled
 from actorflow.runtime.planes import choose, spots_of
 from actorflow.runtime.progress import working
 from actorflow.runtime.refused import refused
@@ -30,11 +31,13 @@ from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, DeadlockError, LayoutError, StateError
+from actorflow_compiler.expressions import Source
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.modes import EAGER, MODES
+from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
@@ -104,6 +107,7 @@ class Order:
     found: Found | None = None  # what holds the values that the function can reach
     changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
     standing: Standing = NONE  # how gradients stand
+    opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Made:
     gradients: Gradients  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
+    reading: Reading  # what it does with numbers of the script
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -133,7 +138,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         compare(order.name, found)
         on, seats = kinds(order, cluster.world), [one.seat for one in found]
         check(on, seats, order.wishes.settled)
-        plan, shape, gradients, changes = make_plan(order, cluster.world)
+        plan, shape, gradients, changes, reading = make_plan(order, cluster.world)
         _check_scopes(plan, on)
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
@@ -147,6 +152,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         head = {
             "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
             "kinds": on, "changes": [change.to_json() for change in changes],
+            "reading": reading.to_json(),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -156,20 +162,36 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes, reading)
 
 
-def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...]]:
+def make_plan(
+    order: Order, world: int, told: bool = True
+) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:
     """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients and Python.
 
-    Where that takes long it is shown how far it is, and at the end, unless not ``told``, what was made.
+    Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
+    how far it is, and at the end, unless not ``told``, what was made.
     """
+    if order.opens and any(every_number(order.arguments, order.state, order.train)):
+        with contextlib.suppress(ZeroDivisionError):  # whatever code cannot do with stand-ins: it gets the numbers themselves
+            return _make_plan(order, world, told, Numbers())
+    return _make_plan(order, world, told, None)
+
+
+def _make_plan(
+    order: Order, world: int, told: bool, numbers: Numbers | None
+) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:
+    """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants."""
     shapes: list[tree.Shape] = []
     gradients: list[Gradients] = []
     changes: list[list[Change]] = []
 
+    def stand_in(path: str, value: int | float) -> Any:
+        return value if numbers is None else numbers.stand_in(Source("argument", path), value)
+
     def step(tensors: list[Tensor]) -> list[Tensor]:
-        args, kwargs = order.arguments.restore(tensors)
+        args, kwargs = order.arguments.restore(tensors, stand_in)
         results: list[Tensor] = []
         with contextlib.nullcontext() if order.found is None else Run(order.name, order.found, order.changed) as run:
             returned = order.function(*args, **kwargs)
@@ -203,6 +225,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
                 doing=doing,
                 learn=gradients.append,
                 standing=order.standing,
+                numbers=numbers,
             )
         except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -230,7 +253,8 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
             raise refused(plan, error) from error
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
-    return scheduled, shapes[0], gradients[0], tuple(changes[-1])
+    reading = settled(order.arguments, order.state, order.train) if numbers is None else learned(numbers)
+    return scheduled, shapes[-1], gradients[0], tuple(changes[-1]), reading
 
 
 def make_pretended(order: Order, world: int) -> Plan:
@@ -346,4 +370,5 @@ def _unpack(data: bytes, name: str) -> Made:
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
     differing, on = head["differing"], tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
-    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes)
+    reading = Reading.from_json(head["reading"])
+    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes, reading)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from actorflow.arguments import Arguments
+from actorflow_compiler.expressions import number_of
 from actorflow_compiler.stepping import FUSABLE, is_torchs
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
@@ -116,9 +117,16 @@ def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) 
     """The settings that are constants of a plan; schedulers add keys that the optimizer does not know."""
     for key, value in group.items():
         if key in known and not (fused and key in READ):
-            yield key, repr(value)
+            yield key, _constant(value) if not fused else repr(value)
         elif fused and key == "momentum":
             yield key, bool(value)  # without it there is no buffer
+
+
+def _constant(value: Any) -> str:
+    """A setting, but for numbers, which a plan says itself what they have to be."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(map(_constant, value))}"
+    return type(value).__name__ if number_of(value) else repr(value)
 
 
 def _floats(value: Any) -> Any:

@@ -10,6 +10,7 @@ from actorflow.arguments import Arguments
 from actorflow.changes import Change
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
+from actorflow.runtime.numbers import Reading, known_to
 
 __all__ = ["Known"]
 
@@ -25,6 +26,7 @@ class Holding(Protocol):
 
     keys: Keys
     key: tuple[Any, ...]
+    reading: Reading
     guards: Guards
     changes: tuple[Change, ...]
 
@@ -60,7 +62,9 @@ class Known(Generic[P]):
             plan = alike[at]
             key = plan.keys.key(arguments, fresh(plan.keys))
             if key == plan.key:
-                changed = plan.guards.difference() or ("" if fits(plan) else "gradients that calls have left changed")
+                numbers = known_to(arguments, plan.keys.state.optimizers)
+                changed = plan.reading.difference(numbers) or plan.guards.difference()
+                changed = changed or ("" if fits(plan) else "gradients that calls have left changed")
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))

@@ -12,7 +12,8 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from actorflow.runtime.gradients import standing_before
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
+from actorflow.runtime.numbers import Reading, fused, known_to
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
@@ -61,7 +63,6 @@ from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.gradients import NONE, Standing
-from actorflow_compiler.optimizers import setting
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import WITH_PARAMETERS, State
@@ -166,7 +167,7 @@ class Session:
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
-        scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
+        scalars = compiled.reading.values(known_to(arguments, compiled.keys.state.optimizers))
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
         if self._gates.issue(number, call):
@@ -193,6 +194,8 @@ class Session:
             text = known or f"{arguments.spoken} [a new plan"
             if seeds.seed is not None:
                 text += f", seed {seeds.seed}"
+            if arguments.numbers:
+                text += f", {arguments.spoken_numbers}"
             if job.keys is not None and job.keys.state.optimizers:
                 text += f", {rates(job.keys.state)}"
             if seen := glance(arguments):
@@ -217,7 +220,7 @@ class Session:
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
             job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
-            self._standing(state),
+            self._standing(state), not (job.body.first_generation or job.body.makes_state(state)),
         )  # fmt: skip
 
     def _standing(self, state: State) -> Standing:
@@ -289,7 +292,7 @@ class Session:
             made.plan,
             made.shape,
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            tuple(_scalars(actors, state)),
+            _reading(made.reading, actors),
             tuple(state.optimizers.values()) if steps else (),
             made.gradients,
             asked.own is not None,
@@ -475,10 +478,11 @@ class Session:
         return "no job has been called yet" if self.worker is None else self.worker.explain()
 
 
-def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
-    for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}):
-        optimizer, group, key = name.rsplit(".", 2)
-        yield name, state.optimizers[optimizer], int(group), key
+def _reading(found: Reading, actors: Iterable[Any]) -> Reading:
+    """What this rank's actors read of numbers."""
+    names = {o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}
+    made = {name: expression for name, expression in found.scalars.items() if name in names}
+    return replace(found, scalars=made | fused(sorted(names - made.keys())))
 
 
 _session: Session | None = None

@@ -31,6 +31,8 @@ from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.mirrored import average_gradients, average_updates
+from actorflow_compiler.number_ops import open_numbers
+from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.optimizers import expand_fused
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
@@ -85,6 +87,7 @@ def capture(
     made: Mapping[Slot, Tensor] = MappingProxyType({}),
     mirrored: int = 0,
     device: torch.device = CPU,
+    numbers: Numbers | None = None,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
@@ -92,7 +95,8 @@ def capture(
     ``fresh`` says that the optimizers have not stepped yet; ``standing``, how gradients stand as the step begins
     (``sure``: see ``gradients.Watch``; ``made``: see ``stepping``).  ``mirrored`` is the number of devices of a step
     that each of them runs on values of its own; 0: values are logical.  ``device`` is where all tensors are taken to
-    be, which decides what autocast does and which kernels torch picks.  Raises CaptureError with the user's line for
+    be, which decides what autocast does and which kernels torch picks.  ``numbers`` takes what the step does
+    with numbers that calls may change; None: they are constants.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
     mode = fake_mode()
@@ -100,7 +104,13 @@ def capture(
     groups = group_names(state)
 
     stand_in = partial(_stand_in, mode, device)
-    with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train, made, standing.kept) as stepped:
+    if numbers is not None:
+        numbers.begin()
+    with (
+        contextlib.nullcontext() if numbers is None else open_numbers(),
+        stand_ins(state, stand_in) as fakes,
+        stepping(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
+    ):
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
@@ -156,6 +166,7 @@ def capture(
         return capture(
             step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
             sure={**unknown, **sure}, made={**made, **stepped.unknown}, mirrored=mirrored, device=device,
+            numbers=numbers,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
     kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}

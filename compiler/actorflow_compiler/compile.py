@@ -24,6 +24,7 @@ from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_var
 from actorflow_compiler.lower import lower
 from actorflow_compiler.mirrored import on_each_device, refuse_parallel
 from actorflow_compiler.notes import notes_on, tell_traced
+from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.pieces import cut_in_time
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Variable
@@ -61,6 +62,7 @@ def compile_step(
     doing: Callable[[str], None] = lambda _: None,
     learn: Callable[[Gradients], None] = lambda _: None,
     standing: Standing = NONE,
+    numbers: Numbers | None = None,
 ) -> Laid:
     """Compile one step for ``world`` devices, up to where it is cut into actors.
 
@@ -71,7 +73,8 @@ def compile_step(
     stages that are cut automatically.  ``own`` is for a step of the mirrored view, which every device runs by itself:
     for each argument whether it has dim 0 for the devices' own items, as all results have then.  ``doing`` is told
     the name of each pass as it begins; ``standing`` is how gradients of other calls stand, and ``learn`` is told what
-    the step has to do with them.  Raises CaptureError, CallError, LayoutError, StateError or PlanError.
+    the step has to do with them; ``numbers`` takes what it does with numbers that calls may
+    change.  Raises CaptureError, CallError, LayoutError, StateError or PlanError.
     """
     doing("capture")
     step = step if own is None else on_each_device(step, own, world)
@@ -79,7 +82,7 @@ def compile_step(
     device = traced_on(device_type)
     captured = capture(
         step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, mirrored=mirrored,
-        device=device,
+        device=device, numbers=numbers,
     )  # fmt: skip
     learn(captured.gradients)
     homes = {name: home for name, home in hints.homes.items() if name in captured.kinds}

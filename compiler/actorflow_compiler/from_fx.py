@@ -16,6 +16,7 @@ from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.lines import with_code
+from actorflow_compiler.number_ops import AS_IT_IS, NUMBER
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.pair_rows import pair_rows
@@ -97,7 +98,8 @@ class _Converter:
         self.nodes: list[Node] = []
         self.updates: dict[int, int] = {}
         self.constants: list[Constant] = []
-        self.scalars: dict[str, int] = {}
+        self.scalars: dict[tuple[str, str], int] = {}  # (name, dtype) → the value that is a plain number
+        self.numbers: dict[int, int] = {}  # a number as a tensor → as it is
         self.after_backward: set[int] = set()
         self.lost: set[int] = set()  # gradients of earlier calls that were not kept
         self.kept: set[int] = set()  # those that were, and what backward passes have added to them
@@ -214,12 +216,16 @@ class _Converter:
             self.value[fx_node] = args[0].index
             return
         custom = fx_node.meta.get("custom") or {}
+        if op == NUMBER:
+            self.number(fx_node, args, dict(kwargs))
+            return
         if op == DRAW:
             op, args, kwargs = UNIFORM, self.draw_arguments(args, dict(kwargs)), ()
         elif op.startswith("actorflow."):
             op = op.removesuffix(".default")
         if op in IN_PLACE:
             args = self.read_scalars(op, args)
+        args = self.as_they_are(op, args)
         result: Any = fx_node.meta.get("val")
         if isinstance(result, list | tuple):
             outs = [self.new(meta_of(r)) if isinstance(r, Tensor) else -1 for r in result]
@@ -245,6 +251,15 @@ class _Converter:
             self.after_backward.update(outs)
         self.made[outs[0]] = (op, args)
         self.nodes.append(replace(node, phase=phase))
+
+    def number(self, fx_node: torch.fx.Node, args: tuple[Arg, ...], given: Mapping[str, Arg]) -> None:
+        """A number of the script, read at each call."""
+        meta = meta_of(fx_node.meta["val"])
+        plain = self.scalar(args[0], meta.dtype)
+        self.value[fx_node] = self.new(meta)
+        self.numbers[self.value[fx_node]] = plain
+        made = Node("actorflow.number", (Ref(plain), given["dtype"], given["device"]), (), (self.value[fx_node],))
+        self.nodes.append(made)
 
     def with_constants(self, fx_node: torch.fx.Node) -> tuple[str, tuple[Arg, ...]]:
         """An op of complex numbers as one of constants, of the dtype that these give its result."""
@@ -330,11 +345,17 @@ class _Converter:
             given["first"] = self.fresh and given["dampening"] != 0
         return tuple(given.values())
 
-    def scalar(self, name: str) -> int:
-        if name not in self.scalars:
-            self.scalars[name] = self.new(Meta((), "float64"))
-            self.inputs.append(Input(self.scalars[name], name, "scalar"))
-        return self.scalars[name]
+    def scalar(self, name: str, dtype: str = "float64") -> int:
+        if (name, dtype) not in self.scalars:
+            self.scalars[name, dtype] = self.new(Meta((), dtype))
+            self.inputs.append(Input(self.scalars[name, dtype], name, "scalar"))
+        return self.scalars[name, dtype]
+
+    def as_they_are(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        """The arguments of an op that computes with plain numbers, if it is one, beside tensors."""
+        if op not in AS_IT_IS or all(a.index in self.numbers for a in args if isinstance(a, Ref)):
+            return args
+        return tuple(Ref(self.numbers.get(a.index, a.index)) if isinstance(a, Ref) else a for a in args)
 
     def arg(self, value: Any) -> Arg:
         if isinstance(value, torch.fx.Node):

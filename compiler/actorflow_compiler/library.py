@@ -13,6 +13,7 @@ from actorflow_compiler import (
     grouped_ops,
     layout_ops,
     mirrored_ops,
+    number_ops,
     optimizers,
     quantiles,
     random_ops,
@@ -22,7 +23,7 @@ from actorflow_compiler import (
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
     **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS, **mirrored_ops.OPS,
-    **scaling.OPS, "uniform": random_ops.uniform,
+    **scaling.OPS, **number_ops.OPS, "uniform": random_ops.uniform,
 }  # fmt: skip
 
 

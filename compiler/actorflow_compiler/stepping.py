@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow_compiler.errors import ActorflowError, CaptureError
+from actorflow_compiler.expressions import Source, number_of
+from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import looks_compiling
 from actorflow_compiler.variables import State
@@ -108,12 +110,13 @@ def _said(value: object) -> str:
 @contextlib.contextmanager
 def stepping(
     state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING,
-    graded: Collection[str] = (),
+    graded: Collection[str] = (), numbers: Numbers | None = None,
 ) -> Iterator[Stepped]:  # fmt: skip
     """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
 
     ``graded`` are parameters that have a gradient already, by which they are stepped even where they are frozen.
-    ``made`` are tensors like those that the step was seen to make for state that is not there yet.
+    ``made`` are tensors like those that the step was seen to make for state that is not there yet; ``numbers`` takes
+    what is done with settings that calls may change.
     """
     saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
     names = {id(fake): name for name, fake in fakes.items()}
@@ -128,6 +131,9 @@ def stepping(
             vars(optimizer)[CHECKS_DEVICE] = False
             before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
             _settle_groups(optimizer)
+            if numbers is not None:
+                for source, value in settings_of(name, optimizer):
+                    _put(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
             if needs_closure(optimizer):
                 pass  # it is refused where the step calls it
             elif is_torchs(optimizer):
@@ -156,6 +162,30 @@ def stepping(
             vars(optimizer).pop(CHECKS_DEVICE, None)
             if checks is not None:
                 vars(optimizer)[CHECKS_DEVICE] = checks
+
+
+def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
+    """The numbers among an optimizer's settings that a step may compute with, as they are now.
+
+    None of those that step in their fused form: their ops read what schedulers change.
+    """
+    if type(optimizer) in FUSABLE:
+        return
+    for at, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if number_of(value):
+                yield Source("setting", title, str(at), key), value
+            elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
+                yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
+
+
+def _put(group: dict[str, Any], source: Source, value: Any) -> None:
+    """Let a setting be something else."""
+    if source.index < 0:
+        group[source.key] = value
+    else:
+        old = group[source.key]
+        group[source.key] = type(old)(value if i == source.index else item for i, item in enumerate(old))
 
 
 def _empty_like(state: Any) -> Any:

@@ -334,6 +334,10 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.unpack", views.unpack),
     ("actorflow.pack", views.pack),
     ("actorflow.uniform", "_,_,_,,_,_,_,_->."),
+    ("actorflow.number", ",_,_->"),
+    ("actorflow.add_scaled actorflow.lerp_to", ".+,.+,->."),
+    ("actorflow.addcmul_scaled", ".+,.*,.*,->."),
+    ("actorflow.addcdiv_scaled", ".+,.+,.,->."),
     ("actorflow.finite", ".->"),  # 0 or NaN
     ("actorflow.adam", ".,.,.,.,.,,,,,,,,,->.,.,.,."),
     ("actorflow.sgd", ".,.,.,,,,,,,,->.,."),
