@@ -174,7 +174,7 @@ def make_plan(
     how far it is, and at the end, unless not ``told``, what was made.
     """
     if order.opens and any(every_number(order.arguments, order.state, order.train)):
-        with contextlib.suppress(ZeroDivisionError):  # whatever code cannot do with stand-ins: it gets the numbers themselves
+        with contextlib.suppress(Exception):  # whatever code cannot do with stand-ins: it gets the numbers themselves
             return _make_plan(order, world, told, Numbers())
     return _make_plan(order, world, told, None)
 
