@@ -27,9 +27,11 @@ from actorflow.lazy import Result
 from actorflow.looked import Array, Generator, Hooks, Items, Looked, state_of
 from actorflow.refusing import instead, refusing_clocks
 from actorflow_compiler.errors import CallError, CaptureError
+from actorflow_compiler.expressions import Known, Source, number_of
+from actorflow_compiler.numbers import Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["Change", "Run", "carry_out"]
+__all__ = ["Change", "Counting", "Run", "carry_out", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
@@ -48,41 +50,58 @@ class Change:
     where: str  # for people
     value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
     read: bool  # whether the step can read it
-    plain: bool = True  # whether it has no tensors: it is the same value after each call
+    plain: bool = True  # whether it is the same value after each call: no tensors, nothing that is computed
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
         return asdict(self)
 
 
-def carry_out(changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor]) -> None:
-    """Put what a call of a plan leaves where its step has put it.
+def carry_out(
+    changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor], known: Known = tree.nothing
+) -> None:
+    """Put what a call of a plan leaves where its step has put it; numbers are ``known`` as the call has begun.
 
     Nothing is waited for: a plan that needs it is yet to be made.  Raises CallError where this rank's script holds
     something else at that place.
     """
-    for change in changes:
+    changes = tuple(changes)
+    values = [None if c.value == GONE else tree.rebuild(c.value, results, {}, known) for c in changes]
+    for change, value in zip(changes, values, strict=True):
         one = looked[change.at]
         if one.say(change.key) != change.where:
             raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(change.key)}")
         if change.value == GONE:
             one.drop(change.key)
             continue
-        value = tree.rebuild(change.value, results)
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, Result):
                 leaf.kept = change.read
         one.put(change.key, value)
 
 
+class Counting(BaseException):  # no error: nobody is to catch it on its way
+    """A step changes numbers that it reads: it is to run again with these as its own."""
+
+    def __init__(self, places: Sequence[Source]) -> None:
+        super().__init__(", ".join(map(str, places)))
+        self.places = places
+
+
 class Run:
     """Sees what one run of a step changes; used as a context, after which the script is as it was before.
 
-    ``before`` counts, for each place, the plans that change it already.
+    ``before`` counts, for each place, the plans that change it already.  With ``numbers`` those of ``own`` places are
+    computed with by stand-ins, so that a call leaves there what it computes.
     """
 
-    def __init__(self, name: str, found: Found, before: Mapping[str, int]) -> None:
+    def __init__(
+        self, name: str, found: Found, before: Mapping[str, int], numbers: Numbers | None = None,
+        own: Sequence[Source] = (),
+    ) -> None:  # fmt: skip
         self._name, self._looked, self._state = name, found.looked, found.state
+        self._numbers, self._own = numbers, own
+        self._counting: list[Source] = []
         self._read = {(id(one.holder), type(one)) for one in found.read}
         self._codes, self._counts = found.codes, before
 
@@ -99,6 +118,12 @@ class Run:
                     with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
                         one.put(key, stand_in)
                         self._instead.append((one, key, value, stand_in))
+        self._now = [dict(values) for values in self._values]  # with the stand-ins
+        for source in self._own:
+            assert self._numbers is not None
+            key, values = place_key(source), self._now[int(source.at)]
+            values[key] = self._numbers.stand_in(source, values[key])
+            self._looked[int(source.at)].put(key, values[key])
         self._clocks = refusing_clocks()
         self._clocks.__enter__()
         return self
@@ -120,7 +145,7 @@ class Run:
         Raises CaptureError for what calls of a plan could not repeat.
         """
         self._put_back()
-        pairs = [*zip(self._looked, self._values, strict=True)]
+        pairs = [*zip(self._looked, self._now, strict=True)]
         if _generators() != self._drawn or any(isinstance(a, Generator) and a.values() != b for a, b in pairs):
             raise CaptureError(
                 f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, which it would do once, "
@@ -139,6 +164,8 @@ class Run:
                 change = self._change(at, one, key, old, now, results, writes)
                 if change is not None:
                     found.append(change)
+        if self._counting:
+            raise Counting(self._counting)
         with torch.no_grad():
             fresh = [(held, new.detach().clone()) for held, new in writes]
             for held, new in fresh:
@@ -153,7 +180,8 @@ class Run:
         read = (id(one.holder), type(one)) in self._read and key in one.read()
         if isinstance(one, Array | Hooks):
             self._refuse(where, "is changed in the step")
-        if one.counts:
+        own = type(old.get(key)) is Number  # of this step: what it computes is left there
+        if one.counts and not (own or (one.open and number_of(plain_now(now.get(key))))):
             there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
         if key not in now:
@@ -176,11 +204,21 @@ class Run:
         if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
             writes += [(a, b) for a, b in zip(was, tensors, strict=True) if a is not b]
             return None
-        if read and not tensors and self._counts.get(where, 0) >= OFTEN:
+        if own and value.__class__ is not old[key].__class__:
+            own = False  # it is a number of another kind from now on
+        if not own and self._numbers is not None and read and number_of(old.get(key)) and number_of(plain_now(value)):
+            self._counting.append(self._place(at, key, where))
+            return None
+        baked = not own or self._numbers is None or self._numbers.settled(old[key].expression)
+        if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         base = len(results)
         results += [tensor.detach() for tensor in tensors]
-        return Change(at, key, where, _numbered(shape, base), read, not tensors)
+        return Change(at, key, where, _numbered(shape, base), read, not tensors and baked)
+
+    @staticmethod
+    def _place(at: int, key: Any, where: str) -> Source:
+        return Source("place", where, str(at), "" if isinstance(key, int) else key, key if isinstance(key, int) else -1)
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
         """Whether a variable of the plan can take the value of a tensor that took its place."""
@@ -222,6 +260,11 @@ class Run:
         return "in the step"
 
 
+def place_key(source: Source) -> Any:
+    """The key of a place, where it is held."""
+    return source.index if source.index >= 0 else source.key
+
+
 def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:
     """What ``tree.describe`` says of a value; None where it can say nothing, or the value cannot be looked into."""
     try:
@@ -239,7 +282,8 @@ def _numbered(shape: tree.Shape, base: int) -> tree.Shape:
     if isinstance(shape, list):
         return [_numbered(item, base) for item in shape]
     if isinstance(shape, dict):
-        return {k: v + base if k == "tensor" else v if k == "value" else _numbered(v, base) for k, v in shape.items()}
+        plain = ("value", "number")
+        return {k: v + base if k == "tensor" else v if k in plain else _numbered(v, base) for k, v in shape.items()}
     return shape
 
 

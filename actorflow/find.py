@@ -45,6 +45,7 @@ from actorflow.looked import (
 from actorflow.named import named_by
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled
+from actorflow_compiler.stepping import opens
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
 
@@ -466,7 +467,7 @@ class _Search:
             for g, group in enumerate(optimizer.param_groups):
                 self.looked.append((ROOT, Items(f"{name}.param_groups[{g}]['params']", group["params"])))
                 by_code = ROOT if "param_groups" in everything else UNREAD  # else its values come with each call
-                self.looked.append((by_code, Counting(f"{name}.param_groups[{g}]", group)))
+                self.looked.append((by_code, Counting(f"{name}.param_groups[{g}]", group, opens(optimizer))))
         for path, scheduler in self.schedulers:
             self.looked.append((UNREAD, Counting(path, vars(scheduler))))
         for held in state.held.values():

@@ -5,7 +5,7 @@ A plan holds for what its capture could read of Python: values by type and value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import is_
 from types import MethodType
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actorflow.find import PLAIN, Found
 from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked
+from actorflow_compiler.numbers import is_stand_in, plain_now
 from actorflow_compiler.torch_internals import hooks_made
 
 __all__ = ["NOTHING", "Guards", "same", "say"]
@@ -32,15 +33,28 @@ class Guards:
     def __init__(self, found: Found, stands_for: Callable[[Tensor, Tensor], bool]) -> None:
         self._stands_for = stands_for
         self._looked = found.read
+        self._own: dict[tuple[int, type], set[Any]] = {}
         self._take()
+
+    def without(self, places: Iterable[tuple[Looked, Any]]) -> None:
+        """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
+        for one, key in places:
+            self._own.setdefault((id(one.holder), type(one)), set()).add(key)
+        if self._own:
+            self._take()
+
+    def _read(self, one: Looked) -> dict[Any, Any]:
+        """What of a holder has to be as it was."""
+        own = self._own.get((id(one.holder), type(one)))
+        return one.read() if own is None else {key: value for key, value in one.read().items() if key not in own}
 
     def _take(self) -> None:
         """Take things as they are now."""
-        self._before = [one.read() for one in self._looked]
+        self._before = [self._read(one) for one in self._looked]
         self._fast: list[tuple[Get, Any]] = []
         self._slow = []
         for one, old in zip(self._looked, self._before, strict=True):
-            gets = one.fast(old)
+            gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
             if gets is None:
                 self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
             elif old:
@@ -65,7 +79,7 @@ class Guards:
             and all(map(is_, now, self._values))
             and list(map(len, self._sized)) == self._lengths
             and hooks_made() == self._made
-            and all(one.read() == old for one, old in self._slow)
+            and all(self._read(one) == old for one, old in self._slow)
         )
 
     def difference(self) -> str:
@@ -80,7 +94,7 @@ class Guards:
         return ""
 
     def _difference(self, one: Looked, old: Mapping[Any, Any]) -> str:
-        now = one.read()
+        now = self._read(one)
         for key in (*old, *(key for key in now if key not in old)):
             was, is_now = old.get(key, NOTHING), now.get(key, NOTHING)
             if (key in old) != (key in now) or not self._same(was, is_now):
@@ -100,7 +114,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
         return True
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         return stands_for(old, new)
-    if type(old) is not type(new):
+    if type(old) is not type(new) or is_stand_in(old):
         return False
     if isinstance(old, tuple):
         return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
@@ -113,6 +127,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
 
 def say(value: Any) -> str:
     """A value, for people."""
+    value = plain_now(value)
     if isinstance(value, Tensor):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (*PLAIN, tuple)):

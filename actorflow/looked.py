@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.torch_internals import hooks_of
 from actorflow_compiler.variables import RECURRENT
 
@@ -37,6 +38,7 @@ class Looked:
     whole = False  # whether a library reads it, all of it
     foreign = False  # whether it is an object of a library, whose own affairs are let alone
     counts = False  # whether what changes in it goes on from call to call, as a scheduler does
+    open = False  # whether a plan says itself what its numbers have to be
 
     def __init__(self, path: str, holder: Any) -> None:
         self.path, self.holder = path, holder
@@ -150,8 +152,13 @@ class Counting(Attributes):
 
     counts = True
 
-    def __init__(self, path: str, holder: dict[str, Any]) -> None:
+    def __init__(self, path: str, holder: dict[str, Any], open: bool = False) -> None:
         super().__init__(path, holder, whole=True)
+        self.open = open
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {k: v for k, v in super().read().items() if not (self.open and has_numbers(v))}
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""

@@ -10,12 +10,19 @@ from typing import Any
 from torch import Tensor
 
 from actorflow_compiler.errors import CallError
-from actorflow_compiler.numbers import plain
+from actorflow_compiler.expressions import Known, Source, Value, evaluate, from_json, to_json
+from actorflow_compiler.numbers import is_stand_in
 
 __all__ = ["Shape", "describe", "rebuild"]
 
-# JSON: {"tensor": 0}, {"value": 3.5}, {"list": […]}, {"tuple": […]}, {"dict": [[key, …], …]}, {"class": …, "fields": …}
+# JSON: {"tensor": 0}, {"value": 3.5}, {"number": …} (an expression), {"list": […]}, {"tuple": […]},
+# {"dict": [[key, …], …]}, {"class": …, "fields": …}
 Shape = Any
+
+
+def nothing(source: Source) -> Value:
+    """Knows no numbers."""
+    raise CallError(f"{source} is not known here")
 
 
 def describe(value: Any, tensors: list[Tensor]) -> Shape:
@@ -28,7 +35,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if value is None or isinstance(value, bool | int | float | str):
-        return {"value": plain(value)}
+        return {"number": to_json(value.expression)} if is_stand_in(value) else {"value": value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [[f.name, describe(getattr(value, f.name), tensors)] for f in dataclasses.fields(value) if f.init]
         return {"class": _class_name(type(value)), "fields": fields}
@@ -51,18 +58,23 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     )
 
 
-def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}) -> Any:
-    """The value that was described, with ``tensors`` in it; ``scope`` are the globals of the job's own file."""
+def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}, known: Known = nothing) -> Any:
+    """The value that was described, with ``tensors`` in it, and what is computed of the numbers that are ``known``.
+
+    ``scope`` are the globals of the job's own file.
+    """
     ((kind, content),) = ((k, v) for k, v in shape.items() if k != "fields")
     if kind == "tensor":
         return tensors[content]
     if kind == "value":
         return content
+    if kind == "number":
+        return evaluate(from_json(content), known)
     if kind == "dict":
-        return {key: rebuild(item, tensors, scope) for key, item in content}
+        return {key: rebuild(item, tensors, scope, known) for key, item in content}
     if kind == "class":
-        return _class(content, scope)(**{name: rebuild(item, tensors, scope) for name, item in shape["fields"]})
-    items = [rebuild(item, tensors, scope) for item in content]
+        return _class(content, scope)(**{name: rebuild(item, tensors, scope, known) for name, item in shape["fields"]})
+    items = [rebuild(item, tensors, scope, known) for item in content]
     return tuple(items) if kind == "tuple" else items
 
 

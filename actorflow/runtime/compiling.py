@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import Change, Run
+from actorflow.changes import Change, Counting, Run
 from actorflow.find import Found
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
@@ -173,16 +173,26 @@ def make_plan(
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
     """
-    if order.opens and any(every_number(order.arguments, order.state, order.train)):
-        with contextlib.suppress(Exception):  # whatever code cannot do with stand-ins: it gets the numbers themselves
-            return _make_plan(order, world, told, Numbers())
-    return _make_plan(order, world, told, None)
+    own: list[Source] = []
+    while order.opens:
+        try:
+            return _make_plan(order, world, told, Numbers(), own)
+        except Counting as counting:
+            own += counting.places
+        except Exception:  # whatever code cannot do with stand-ins: it gets the numbers themselves
+            if not own and not any(every_number(order.arguments, order.state, order.train)):
+                raise
+            break
+    return _make_plan(order, world, told, None, ())
 
 
 def _make_plan(
-    order: Order, world: int, told: bool, numbers: Numbers | None
+    order: Order, world: int, told: bool, numbers: Numbers | None, own: Sequence[Source]
 ) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:
-    """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants."""
+    """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
+
+    ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
+    """
     shapes: list[tree.Shape] = []
     gradients: list[Gradients] = []
     changes: list[list[Change]] = []
@@ -193,7 +203,8 @@ def _make_plan(
     def step(tensors: list[Tensor]) -> list[Tensor]:
         args, kwargs = order.arguments.restore(tensors, stand_in)
         results: list[Tensor] = []
-        with contextlib.nullcontext() if order.found is None else Run(order.name, order.found, order.changed) as run:
+        found = order.found
+        with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
             returned = order.function(*args, **kwargs)
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
@@ -253,7 +264,7 @@ def _make_plan(
             raise refused(plan, error) from error
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
-    reading = settled(order.arguments, order.state, order.train) if numbers is None else learned(numbers)
+    reading = settled(order.arguments, order.state, order.train) if numbers is None else learned(numbers, own)
     return scheduled, shapes[-1], gradients[0], tuple(changes[-1]), reading
 
 

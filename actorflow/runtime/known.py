@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from actorflow.arguments import Arguments
 from actorflow.changes import Change
+from actorflow.find import Found
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.numbers import Reading, known_to
@@ -28,6 +29,7 @@ class Holding(Protocol):
     key: tuple[Any, ...]
     reading: Reading
     guards: Guards
+    found: Found
     changes: tuple[Change, ...]
 
 
@@ -62,7 +64,7 @@ class Known(Generic[P]):
             plan = alike[at]
             key = plan.keys.key(arguments, fresh(plan.keys))
             if key == plan.key:
-                numbers = known_to(arguments, plan.keys.state.optimizers)
+                numbers = known_to(arguments, plan.found.state, plan.found.looked)
                 changed = plan.reading.difference(numbers) or plan.guards.difference()
                 changed = changed or ("" if fits(plan) else "gradients that calls have left changed")
                 if not changed:

@@ -5,14 +5,15 @@ That are its scalars, and whether it holds: what has decided something has to be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from actorflow.arguments import Arguments
+from actorflow.changes import place_key
+from actorflow.looked import Looked
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.expressions import (
     Condition,
@@ -27,10 +28,10 @@ from actorflow_compiler.expressions import (
 )
 from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.optimizers import setting
-from actorflow_compiler.stepping import settings_of
+from actorflow_compiler.stepping import counts_of, settings_of
 from actorflow_compiler.variables import State
 
-__all__ = ["Reading", "every_number", "known_to", "learned", "settled"]
+__all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,19 @@ class Reading:
 
     scalars: Mapping[str, Operand]  # of the plan, by name
     conditions: tuple[Condition, ...]
+    kinds: Mapping[Source, str] = field(default_factory=dict)  # what kinds of numbers have to be there
+    written: Mapping[Source, Operand] = field(default_factory=dict)  # what optimizers hold → what a call leaves there
+    own: tuple[Source, ...] = ()  # places of the script that a call changes
 
     def difference(self, known: Known) -> str:
         """What is no longer as it has to be, for people; nothing where the plan holds."""
+        for source, kind in self.kinds.items():
+            try:
+                now = known(source)
+            except CallError as error:
+                return str(error)
+            if type(now).__name__ != kind:
+                return f"{source} changed from {kind} to {now!r}"
         for condition in self.conditions:
             if not condition.holds(known):
                 return _said(condition, known)
@@ -56,18 +67,31 @@ class Reading:
         return {
             "scalars": {name: to_json(expression) for name, expression in self.scalars.items()},
             "conditions": [[to_json(c.expression), c.value] for c in self.conditions],
+            "kinds": [[to_json(source), kind] for source, kind in self.kinds.items()],
+            "written": [[to_json(source), to_json(expression)] for source, expression in self.written.items()],
+            "own": [to_json(source) for source in self.own],
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Reading:
         """What ``to_json`` was given."""
         scalars = {name: from_json(expression) for name, expression in data["scalars"].items()}
-        return Reading(scalars, tuple(Condition(from_json(e), value) for e, value in data["conditions"]))
+        conditions = tuple(Condition(from_json(e), value) for e, value in data["conditions"])
+        written = {_source(source): from_json(expression) for source, expression in data["written"]}
+        kinds = {_source(source): kind for source, kind in data["kinds"]}
+        return Reading(scalars, conditions, kinds, written, tuple(map(_source, data["own"])))
 
 
-def learned(numbers: Numbers) -> Reading:
-    """What a capture has left open, and what not."""
-    return Reading(dict(numbers.read), numbers.conditions)
+def _source(data: Any) -> Source:
+    source = from_json(data)
+    assert isinstance(source, Source)
+    return source
+
+
+def learned(numbers: Numbers, own: Sequence[Source]) -> Reading:
+    """What a capture has left open, and what not; ``own`` are places that the step changes."""
+    kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
+    return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
 def settled(arguments: Arguments, state: State, train: bool) -> Reading:
@@ -81,15 +105,38 @@ def every_number(arguments: Arguments, state: State, train: bool) -> Iterator[tu
         yield Source("argument", path), value
     for title, optimizer in state.optimizers.items() if train else ():
         yield from settings_of(title, optimizer)
+        yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def known_to(arguments: Arguments, optimizers: Mapping[str, Optimizer]) -> Known:
+def known_to(arguments: Arguments, state: State, looked: Sequence[Looked]) -> Known:
     """What gives numbers as they are when a call begins.  Raises CallError for one that is no number any more."""
+    before: dict[Source, Value] = {}  # the call itself may change them
 
     def now(source: Source) -> Value:
-        if source.kind == "argument":
-            return arguments.numbers[source.name]
-        group = optimizers[source.name].param_groups[int(source.at)]
+        if source not in before:
+            before[source] = _now(source, arguments, state, looked)
+        return before[source]
+
+    return now
+
+
+def write(reading: Reading, state: State, known: Known) -> None:
+    """Put what a call leaves with optimizers."""
+    values = [(source, evaluate(expression, known)) for source, expression in reading.written.items()]
+    for source, value in values:
+        state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
+
+
+def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Looked]) -> Value:
+    if source.kind == "argument":
+        return arguments.numbers[source.name]
+    value: Any
+    if source.kind == "place":
+        value = looked[int(source.at)].values().get(place_key(source))
+    elif source.kind == "state":
+        value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
+    else:
+        group = state.optimizers[source.name].param_groups[int(source.at)]
         if source.key in ("beta1", "beta2"):
             return setting(group, source.key)
         value = group.get(source.key)
@@ -97,11 +144,9 @@ def known_to(arguments: Arguments, optimizers: Mapping[str, Optimizer]) -> Known
             value = value[source.index] if isinstance(value, tuple | list) and len(value) > source.index else None
         if isinstance(value, torch.Tensor):
             value = value.item()
-        if not isinstance(value, int | float):
-            raise CallError(f"{source} is {value!r}; a number was expected, as it was when the step was captured")
-        return value
-
-    return now
+    if not isinstance(value, int | float):
+        raise CallError(f"{source} is {value!r}; a number was expected, as it was when the step was captured")
+    return value
 
 
 def fused(names: Iterable[str]) -> dict[str, Operand]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten, glance
-from actorflow.changes import carry_out
+from actorflow.changes import carry_out, place_key
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names, look
@@ -46,7 +46,7 @@ from actorflow.runtime.gradients import standing_before
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
-from actorflow.runtime.numbers import Reading, fused, known_to
+from actorflow.runtime.numbers import Reading, fused, known_to, write
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
@@ -167,7 +167,8 @@ class Session:
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
-        scalars = compiled.reading.values(known_to(arguments, compiled.keys.state.optimizers))
+        known = known_to(arguments, compiled.found.state, compiled.found.looked)
+        scalars = compiled.reading.values(known)
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
         if self._gates.issue(number, call):
@@ -181,8 +182,10 @@ class Session:
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         handles = self.results.handles(number, call, compiled.plan.results)
-        carry_out(compiled.changes, compiled.found.looked, handles)
-        return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
+        returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
+        carry_out(compiled.changes, compiled.found.looked, handles, known)
+        write(compiled.reading, compiled.found.state, known)
+        return returned
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
         """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
@@ -264,6 +267,7 @@ class Session:
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
+        guards.without((found.looked[int(source.at)], place_key(source)) for source in made.reading.own)
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds

@@ -10,7 +10,10 @@ from typing import Any
 
 from actorflow_compiler.errors import CallError
 
-__all__ = ["Condition", "Expression", "Known", "Source", "Value", "evaluate", "from_json", "number_of", "to_json"]
+__all__ = [
+    "Condition", "Expression", "Known", "Operand", "Source", "Value", "evaluate", "from_json", "has_numbers",
+    "number_of", "sources", "to_json",
+]  # fmt: skip
 
 Value = int | float | bool
 Known = Callable[["Source"], Value]  # what a number of the script is now
@@ -32,15 +35,17 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a number comes from: an argument of the call, or a setting of an optimizer."""
+    """Where a number comes from: an argument of the call, an optimizer, or a place of the script."""
 
-    kind: str  # "argument" | "setting"
-    name: str  # of the argument, or of the optimizer
-    at: str = ""  # the number of the optimizer's group
-    key: str = ""  # in the group
-    index: int = -1  # in the tuple that is there, -1 for the number itself
+    kind: str  # "argument" | "setting" | "state" | "place"
+    name: str  # of the argument or of the optimizer; for people, of the place
+    at: str = ""  # the number of the optimizer's group; the parameter's name; the number of what holds the place
+    key: str = ""  # there
+    index: int = -1  # in the tuple or list that is there, -1 for the number itself
 
     def __str__(self) -> str:
+        if self.kind == "place":
+            return self.name
         parts = [self.name, *([self.at, self.key] if self.key else [])]
         return ".".join(parts) + (f"[{self.index}]" if self.index >= 0 else "")
 
@@ -103,6 +108,12 @@ def sources(expression: Operand) -> Iterable[Source]:
 def number_of(value: object) -> bool:
     """Whether a value is a number that may be another one in each call: an int or a float, and no bool."""
     return type(value) in (int, float)
+
+
+def has_numbers(value: object) -> bool:
+    """Whether a value is a number that may be another one in each call, or a tuple or list of such."""
+    several = isinstance(value, tuple | list) and bool(value)
+    return all(map(number_of, value)) if several else number_of(value)  # type: ignore[call-overload]
 
 
 def to_json(expression: Operand) -> Any:

@@ -169,13 +169,13 @@ def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or func.__name__ not in ("add", "add_", "sub", "sub_"):
             return NotImplemented
         alpha = -alpha if func.__name__.startswith("sub") else alpha
-        return _scaled(func, torch.ops.actorflow.add_scaled, x, (y,), alpha, lambda n: x + n * y)
+        return _scaled(func, torch.ops.actorflow.add_scaled, x, (y,), alpha, lambda n: x + torch.mul(y, n))
     return func(*_beside(args), **({} if alpha == 1 else {"alpha": alpha}))
 
 
 def _scaled(
     func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Number,
-    written_out: Callable[[Number], Tensor],
+    written_out: Callable[[Any], Tensor],
 ) -> Any:  # fmt: skip
     """What adds to ``x`` what is scaled by a number, in place where the function is."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
@@ -193,8 +193,8 @@ def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         return NotImplemented
     x, a, b = args
     if func.__name__.startswith("addcmul"):
-        return _scaled(func, torch.ops.actorflow.addcmul_scaled, x, (a, b), kwargs["value"], lambda n: x + n * a * b)
-    return _scaled(func, torch.ops.actorflow.addcdiv_scaled, x, (a, b), kwargs["value"], lambda n: x + n * (a / b))
+        return _scaled(func, torch.ops.actorflow.addcmul_scaled, x, (a, b), kwargs["value"], lambda n: x + torch.mul(a, n) * b)
+    return _scaled(func, torch.ops.actorflow.addcdiv_scaled, x, (a, b), kwargs["value"], lambda n: x + torch.mul(a / b, n))
 
 
 def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -294,8 +294,8 @@ HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
         "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "eq", "ne", "lt", "le", "gt", "ge",
         "not_equal", "less", "less_equal", "greater", "greater_equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
         "__ge__", "__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__truediv__", "__div__", "__iadd__",
-        "__isub__", "__imul__", "__itruediv__", "__idiv__", "add_", "sub_", "mul_", "div_", "true_divide_", "multiply_", "divide_",
-        "subtract_",
+        "__isub__", "__imul__", "__itruediv__", "__idiv__", "add_", "sub_", "mul_", "div_", "true_divide_", "multiply_",
+        "divide_", "subtract_",
     ), _operands),
     **dict.fromkeys(("addcmul", "addcmul_", "addcdiv", "addcdiv_"), _added_product),
     **dict.fromkeys(("lerp", "lerp_"), _lerp),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source
 
-__all__ = ["Number", "Numbers", "plain"]
+__all__ = ["Number", "Numbers", "expression_of", "is_stand_in", "plain", "plain_now"]
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"}
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
@@ -28,6 +28,8 @@ class Numbers:
 
     def __init__(self) -> None:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
+        self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
+        self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
         self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
         self._known: dict[str, str] = {}
 
@@ -39,11 +41,14 @@ class Numbers:
     def begin(self) -> None:
         """The step runs (again)."""
         self.read.clear()
+        self.kinds.clear()
+        self.written.clear()
         self._conditions.clear()
         self._known.clear()
 
     def stand_in(self, source: Source, value: Any) -> Number:
         """A stand-in for a number of the script."""
+        self.kinds[source] = type(value).__name__
         return Number(source, value, self)
 
     def name(self, expression: Operand) -> str:
@@ -53,6 +58,10 @@ class Numbers:
             name = f"number {len(self.read)}: {expression}"
             self.read[name], self._known[exact] = expression, name
         return self._known[exact]
+
+    def settled(self, source: Source) -> bool:
+        """Whether a number itself was taken for a constant, and not only what it decides."""
+        return any(condition.expression == source for condition in self._conditions.values())
 
     def settle(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""
@@ -96,7 +105,7 @@ class Number:
         value = FUNCTIONS[function](*values)
         if type(value) not in (int, float, bool):  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
-        return Number(Expression(function, tuple(map(_expression, operands))), value, self.numbers)
+        return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
 
     def _decided(self, function: str, *operands: Any) -> Any:
         return plain(self._made(function, *operands))
@@ -117,7 +126,7 @@ class Number:
 
     def __rpow__(self, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return torch.pow(other, self)  # type: ignore[call-overload, no-any-return]
+            return torch.pow(other, self)  # type: ignore[call-overload]
         return _power(other, self) if _is_number(other) else NotImplemented
 
     # -- what is decided -------------------------------------------------------------------------
@@ -191,11 +200,17 @@ class Number:
         raise AttributeError(f"{type(self.value).__name__!r} object has no attribute {name!r}")
 
 
+def is_stand_in(value: object) -> TypeGuard[Number]:
+    """Whether a value is a stand-in, whatever ``isinstance`` says of it."""
+    return type(value) is Number
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)  # a stand-in is, too, and NumPy's numbers of 64 bits
 
 
-def _expression(value: Any) -> Operand:
+def expression_of(value: Any) -> Operand:
+    """What a stand-in is a function of; a number itself."""
     if type(value) is Number:
         return value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from actorflow_compiler.errors import ActorflowError, CaptureError
 from actorflow_compiler.expressions import Source, number_of
-from actorflow_compiler.numbers import Numbers
+from actorflow_compiler.numbers import Number, Numbers, expression_of
 from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import looks_compiling
 from actorflow_compiler.variables import State
@@ -73,6 +73,8 @@ class Stepped:
                     if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
                         self._refuse(title, key, before, now)
                     written.append((values, key, before, value(now).detach().clone()))
+            elif type(before) is Number:
+                self._counted(title, key, before, now)
             elif type(now) is not type(before) or now != before:
                 self._refuse(title, key, before, now)
         for slot, values, now in self._new(known):
@@ -84,6 +86,15 @@ class Stepped:
             for values, key, variable, now in written:
                 variable.copy_(now)
                 values[key] = variable
+
+    def _counted(self, title: str, key: str, before: Number, now: Any) -> None:
+        """A number that an optimizer holds of a parameter is another one after the step."""
+        assert isinstance(before.expression, Source)
+        if now is before:
+            return
+        if type(now) is not Number and not number_of(now):
+            self._refuse(title, key, before.value, now)
+        before.numbers.written[before.expression] = expression_of(now)
 
     def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Tensor]]:
         """The tensors of state that was not there before."""
@@ -139,7 +150,7 @@ def stepping(
             elif is_torchs(optimizer):
                 _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
             else:
-                _stand_in(optimizer, before, state, fakes, mode)
+                _stand_in(optimizer, before, state, fakes, mode, numbers, name)
             for p, values in optimizer.state.items():
                 if id(p) not in names:  # what it holds beside its parameters
                     found.before.append((name, optimizer.state, p, values))
@@ -164,12 +175,17 @@ def stepping(
                 vars(optimizer)[CHECKS_DEVICE] = checks
 
 
-def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
-    """The numbers among an optimizer's settings that a step may compute with, as they are now.
+def opens(optimizer: Optimizer) -> bool:
+    """Whether numbers among an optimizer's settings are computed with as they are in each call.
 
-    None of those that step in their fused form: their ops read what schedulers change.
+    Not those of what steps in its fused form: its ops read what schedulers change.
     """
-    if type(optimizer) in FUSABLE:
+    return type(optimizer) not in FUSABLE
+
+
+def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
+    """The numbers among an optimizer's settings that a step may compute with, as they are now."""
+    if not opens(optimizer):
         return
     for at, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
@@ -177,6 +193,15 @@ def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int 
                 yield Source("setting", title, str(at), key), value
             elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
                 yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
+
+
+def counts_of(
+    title: str, optimizer: Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[Source, int | float]]:
+    """The numbers that an optimizer holds of parameters, as they are now; ``names`` are the parameters', by id."""
+    for p, values in optimizer.state.items() if not is_torchs(optimizer) else ():
+        if id(p) in names:
+            yield from ((Source("state", title, names[id(p)], k), v) for k, v in values.items() if number_of(v))
 
 
 def _put(group: dict[str, Any], source: Source, value: Any) -> None:
@@ -238,16 +263,24 @@ def _make_state(
                 p.grad = None
 
 
-def _stand_in(optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any) -> None:
-    """Give an optimizer stand-ins for the state that it has."""
-    by_id = {id(h.tensor): fakes[h.name] for h in state.held.values()}
+def _stand_in(
+    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
+    numbers: Numbers | None = None, title: str = "",
+) -> None:  # fmt: skip
+    """Give an optimizer stand-ins for the state that it has: tensors, and with ``numbers`` counts, too."""
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+
+    def one(name: str, key: Any, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _alike(value, fakes[name].device, mode)
+        if numbers is None or not number_of(value) or not isinstance(key, str):
+            return value
+        return numbers.stand_in(Source("state", title, name, key), value)
+
     for p, values in before.items():
-        fake = by_id.get(id(p))
-        if fake is not None:
-            optimizer.state[fake] = {
-                key: _alike(value, fake.device, mode) if isinstance(value, Tensor) else value
-                for key, value in values.items()
-            }
+        name = by_id.get(id(p))
+        if name is not None:
+            optimizer.state[fakes[name]] = {key: one(name, key, value) for key, value in values.items()}
         elif not isinstance(p, Tensor):
             optimizer.state[p] = values
 
