@@ -11,6 +11,7 @@ from torch import Tensor
 
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.expressions import Known, Source, Value, evaluate, from_json, to_json
+from actorflow_compiler.late import is_late
 from actorflow_compiler.numbers import is_stand_in
 
 __all__ = ["Shape", "describe", "rebuild"]
@@ -34,6 +35,8 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
+    if is_late(value):
+        value.refuse()
     if value is None or isinstance(value, bool | int | float | str):
         return {"number": to_json(value.expression)} if is_stand_in(value) else {"value": value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -137,7 +137,7 @@ def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Lo
         value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
     else:
         group = state.optimizers[source.name].param_groups[int(source.at)]
-        if source.key in ("beta1", "beta2"):
+        if source.key in ("beta1", "beta2") and source.key not in group:
             return setting(group, source.key)
         value = group.get(source.key)
         if source.index >= 0:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.late import Late, is_late, late_items
 from actorflow_compiler.numbers import Number, open_math, plain, plain_now
 
 __all__ = ["AS_IT_IS", "NUMBER", "OPS", "OpenNumbers", "apply", "open_numbers"]
@@ -109,7 +110,7 @@ class OpenNumbers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(map(_holds, args)) or (kwargs and any(map(_holds, kwargs.values()))):
+        if any(map(_holds, args)) or (kwargs and (any(map(_holds, kwargs.values())) or _asks(kwargs))):
             return apply(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -117,14 +118,19 @@ class OpenNumbers(TorchFunctionMode):
 @contextmanager
 def open_numbers() -> Iterator[None]:
     """In which torch and ``math`` leave stand-ins open where they can."""
-    with OpenNumbers(), open_math():
+    with OpenNumbers(), open_math(), late_items():
         yield
+
+
+def _asks(kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch would ask a tensor for its value, to scale by it what it adds."""
+    return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
 
 
 def _holds(value: Any) -> bool:
     """Whether a stand-in is in an argument."""
     kind = type(value)
-    if kind is Number:
+    if kind is Number or kind is Late:
         return True
     if kind in (list, tuple):
         return any(map(_holds, value))
@@ -138,11 +144,30 @@ def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         made = handler(func, args, dict(kwargs))
         if made is not NotImplemented:
             return made
-    return func(*pytree.tree_map(plain, tuple(args)), **pytree.tree_map(plain, dict(kwargs)))
+    return func(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+
+
+def _settled(value: Any) -> Any:
+    """What a stand-in stands for; raises CaptureError for what comes later."""
+    if is_late(value):
+        value.refuse()
+    return plain(value)
+
+
+def _opens(value: Any) -> bool:
+    """Whether a value is a stand-in for a number, or one that comes later."""
+    return type(value) is Number or type(value) is Late
+
+
+def _sample(value: Any) -> Any:
+    """A number of the same kind."""
+    return plain_now(value) if not is_late(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
 
 
 def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """A stand-in as a tensor of the graph; anything else itself."""
+    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
+    if is_late(value):
+        return value.tensor.to(dtype)
     if type(value) is not Number:
         return value
     name = value.numbers.name(value.expression)
@@ -154,9 +179,10 @@ def _beside(values: Sequence[Any]) -> list[Any]:
     tensors = [v for v in values if isinstance(v, Tensor)]
     like = tensors[0]
     for v in values:
-        dtype = like.dtype if v is None else torch.result_type(like, plain_now(v))
+        dtype = like.dtype if v is None else torch.result_type(like, _sample(v))
         like = like if like.dtype == dtype else torch.empty_like(like, dtype=dtype)
-    return [_tensor(v, like.dtype, like.device) for v in values]
+    exact = like.ndim > 0 and like.dtype in (torch.bfloat16, torch.float16)  # of what comes later, beside these
+    return [v.tensor if exact and is_late(v) else _tensor(v, like.dtype, like.device) for v in values]
 
 
 def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -164,7 +190,7 @@ def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     alpha = kwargs.pop("alpha", 1)
     if len(args) != 2 or kwargs or not any(isinstance(a, Tensor) for a in args):
         return NotImplemented
-    if type(alpha) is Number:
+    if _opens(alpha) or isinstance(alpha, Tensor):
         x, y = args
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or func.__name__ not in ("add", "add_", "sub", "sub_"):
             return NotImplemented
@@ -174,7 +200,7 @@ def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _scaled(
-    func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Number,
+    func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Any,
     written_out: Callable[[Any], Tensor],
 ) -> Any:  # fmt: skip
     """What adds to ``x`` what is scaled by a number, in place where the function is."""
@@ -183,8 +209,15 @@ def _scaled(
     elif not all(t.dtype == x.dtype for t in others):
         return NotImplemented
     else:
-        made = op(x, *others, _tensor(value, x.dtype, x.device))
+        made = op(x, *others, _tensor(value, x.dtype, x.device) if type(value) is Number else _as_tensor(value))
     return x.copy_(made) if func.__name__.endswith("_") else made
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """What comes later, or a tensor that torch would take the value of."""
+    found = value.tensor if is_late(value) else value
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -192,16 +225,17 @@ def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if len(args) != 3 or kwargs.keys() != {"value"} or not all(isinstance(a, Tensor) for a in args):
         return NotImplemented
     x, a, b = args
+    value, ops = kwargs["value"], torch.ops.actorflow
     if func.__name__.startswith("addcmul"):
-        return _scaled(func, torch.ops.actorflow.addcmul_scaled, x, (a, b), kwargs["value"], lambda n: x + torch.mul(a, n) * b)
-    return _scaled(func, torch.ops.actorflow.addcdiv_scaled, x, (a, b), kwargs["value"], lambda n: x + torch.mul(a / b, n))
+        return _scaled(func, ops.addcmul_scaled, x, (a, b), value, lambda n: x + torch.mul(a, n) * b)
+    return _scaled(func, ops.addcdiv_scaled, x, (a, b), value, lambda n: x + torch.mul(a / b, n))
 
 
 def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``lerp(x, y, weight)``."""
     weight = kwargs.pop("weight", args[-1])
     x, y = args[:2]
-    if kwargs or type(weight) is not Number or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+    if kwargs or not _opens(weight) or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return NotImplemented
 
     def written_out(n: Number) -> Tensor:
@@ -217,8 +251,10 @@ def _bounds(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     bounds = dict(zip(names, given, strict=False)) | kwargs
     if not bounds.keys() <= {*names} or any(isinstance(b, Tensor) for b in bounds.values()):
         return NotImplemented
-    one = next(b for b in bounds.values() if type(b) is Number)
-    both = [b if type(b) is Number or b is None else Number(b, b, one.numbers) for b in bounds.values()]
+    one = next((b for b in bounds.values() if type(b) is Number), None)
+    if one is None and not all(_opens(b) or b is None for b in bounds.values()):
+        return NotImplemented
+    both = [b if _opens(b) or b is None or one is None else Number(b, b, one.numbers) for b in bounds.values()]
     return func(*_beside([x, *both][:1]), **dict(zip(bounds, _beside([x, *both])[1:], strict=True)))
 
 
@@ -255,9 +291,9 @@ def _replaced(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``masked_fill(x, mask, 2)`` and ``x.fill_(2)``."""
     *before, value = args
     x = args[0]
-    if kwargs or type(value) is not Number or not isinstance(x, Tensor):
+    if kwargs or not _opens(value) or not isinstance(x, Tensor):
         return NotImplemented
-    if torch.result_type(x, value.value) != x.dtype:  # torch has its own rules for that
+    if torch.result_type(x, _sample(value)) != x.dtype:  # torch has its own rules for that
         return NotImplemented
     return func(*before, _tensor(value, x.dtype, x.device))
 
@@ -266,11 +302,11 @@ def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``full(size, 2)``, ``full_like(x, 2)`` and ``x.new_full(size, 2)``."""
     value = kwargs.pop("fill_value", args[-1])
     before = args if args[-1] is not value else args[:-1]
-    if type(value) is not Number:
+    if not _opens(value):
         return NotImplemented
     like = func.__name__ in ("full_like", "new_full")
     dtype = kwargs.get("dtype") or (before[0].dtype if like else _dtype_of(value))
-    if dtype == torch.bool or (type(value.value) is float and not (dtype.is_floating_point or dtype.is_complex)):
+    if dtype == torch.bool or (type(_sample(value)) is float and not (dtype.is_floating_point or dtype.is_complex)):
         return NotImplemented
     made = func(*before, 0, **kwargs | {"dtype": dtype})
     with torch.no_grad():
@@ -279,14 +315,14 @@ def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _made(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``tensor(2)``."""
-    if len(args) != 1 or type(args[0]) is not Number:
+    if len(args) != 1 or not _opens(args[0]):
         return NotImplemented
     return _filled(torch.full, ((), args[0]), kwargs)
 
 
-def _dtype_of(value: Number) -> torch.dtype:
+def _dtype_of(value: Any) -> torch.dtype:
     """What torch makes of a number by itself."""
-    return torch.get_default_dtype() if type(value.value) is float else torch.int64
+    return torch.get_default_dtype() if type(_sample(value)) is float else torch.int64
 
 
 HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {

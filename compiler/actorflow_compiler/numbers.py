@@ -299,6 +299,9 @@ def open_math() -> Iterator[None]:
 
     def opened(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
+            later = next((a for a in args if hasattr(type(a), "made")), None)
+            if later is not None and hasattr(torch, name):
+                return later.made(getattr(torch, name), *args)
             one = next((a for a in args if type(a) is Number), None)
             if one is None or not all(map(_is_number, args)):
                 return function(*args)

@@ -217,6 +217,21 @@ def watching_reads(seen: Callable[[str, Callable[[], Any]], Any]) -> Iterator[No
                 setattr(FakeTensor, name, old)
 
 
+@contextlib.contextmanager
+def items_from(late: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Have who asks a tensor without memory for its value by ``item`` get ``late(tensor)``, where it is not known."""
+    known = FakeTensor.item
+
+    def item(tensor: torch.Tensor) -> Any:
+        return known(tensor) if constant_of(tensor) is not None else late(tensor)
+
+    FakeTensor.item = item  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.item
+
+
 def _truncated_normal(
     tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
 ) -> torch.Tensor:

@@ -1,0 +1,195 @@
+"""A tensor whose value Python asks for while a step is captured goes in; a number that is there later comes out.
+
+``x.item()`` has no value yet.  As long as it only enters arithmetic, and by that tensors, the graph computes what
+Python would, in its precision: float64 and int64.  Whoever wants the number itself (an ``if``, a text) is refused, with
+the line that has asked for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, NoReturn, TypeGuard
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.expressions import FUNCTIONS
+from actorflow_compiler.numbers import Number, plain_now
+from actorflow_compiler.reads import LOOKS_AT_A_VALUE, place_of
+from actorflow_compiler.torch_internals import items_from
+
+__all__ = ["Late", "is_late", "late_items"]
+
+
+class Late:
+    """The value that a tensor without dims will have."""
+
+    __slots__ = ("place", "tensor")
+
+    def __init__(self, tensor: Tensor, place: str) -> None:
+        self.tensor, self.place = tensor, place
+
+    @property  # type: ignore[misc]  # for isinstance(x, float)
+    def __class__(self) -> type:
+        return float if self.tensor.dtype.is_floating_point else int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from actorflow_compiler.number_ops import apply  # which needs these
+
+        return apply(func, args, kwargs or {})
+
+    def refuse(self) -> NoReturn:
+        """Raise CaptureError: somebody wants the number itself."""
+        raise CaptureError(f"{self.place}\n  {LOOKS_AT_A_VALUE}")
+
+    def made(self, function: Callable[..., Any], *operands: Any) -> Late:
+        """A function of numbers, this among them, as one of tensors."""
+        with torch.no_grad():
+            tensor = function(*map(_operand, operands))
+        return Late(_widest(tensor), self.place)
+
+    def __neg__(self) -> Late:
+        return self.made(torch.neg, self)
+
+    def __pos__(self) -> Late:
+        return self
+
+    def __abs__(self) -> Late:
+        return self.made(torch.abs, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self.made(torch.pow, self, other) if _is_number(other) else NotImplemented
+
+    def __rpow__(self, other: Any) -> Any:
+        return self.made(torch.pow, other, self) if _is_number(other) else torch.pow(other, self)
+
+    def __hash__(self) -> int:
+        self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.refuse()
+
+    def __copy__(self) -> Late:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Late:
+        return self
+
+
+def is_late(value: object) -> TypeGuard[Late]:
+    """Whether a value is one that comes later, whatever ``isinstance`` says of it."""
+    return type(value) is Late
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _operand(value: Any) -> Any:
+    """A number as it is computed with beside a tensor of float64 or int64."""
+    return value.tensor if type(value) is Late else value
+
+
+def _widest(tensor: Tensor) -> Tensor:
+    """In the precision of Python's numbers."""
+    if tensor.dtype.is_floating_point:
+        return tensor.to(torch.float64)
+    return tensor.to(torch.int64)
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    function = FUNCTIONS[name]
+
+    def forward(self: Late, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return REFLECTED[name](other, self)
+        return self.made(function, self, other) if _is_number(other) else NotImplemented
+
+    def backward(self: Late, other: Any) -> Any:
+        return self.made(function, other, self) if _is_number(other) else NotImplemented
+
+    return forward, backward
+
+
+REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, n: x + n,
+    "mul": lambda x, n: x * n,
+    "sub": lambda x, n: torch.rsub(x, n),
+    "truediv": lambda x, n: x.reciprocal() * n,
+}
+for _name in REFLECTED:
+    _forward, _backward = _binary(_name)
+    setattr(Late, f"__{_name}__", _forward)
+    setattr(Late, f"__r{_name}__", _backward)
+
+
+def _refused(self: Late, *_: Any) -> NoReturn:
+    self.refuse()
+
+
+for _name in (
+    "bool", "float", "int", "index", "complex", "repr", "str", "format", "reduce_ex", "round", "floor", "ceil", "trunc",
+    "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "array_ufunc",
+    "array",
+):  # fmt: skip
+    setattr(Late, f"__{_name}__", _refused)
+
+
+@contextmanager
+def late_items() -> Iterator[None]:
+    """In which ``x.item()`` gives what comes later, and ``min`` and ``max`` choose among such and plain numbers."""
+
+    def late(tensor: Tensor) -> Any:
+        place = place_of(traceback.extract_stack())
+        return Late(_widest(tensor.detach().reshape(())), place)
+
+    before = {"min": builtins.min, "max": builtins.max}
+    builtins.min = _choosing(before["min"], torch.lt)
+    builtins.max = _choosing(before["max"], torch.gt)
+    try:
+        with items_from(late):
+            yield
+    finally:
+        for name, function in before.items():
+            setattr(builtins, name, function)
+
+
+def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
+    """``min`` or ``max``: the first of those that no other one is better than."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_later, args)):
+            return plain(*args, **kwargs)
+        one = next((a for a in args if type(a) is Late), None)
+        like = next(a.tensor if type(a) is Late else a for a in args if _later(a))
+        chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_beside(a, like) for a in args])
+        return chosen if one is None else Late(_widest(chosen.detach()), one.place)
+
+    return choose
+
+
+def _later(value: object) -> bool:
+    return type(value) is Late or isinstance(value, Tensor)
+
+
+def _has_no_dims(value: Any) -> bool:
+    return type(value) is Late or type(value) is Number or (isinstance(value, Tensor) and not value.ndim) or (
+        type(value) in (int, float)
+    )
+
+
+def _beside(value: Any, like: Tensor) -> Tensor:
+    """A number as a tensor of the dtype that torch gives it beside another tensor."""
+    if type(value) is Late:
+        return value.tensor
+    if isinstance(value, Tensor):
+        return value
+    return torch.full((), value, dtype=torch.result_type(like, plain_now(value)), device=like.device)
