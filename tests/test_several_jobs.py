@@ -57,8 +57,7 @@ def test_two_devices_train_as_one_does(trained: Callable[[str], Mapping[str, End
     torch.testing.assert_close(found["losses"], expected["losses"], rtol=1e-5, atol=0)
     for part in ("models", "optimizers"):
         same_state(found[part], expected[part])
-    schedules_lr_alone = training in ("rmsprop", "nadam")  # halved once: these are compiled for a learning rate
-    assert found["plans"] == [2] if schedules_lr_alone else set(found["plans"]) == {1}
+    assert set(found["plans"]) == {1}  # whatever schedules do to learning rates
     assert found["redundant"] <= (0.05 if layout == "parallel=data" else 0.2)
     if layout != "parallel=auto":  # which of them is better is its own affair
         assert bool(found["split"]) == (layout != "parallel=data")

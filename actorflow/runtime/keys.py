@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from actorflow.arguments import Arguments
-from actorflow_compiler.expressions import number_of
-from actorflow_compiler.stepping import FUSABLE, is_torchs
+from actorflow_compiler.expressions import has_numbers, number_of
+from actorflow_compiler.stepping import FUSABLE, is_torchs, opens
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
@@ -65,10 +65,16 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def rates(state: State) -> str:
     """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
     return "; ".join(
-        f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in READ if key in group)}"
+        f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in _read(optimizer, group))}"
         for name, optimizer in state.optimizers.items()
         for g, group in enumerate(optimizer.param_groups)
     )
+
+
+def _read(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> list[str]:
+    if not opens(optimizer):
+        return [key for key in READ if key in group]
+    return [key for key, value in group.items() if has_numbers(value)]
 
 
 def lines(state: State) -> list[str]:

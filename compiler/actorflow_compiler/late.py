@@ -50,8 +50,9 @@ class Late:
 
     def made(self, function: Callable[..., Any], *operands: Any) -> Late:
         """A function of numbers, this among them, as one of tensors."""
+        whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
-            tensor = function(*map(_operand, operands))
+            tensor = function(*(_operand(o, whole) for o in operands))
         return Late(_widest(tensor), self.place)
 
     def __neg__(self) -> Late:
@@ -93,9 +94,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def _operand(value: Any) -> Any:
-    """A number as it is computed with beside a tensor of float64 or int64."""
-    return value.tensor if type(value) is Late else value
+def _operand(value: Any, whole: bool) -> Any:
+    """A number as it is computed with beside others; ``whole``: by what gives whole numbers for whole numbers."""
+    if type(value) is not Late:
+        return value
+    return value.tensor if whole else value.tensor.to(torch.float64)
 
 
 def _widest(tensor: Tensor) -> Tensor:
@@ -119,6 +122,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     return forward, backward
 
 
+WHOLE = (FUNCTIONS["add"], FUNCTIONS["sub"], FUNCTIONS["mul"], torch.neg, torch.abs)
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, n: x + n,
     "mul": lambda x, n: x * n,

@@ -44,7 +44,7 @@ def test_tensors_that_share_the_first_ones_dim_0_are_the_batch():
 def test_the_arguments_come_back_as_they_were_with_other_tensors():
     call = flatten("job", SIGNATURE, (torch.ones(4), {"a": [1, torch.zeros(4)]}), {"flag": False, "z": torch.ones(4)})
     assert call.restore(["A", "B", "C"]) == (("A", {"a": [1, "B"]}), {"flag": False, "z": "C"})  # type: ignore[list-item]
-    assert call.spoken == "job(x: float32[4], batch.a.0=1, batch.a.1: float32[4], flag=False, z: float32[4])"
+    assert call.spoken == "job(x: float32[4], batch.a.0: int, batch.a.1: float32[4], flag=False, z: float32[4])"
 
 
 def test_the_key_follows_shapes_dtypes_and_plain_values_but_not_contents():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import actorflow as flow
 from scripts.kept_gradients import LAYOUTS, Trained, batches, difference
