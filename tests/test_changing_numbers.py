@@ -108,15 +108,36 @@ def test_a_number_that_is_returned_is_that_of_the_call() -> None:
     assert len(step.plans) == 1
 
 
-def test_what_python_cannot_compute_for_a_call_is_said() -> None:
+def test_what_python_cannot_compute_for_a_call_is_what_the_code_makes_of_it() -> None:
+    def plain(x: Tensor, k: int) -> Tensor:
+        try:
+            return x * (1 / k)
+        except ZeroDivisionError:
+            return x + 5
+
+    step = flow.global_function(type="predict")(plain)
+    for k in (2, 0, 4, 0):
+        assert torch.equal(torch.as_tensor(step(torch.ones(2), k)), plain(torch.ones(2), k))
+    assert len(step.plans) == 2
+
     @flow.global_function(type="predict")
-    def step(x: Tensor, k: int) -> Tensor:
+    def careless(x: Tensor, k: int) -> Tensor:
         return x * (1 / k)
 
-    step(torch.ones(2), 2)
-    with pytest.raises(CallError, match=r"computes 1 / k, which gives for \[1, 0\] ZeroDivisionError"):
-        step(torch.ones(2), 0)
-    assert float(step(torch.ones(2), 4)[0]) == 0.25
+    careless(torch.ones(2), 2)
+    with pytest.raises(CallError, match=r"(?s)test_changing_numbers\.py:\d+: return x \* \(1 / k\).*ZeroDivisionError"):
+        careless(torch.ones(2), 0)
+    assert float(careless(torch.ones(2), 4)[0]) == 0.25
+
+
+def test_code_that_asks_for_types_gets_the_numbers_themselves() -> None:
+    @flow.global_function(type="predict")
+    def step(x: Tensor, a: float) -> Tensor:
+        return x * a if type(a) is float else x * 100
+
+    for a in (0.5, 0.25):
+        assert float(step(torch.ones(2), a)[0]) == a
+    assert len(step.plans) == 2
 
 
 class Counted(torch.optim.Optimizer):

@@ -56,6 +56,10 @@ class Reading:
         for condition in self.conditions:
             if not condition.holds(known):
                 return _said(condition, known)
+        try:
+            self.values(known)
+        except CallError as error:
+            return str(error)
         return ""
 
     def values(self, known: Known) -> dict[str, Value]:

@@ -63,6 +63,7 @@ from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.gradients import NONE, Standing
+from actorflow_compiler.lines import asks_for_types
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import WITH_PARAMETERS, State
@@ -223,7 +224,8 @@ class Session:
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
             job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
-            self._standing(state), not (job.body.first_generation or job.body.makes_state(state)),
+            self._standing(state),
+            not (job.body.first_generation or job.body.makes_state(state) or asks_for_types(found.codes)),
         )  # fmt: skip
 
     def _standing(self, state: State) -> Standing:

@@ -68,7 +68,7 @@ class Late:
         return self.made(torch.pow, self, other) if _is_number(other) else NotImplemented
 
     def __rpow__(self, other: Any) -> Any:
-        return self.made(torch.pow, other, self) if _is_number(other) else torch.pow(other, self)
+        return self.made(torch.pow, other, self) if _is_number(other) else NotImplemented
 
     def __hash__(self) -> int:
         self.refuse()

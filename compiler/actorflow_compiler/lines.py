@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
 
@@ -55,3 +56,8 @@ class Lines:
             return ""
         inside = path.startswith(self._folder + os.sep)
         return os.path.relpath(path, self._folder) if inside else path
+
+
+def asks_for_types(codes: Iterable[CodeType]) -> bool:
+    """Whether code of the user's compares a type itself with those of numbers, as ``type(x) is float`` does."""
+    return any("type" in c.co_names and {"int", "float"} & {*c.co_names} and is_users(c.co_filename) for c in codes)

@@ -331,7 +331,7 @@ HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
         "not_equal", "less", "less_equal", "greater", "greater_equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
         "__ge__", "__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__truediv__", "__div__", "__iadd__",
         "__isub__", "__imul__", "__itruediv__", "__idiv__", "add_", "sub_", "mul_", "div_", "true_divide_", "multiply_",
-        "divide_", "subtract_",
+        "divide_", "subtract_", "floor_divide", "remainder", "fmod", "__floordiv__", "__mod__",
     ), _operands),
     **dict.fromkeys(("addcmul", "addcmul_", "addcdiv", "addcdiv_"), _added_product),
     **dict.fromkeys(("lerp", "lerp_"), _lerp),

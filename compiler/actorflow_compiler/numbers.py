@@ -101,8 +101,10 @@ class Number:
 
     def _made(self, function: str, *operands: Any) -> Any:
         """A function of numbers, this among them."""
-        values = [plain_now(o) for o in operands]
-        value = FUNCTIONS[function](*values)
+        try:
+            value = FUNCTIONS[function](*map(plain_now, operands))
+        except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
+            value = None
         if type(value) not in (int, float, bool):  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
         return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
@@ -206,7 +208,13 @@ def is_stand_in(value: object) -> TypeGuard[Number]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)  # a stand-in is, too, and NumPy's numbers of 64 bits
+    """Whether a value may be computed with: stand-ins are numbers, too, and those of NumPy of 64 bits."""
+    return isinstance(value, int | float) and not _comes_later(value)
+
+
+def _comes_later(value: object) -> bool:
+    """Whether a value is one of ``late``'s, which computes itself."""
+    return hasattr(type(value), "made")
 
 
 def expression_of(value: Any) -> Operand:
@@ -299,7 +307,7 @@ def open_math() -> Iterator[None]:
 
     def opened(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            later = next((a for a in args if hasattr(type(a), "made")), None)
+            later: Any = next(filter(_comes_later, args), None)
             if later is not None and hasattr(torch, name):
                 return later.made(getattr(torch, name), *args)
             one = next((a for a in args if type(a) is Number), None)
