@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm
 from actorflow_compiler.plan_text import from_json, to_json
 from actorflow_compiler.plan_verify import verify
 from models import CASES
@@ -17,11 +18,13 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parent / "examples"
 
 
-def actorflow(*arguments: str, timeout: float = 250, **env: str) -> subprocess.CompletedProcess[str]:
+def actorflow(
+    *arguments: str, timeout: float = 250, python: str = sys.executable, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line program; the modules of the tests can be imported by its script."""
     path = os.pathsep.join([str(HERE), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "actorflow", *arguments], capture_output=True, text=True, timeout=timeout,
+        [python, "-m", "actorflow", *arguments], capture_output=True, text=True, timeout=timeout,
         env={**os.environ, "PYTHONPATH": path, **env},
     )  # fmt: skip
 
@@ -61,7 +64,7 @@ def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: in
     path = tmp_path / "result.pt"
     run = actorflow(
         "run", str(HERE / "scripts" / "whole.py"), "--devices", str(devices), "--log-dir", str(tmp_path / "logs"), "--",
-        name, layout, str(path),
+        name, layout, str(path), python=sys.executable if name == "mlp" else warm.python(),
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     found, expected = torch.load(path), eagerly(name)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from cluster.runs import Run
 
 HEAD = """
@@ -70,7 +71,7 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
         path = tmp_path / "script.py"
         path.write_text(HEAD + textwrap.dedent(script))
         logs = tmp_path / "logs"
-        made = Run(tmp_path, path, "--devices", str(devices), "--log-dir", str(logs), *arguments)
+        made = Run(tmp_path, path, "--devices", str(devices), "--log-dir", str(logs), *arguments, python=warm.python())
         try:
             code = made.process.wait(LIMIT)
         finally:
@@ -249,7 +250,7 @@ def test_a_plan_that_is_all_that_is_wanted_ends_the_script_before_it_trains(run:
         "assert torch.equal(predict(batch(0)[0]), eager(batch(0)[0]))\nstep(*batch(0))\nprint('trained')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "actorflow", "plan", str(path), "--devices", "4"],
+        [warm.python(), "-m", "actorflow", "plan", str(path), "--devices", "4"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -164,6 +164,7 @@ def main(folder: str, *names: str) -> None:
     import recipes.all  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.freeze()  # torch and the recipes: what is collected after each is what it has left
     with (Path(folder) / f"rank {flow.env.rank()}").open("w", buffering=1) as file:
         for name in names:
             recipe, layout = name.split(" @ ")
