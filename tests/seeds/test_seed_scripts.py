@@ -26,8 +26,9 @@ CPU = {
 
 def run(*command: str, python: str = "") -> str:
     done = subprocess.run(
-        [python or warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=100, cwd=SCRIPTS, check=False
-    )
+        [python or warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=100, cwd=SCRIPTS,
+        check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
