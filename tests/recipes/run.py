@@ -33,7 +33,7 @@ __all__ = ["Outcome", "Task", "outcomes"]
 
 WORSE = 2.0  # how many times as far from float32 as eager bfloat16 a plan's bfloat16 may be …
 NEAR = 1e-3  # … or this far, where both are near
-PATIENCE = 60.0  # seconds that one recipe may take; a busy machine takes some
+PATIENCE = 180.0  # seconds that one recipe may take: a machine that does much else takes some for what is done in one
 
 
 @dataclass(frozen=True)
