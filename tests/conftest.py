@@ -20,7 +20,26 @@ settings.load_profile("actorflow")
 
 FOLDER = Path(__file__).parent
 # Files that take longest, in order, as measured: what begins last is what parallel processes wait for at the end.
-LONGEST_FIRST = ("recipes/test_recipes.py",)
+LONGEST_FIRST = (
+    "recipes/test_recipes.py",
+    "runtime/test_bodies.py",
+    "cluster/test_launch_failures.py",
+    "second/test_launching.py",
+    "test_pipelines.py",
+    "test_equality.py",
+    "cluster/test_launch_asked.py",
+    "test_kept_gradients.py",
+    "frontend/test_ranks.py",
+    "test_hf.py",
+    "test_memory_layouts.py",
+    "compiler/test_infer.py",
+    "cluster/test_launch_local.py",
+    "seeds/test_seed_scripts.py",
+    "test_random_programs.py",
+    "frontend/test_compiled_jobs.py",
+    "compiler/test_signatures_models.py",
+    "test_pipeline_runs.py",
+)
 
 
 def pytest_configure() -> None:
