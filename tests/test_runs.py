@@ -21,7 +21,7 @@ EXAMPLES = HERE.parent / "examples"
 def actorflow(
     *arguments: str, timeout: float = 250, python: str | None = None, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line program, in a fork where no ``python`` is named; its script can import the tests' modules."""
+    """Run the command line program, in a fork unless ``python`` is named; the script can import modules of tests."""
     path = os.pathsep.join([str(HERE), str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [python or warm.python(), "-m", "actorflow", *arguments], capture_output=True, text=True, timeout=timeout,

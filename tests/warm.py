@@ -6,7 +6,7 @@ has imported torch and nothing of ours; for each command it forks.  What was sta
 folder, environment, limits and files to the server, passes signals on to the fork and ends with its status.  When the
 stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.
 
-Not for tests of launchers, of what a shell sees of a process, of memory, or of what imports do.
+Not for tests of launchers, of what a shell sees of a process, of memory, of hash seeds, or of what imports do.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ def become(command: Command, base: list[str]) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.executable, *rest = command.argv
     sys.path[:] = [*map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))), *base]
-    here = True
+    options = []
     while rest[0] in ("-u", "-P"):  # what ranks are started with
-        here = here and rest.pop(0) != "-P"
+        options.append(rest.pop(0))
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+        stream.reconfigure(write_through="-u" in options)  # type: ignore[union-attr]
     if rest[0] == "-m":
-        sys.path[:0] = [os.getcwd()] if here else []
+        sys.path[:0] = [] if "-P" in options else [os.getcwd()]
         sys.argv = rest[1:]
         runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
     else:
