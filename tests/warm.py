@@ -199,6 +199,7 @@ def main(descriptor: str) -> None:
     own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     base = [entry for entry in sys.path if entry not in own]
     sys.path[:] = base
+    import sklearn.datasets  # noqa: F401 -- which the models of tests take their data from
     import torch._dynamo  # which every optimizer imports
     import torch.distributed.launcher.api  # noqa: F401
 
