@@ -134,7 +134,7 @@ def ended(folder: Path, step: str, lines: str) -> tuple[int, str]:
     """The exit status of a script, and what it prints."""
     (folder / "train.py").write_text(ENDS.format(step=step) + lines)
     done = subprocess.run(
-        [warm.python(), "train.py"], capture_output=True, text=True, timeout=110, check=False, cwd=folder
+        [warm.python(), "train.py"], capture_output=True, text=True, timeout=250, check=False, cwd=folder
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -26,7 +26,7 @@ CPU = {
 
 def run(*command: str, python: str = "") -> str:
     done = subprocess.run(
-        [python or warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=100, cwd=SCRIPTS,
+        [python or warm.python(), *command], env=CPU, capture_output=True, text=True, timeout=250, cwd=SCRIPTS,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
