@@ -27,12 +27,12 @@ def test_no_full_collection_falls_into_a_body_and_young_ones_do() -> None:
             full.append(info["generation"])
 
     gc.set_threshold(10, 1, 1)
-    gc.callbacks.append(saw)
-    try:
-        with young_only():
+    with young_only():
+        gc.callbacks.append(saw)
+        try:
             kept = [[[]] for _ in range(100_000)]
-    finally:
-        gc.callbacks.remove(saw)
+        finally:
+            gc.callbacks.remove(saw)
     assert full
     assert max(full) == 1
     assert len(kept) == 100_000
