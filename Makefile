@@ -2,6 +2,9 @@
 
 PYTHON ?= python3
 DEVICES ?= 2
+# processes for tests, each of one thread; make test WORKERS=0 runs them in one that shows what it does
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 GENERATED := build/protos
@@ -28,10 +31,10 @@ demo: $(READY) ## train a digit classifier on 2 devices (DEVICES=N)
 	$(BIN)/actorflow run examples/digits.py --devices $(DEVICES)
 
 test: $(READY) ## run the tests, but for the slow ones
-	$(BIN)/python -m pytest -m "not slow and not hosts"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not hosts" $(ARGS)
 
 test-all: $(READY) ## run all tests, but for those that need several hosts
-	$(BIN)/python -m pytest -m "not hosts"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not hosts" $(ARGS)
 
 test-hosts: $(READY) ## tests across hosts: four containers (installs Docker on Debian; see docker/test-hosts)
 	PYTHON=$(BIN)/python docker/test-hosts $(ARGS)

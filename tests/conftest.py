@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +18,44 @@ settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")
 
 
+FOLDER = Path(__file__).parent
+# Files that take longest, in order, as measured: what begins last is what parallel processes wait for at the end.
+LONGEST_FIRST = (
+    "recipes/test_recipes.py",
+    "runtime/test_bodies.py",
+    "cluster/test_launch_failures.py",
+    "second/test_launching.py",
+    "test_pipelines.py",
+    "test_equality.py",
+    "cluster/test_launch_asked.py",
+    "test_kept_gradients.py",
+    "frontend/test_ranks.py",
+    "test_hf.py",
+    "test_memory_layouts.py",
+    "compiler/test_infer.py",
+    "cluster/test_launch_local.py",
+    "seeds/test_seed_scripts.py",
+    "test_random_programs.py",
+    "frontend/test_compiled_jobs.py",
+    "compiler/test_signatures_models.py",
+    "test_pipeline_runs.py",
+)
+
+
+def pytest_configure() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # torch and 5000 tests stay: no use in looking through them for garbage
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
@@ -29,7 +70,10 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:  # what a run finds out about ops says nothing about the next one
-        patch.setenv("ACTORFLOW_CACHE", str(tmp_path_factory.mktemp("cache")))
+        folder = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:  # a process of several: what one finds out is there for all
+            folder = folder.parent
+        patch.setenv("ACTORFLOW_CACHE", str(folder / "found"))
         yield
 
 

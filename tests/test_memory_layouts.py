@@ -261,7 +261,7 @@ def test_the_state_of_a_parameter_that_the_step_made_another_way_is_its_own(name
     plan, values, planned = plan_of(case, Layout(1), SIZES[0])
     op = {"sgd": "actorflow.sgd", "adamw": "actorflow.adam", "adagrad": "actorflow.adagrad"}[name]
     settings = {f"optimizer.0.{key}": setting(planned.param_groups[0], key) for key in SCALARS[op]}
-    with LocalCluster(plan, variables=values, timeout=60.0) as cluster:
+    with LocalCluster(plan, variables=values, timeout=200.0) as cluster:
         for batch, wanted in zip(rows(SIZES), expected, strict=True):
             (found,) = cluster.run(dict(zip(case.names, batch, strict=True)), settings)
             torch.testing.assert_close(found.item(), wanted, rtol=1e-9, atol=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm
 from cluster.runs import Run
 from scripts.pipelines import BATCH, BENT, LAYOUTS, STEPS, Ended, case_of
 from trained import differences, train_eagerly
@@ -33,7 +34,8 @@ def on_one_device(name: str, micro_batches: int) -> tuple[list[float], Mapping[s
 
 def check(titles: list[str], folder: Path, limit: float) -> None:
     """Train all in one run, one after the other, and compare each."""
-    run = Run(folder, SCRIPT, "--devices", "4", "--log-dir", str(folder / "logs"), "--", str(folder / "out"), *titles)
+    options = ("--devices", "4", "--log-dir", str(folder / "logs"), "--", str(folder / "out"))
+    run = Run(folder, SCRIPT, *options, *titles, python=warm.python())
     try:
         assert run.wait(limit) == 0, run.output
     finally:

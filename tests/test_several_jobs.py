@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import actorflow as flow
+import warm
 from cluster.runs import Run
 from scripts.several_jobs import TRAININGS, Ended
 
@@ -36,7 +37,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping
     @functools.cache
     def start(name: str) -> Mapping[str, Ended]:
         folder = tmp_path_factory.mktemp(name)
-        run = Run(folder, SCRIPT, "--devices", "2", "--log-dir", str(folder), "--", str(folder / "out"), *RUNS[name])
+        options = ("--devices", "2", "--log-dir", str(folder), "--", str(folder / "out"))
+        run = Run(folder, SCRIPT, *options, *RUNS[name], python=warm.python())
         assert run.wait() == 0, run.output
         found: Mapping[str, Ended] = torch.load(folder / "out")
         return found

@@ -14,7 +14,7 @@ import actorflow as flow
 from actorflow_compiler.placement import Placement, placement
 from architectures import ARCHITECTURES
 from hf import PROMISED
-from models import CASES, Case
+from models import CASES, DEEP_GPT, Case
 from trained import Layout, differences, in_float64, train_eagerly, train_planned
 
 FIRST, SECOND = placement("cpu", [0]), placement("cpu", [1])
@@ -67,7 +67,7 @@ def test_stages_that_are_found_train_as_one_device(
 def test_stages_by_patterns_may_come_back_to_a_rank() -> None:
     blocks = [r"embed|positions|blocks\.0", r"blocks\.1", r"blocks\.2", r"blocks\.3|norm|head"]
     layout = by_patterns(*zip(blocks, (FIRST, SECOND, FIRST, SECOND), strict=True))
-    assert check(CASES["gpt"], layout) == INTERLEAVED
+    assert check(DEEP_GPT, layout) == INTERLEAVED
 
 
 @pytest.mark.slow

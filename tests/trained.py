@@ -131,7 +131,7 @@ def train(
     losses = []
     plan = share(plan, ["here"] * plan.world)  # as on one machine
     values = {name: value.to(device(0).where) for name, value in values.items()}  # all ranks compute on one device
-    with LocalCluster(plan, variables=values, device=device, timeout=60.0) as cluster:
+    with LocalCluster(plan, variables=values, device=device, timeout=200.0) as cluster:
         for number, batch in enumerate(case.batches(sizes)):
             scalars[SEED] = number
             losses.append(cluster.run(dict(zip(case.names, batch, strict=True)), scalars)[0].item())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from actorflow_compiler.laid import Laid
 from actorflow_compiler.plan import Actor, FromRegister, Plan, Step
 from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.schedule import schedule
-from gpt import GPT
 from hf import PROMISED, exact
-from models import CASES, CONTEXT, DROPOUT, Case
+from models import CASES, DROPOUT, Case
 from trained import Layout, laid_of, train, train_eagerly
 
 WEIGHTS, RECOMPUTE, BOTH = Variant(weights=True), Variant(recompute=True), Variant(weights=True, recompute=True)
@@ -30,11 +29,6 @@ LAYOUTS = {
     "four stages on two ranks": Layout(2, MICRO_BATCHES, prepare=lambda model: place(model, stages=4)),
     "ZeRO 2, pipeline 2": Layout(4, MICRO_BATCHES, pipeline=True, prepare=lambda model: zero(model, 3)),
 }
-GPT_2 = replace(
-    CASES["gpt"],
-    make=lambda: GPT(layers=2, width=32, heads=4, context=CONTEXT),
-    stages=(r"embed|positions|blocks\.0", r"blocks\.1|norm|head"),
-)
 FUSED = ("mm", "addmm", "convolution", "convolution_backward", "native_layer_norm_backward")
 
 
@@ -43,7 +37,7 @@ def case_of(name: str) -> tuple[Case, float]:
     """A case and how much its parameters may differ from those of eager training."""
     if name in PROMISED:
         return exact(name, PROMISED[name](0.0))
-    return {**CASES, "gpt": GPT_2, "dropout": DROPOUT}[name], 1e-4
+    return {**CASES, "dropout": DROPOUT}[name], 1e-4
 
 
 @dataclass(frozen=True)

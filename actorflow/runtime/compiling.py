@@ -29,6 +29,7 @@ from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, 
 from actorflow.runtime.settings import Settings
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
+from actorflow_compiler.collector import young_only
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, DeadlockError, LayoutError, StateError
 from actorflow_compiler.expressions import Source
@@ -165,6 +166,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes, reading)
 
 
+@young_only()
 def make_plan(
     order: Order, world: int, told: bool = True
 ) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from actorflow.tracing import folder as folders
 from actorflow.tracing.chrome import joined
-from actorflow.tracing.foretold import foretold
 
 __all__ = ["gather", "told"]
 
@@ -29,6 +28,8 @@ def gather(folder: str) -> None:
     cut = [part.cut for part in parts if part.cut]
     if not cut:  # not one that failed
         return
+    from actorflow.tracing.foretold import foretold  # here: it takes a launcher a second, which only asks what was told
+
     ran = tuple(foretold(number, plan) for number, plan in folders.read_plans(folder))
     events = joined(part.events for part in parts)
     ranks = tuple(part.info for part in parts)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from actorflow_compiler.automatic import Automatic, Rates, cut_automatically
 from actorflow_compiler.capture import Argument, capture
+from actorflow_compiler.collector import young_only
 from actorflow_compiler.constrain import check_constraints
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
@@ -39,6 +40,7 @@ from actorflow_compiler.write_out import write_out
 TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
 
 
+@young_only()
 def compile_step(
     name: str,
     step: Callable[[list[Tensor]], list[Tensor]],

@@ -17,8 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from actorflow_compiler.plan import Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration import Iteration, Run
@@ -119,6 +117,9 @@ class Sizes:
 
     def place(self, run: Run, every: int) -> Starts | None:
         """When each firing starts, so that registers hold the fewest bytes; None if no times are found."""
+        from scipy.optimize import linprog  # here: it takes a third of a second, in every process
+        from scipy.sparse import csr_array
+
         graph = self.graph
         u, v, ago, way = np.array([*self.fixed, *_turns(graph, run)], np.int64).reshape(-1, 4).T
         lasts = np.array(graph.lasts, np.int64)

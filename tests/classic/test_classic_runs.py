@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import warm
 from cluster.runs import Run
 from scripts import classic
 
@@ -28,7 +28,7 @@ LIMIT = 200  # seconds: six plans are compiled
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What the script has printed as JSON on two devices, and all that the terminal shows."""
     folder = tmp_path_factory.mktemp("classic")
-    made = Run(folder, SCRIPT, "--devices", "2", "--log-dir", str(folder / "logs"))
+    made = Run(folder, SCRIPT, "--devices", "2", "--log-dir", str(folder / "logs"), python=warm.python())
     try:
         code = made.process.wait(LIMIT)
     finally:
@@ -87,7 +87,7 @@ def test_every_rank_hears_what_is_wrong_and_goes_on(ended: tuple[dict[str, Any],
 
 
 def test_a_plan_is_shown_of_a_job_behind_a_mirrored_one() -> None:
-    command = [sys.executable, "-m", "actorflow", "plan", str(SCRIPT), "--devices", "2", "--job", "consistent"]
+    command = [warm.python(), "-m", "actorflow", "plan", str(SCRIPT), "--devices", "2", "--job", "consistent"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("plan consistent: 2 ranks")

@@ -196,7 +196,7 @@ def test_annotations_of_other_kinds_change_nothing() -> None:
 def test_callbacks_are_called_once_in_turn_on_one_thread() -> None:
     callbacks, found = Callbacks(), []
     go = threading.Event()
-    callbacks.add(lambda r: found.append((r, threading.current_thread())), lambda: go.wait(10))
+    callbacks.add(lambda r: found.append((r, threading.current_thread())), lambda: go.wait(100))
     callbacks.add(lambda r: found.append((r, threading.current_thread())), lambda: 2)
     assert found == []
     go.set()

@@ -67,7 +67,7 @@ def train(
             of_ranks = seeds[number] if seeds else [number] * devices
             calls = [w.issue(0, inputs, {**scalars, SEED: s}) for w, s in zip(cluster.workers, of_ranks, strict=True)]
             for call in calls:
-                call.wait(20.0)
+                call.wait(100.0)
             trained.losses += cluster.results(calls)
         trained.parts = [{n: t.clone() for n, t in w.variables.items()} for w in cluster.workers]
     return trained

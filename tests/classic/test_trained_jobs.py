@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import actorflow as flow
 import actorflow.typing as tp
+import warm
 from actorflow.classic.registry import REGISTRY
 from actorflow_compiler.errors import ActorflowError
 from classic.rehearsed import play, rehearse
@@ -288,7 +289,8 @@ def test_a_hybrid_mlp_on_two_devices_equals_pytorch_and_goes_on_from_its_checkpo
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
     logs = tmp_path / "logs"
-    made = Run(tmp_path, path, "--devices", "2", "--log-dir", str(logs), "--", str(tmp_path / "checkpoint"))
+    arguments = ("--devices", "2", "--log-dir", str(logs), "--", str(tmp_path / "checkpoint"))
+    made = Run(tmp_path, path, *arguments, python=warm.python())
     try:
         code = made.process.wait(LIMIT)
     finally:

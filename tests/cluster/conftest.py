@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,11 +53,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Start a launcher: ``start(text of the script, "--devices", "2", …)``; its files are in the test's folder."""
     runs: list[Run] = []
 
-    def begin(text: str, *arguments: str, env: dict[str, str] | None = None) -> Run:
+    def begin(text: str, *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable) -> Run:
         script = tmp_path / "script.py"
         script.write_text(text)
         logs = ("--log-dir", str(tmp_path / f"logs{len(runs)}"))
-        runs.append(Run(tmp_path, script, *logs, *arguments, env=env))
+        runs.append(Run(tmp_path, script, *logs, *arguments, env=env, python=python))
         return runs[-1]
 
     yield begin

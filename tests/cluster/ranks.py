@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -19,10 +20,15 @@ SOON = 20.0  # seconds; some 5 are needed, and torch's agent by itself takes 30 
 
 
 def free_port() -> int:
-    """A port that nobody has, and that the kernel gives to nobody else meanwhile: it is below those it chooses from."""
+    """A port that nobody has, and that nobody else is given meanwhile.
+
+    It is below those that the kernel chooses from, and each process of tests that run in parallel has its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.SystemRandom().randrange(10_000, max(lowest, 20_000))  # tests share their other random numbers
+        port = random.SystemRandom().randrange(10_000 + worker, max(lowest, 20_000), workers)  # tests seed the others
         with socket.socket() as s, suppress(OSError):
             s.bind(("", port))
             return port

@@ -13,13 +13,20 @@ from cluster.ranks import LIMIT
 
 
 class Run:
-    """One launcher of a script and what became of it."""
+    """One launcher of a script and what became of it; ``python`` runs it, and see ``warm``."""
 
-    def __init__(self, folder: Path, script: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
         self.script = script
         self._out = (folder / f"{os.urandom(4).hex()}.out").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "actorflow", "run", str(script), *arguments],
+            [python, "-m", "actorflow", "run", str(script), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=subprocess.STDOUT,

@@ -27,7 +27,7 @@ def test_a_temporary_folder_of_logs_is_kept_where_the_run_failed(tmp_path: Path,
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-m", "actorflow", "run", str(script), "--devices", "2", "--", how],
-        capture_output=True, text=True, timeout=110, check=False, env=environment,
+        capture_output=True, text=True, timeout=250, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
     left = list(tmp_path.glob("actorflow-logs-*"))

@@ -122,7 +122,7 @@ def test_in_a_network_of_its_own_each_way_of_not_arriving_has_its_message() -> N
     command = own_network()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ran = subprocess.run(
-        [*command, "sh", "-c", OWN_NETWORK, sys.executable], capture_output=True, text=True, env=environ, timeout=60
+        [*command, "sh", "-c", OWN_NETWORK, sys.executable], capture_output=True, text=True, env=environ, timeout=250
     )
     assert ran.returncode == 0, ran.stderr
     no_route, silent, virtual = ran.stdout.splitlines()

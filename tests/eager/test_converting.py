@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+import warm
 from actorflow.eager.current import current
 from actorflow.eager.threads import Threads
 from actorflow_compiler.errors import LayoutError
@@ -221,7 +222,7 @@ def test_a_dtensor_shares_its_parts(tmp_path: Any) -> None:
 
 
 def test_four_ranks_give_their_parts_to_dtensors_and_take_them_back(tmp_path: Path) -> None:
-    run = Run(tmp_path, SCRIPT, "--log-dir", str(tmp_path / "logs"), "--devices", "4")
+    run = Run(tmp_path, SCRIPT, "--log-dir", str(tmp_path / "logs"), "--devices", "4", python=warm.python())
     assert run.wait() == 0, run.output
     assert run.output.count("is right") == 5
 

@@ -218,7 +218,7 @@ def test_the_plan_of_a_model_far_beyond_memory_is_shown(tmp_path: Path) -> None:
     limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))  # noqa: E731
     shown = subprocess.run(
         [sys.executable, "-m", "actorflow", "plan", str(script), "--devices", "2"],
-        capture_output=True, text=True, timeout=100, preexec_fn=limit,
+        capture_output=True, text=True, timeout=250, preexec_fn=limit,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import warm
 from actorflow.cli import main
 from actorflow.runtime import launch as launching
 from actorflow.runtime.elastic import torch_place
@@ -131,7 +131,7 @@ def test_a_script_that_nobody_launched_and_one_of_torchs_launcher_heed_the_varia
 
 
 def plan(script: Path, *arguments: object) -> str:
-    command = [sys.executable, "-m", "actorflow", "plan", script, "--devices", 2, *arguments]
+    command = [warm.python(), "-m", "actorflow", "plan", script, "--devices", 2, *arguments]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

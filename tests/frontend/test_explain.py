@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 SCRIPT = """
 import torch
@@ -37,7 +38,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explain(script: Path, pattern: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "actorflow", "plan", str(script), "--devices", "2", "--explain", pattern]
+    command = [warm.python(), "-m", "actorflow", "plan", str(script), "--devices", "2", "--explain", pattern]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import actorflow as flow
+import warm
 from actorflow_compiler.errors import ActorError
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -134,7 +134,7 @@ def ended(folder: Path, step: str, lines: str) -> tuple[int, str]:
     """The exit status of a script, and what it prints."""
     (folder / "train.py").write_text(ENDS.format(step=step) + lines)
     done = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, text=True, timeout=110, check=False, cwd=folder
+        [warm.python(), "train.py"], capture_output=True, text=True, timeout=250, check=False, cwd=folder
     )
     return done.returncode, done.stdout + done.stderr
 

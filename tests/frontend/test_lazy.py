@@ -34,7 +34,7 @@ class Later:
 
     def __call__(self) -> Tensor:
         self.asked += 1
-        assert self.there.wait(10)
+        assert self.there.wait(100)
         return torch.tensor([1.0, 2.0])
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import actorflow as flow
+import warm
 from actorflow_compiler.errors import CallError, CaptureError
 from cluster.runs import Run
 
@@ -551,7 +552,7 @@ for name, change in CHANGES.items():
 
 
 def test_on_two_ranks_each_is_told_the_line_and_what_to_do(start: Callable[..., Run]) -> None:
-    run = start(SEVERAL, "--devices", "2")
+    run = start(SEVERAL, "--devices", "2", python=warm.python())
     assert run.process.wait(250) == 0, run.output
     log = (run.script.parent / "logs0" / "rank1.stdout.log").read_text()
     errors = (run.script.parent / "logs0" / "rank1.stderr.log").read_text()

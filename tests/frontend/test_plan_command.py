@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h100x8.toml"
 SCRIPT = """
@@ -45,7 +46,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def actorflow(*arguments: object, cache: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "actorflow", *map(str, arguments)]
+    command = [warm.python(), "-m", "actorflow", *map(str, arguments)]
     environment = os.environ if cache is None else {**os.environ, "ACTORFLOW_CACHE": cache}
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
 

@@ -33,7 +33,7 @@ __all__ = ["Outcome", "Task", "outcomes"]
 
 WORSE = 2.0  # how many times as far from float32 as eager bfloat16 a plan's bfloat16 may be …
 NEAR = 1e-3  # … or this far, where both are near
-PATIENCE = 60.0  # seconds that one recipe may take; a busy machine takes some
+PATIENCE = 180.0  # seconds that one recipe may take: a machine that does much else takes some for what is done in one
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,7 @@ def main(folder: str, *names: str) -> None:
     import recipes.all  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.freeze()  # torch and the recipes: what is collected after each is what it has left
     with (Path(folder) / f"rank {flow.env.rank()}").open("w", buffering=1) as file:
         for name in names:
             recipe, layout = name.split(" @ ")

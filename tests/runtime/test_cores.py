@@ -62,7 +62,7 @@ def test_a_worker_computes_on_the_cores_that_it_was_given_and_leaves_other_threa
     worker = Worker(0, MemoryTransport(0, []), gated=False, library={"cores": cores}, cores={core}, planes={})
     try:
         worker.install(0, p.plan())
-        worker.issue(0, {"x": torch.zeros(1)}).wait(10)
+        worker.issue(0, {"x": torch.zeros(1)}).wait(100)
     finally:
         worker.close()
     assert seen == [{core}]

@@ -56,7 +56,7 @@ def test_closing_wakes_a_blocked_receive() -> None:
     thread = threading.Thread(target=receive, daemon=True)
     thread.start()
     board.plane(0).close()
-    thread.join(5)
+    thread.join(100)
     assert not thread.is_alive()
     assert "rank 1 waited for data of rank 0" in str(raised[0])
 

@@ -213,7 +213,7 @@ def failure_of(worker: Worker) -> BaseException:
     failed: list[BaseException] = []
     event = threading.Event()
     worker.on_failure(lambda error: (failed.append(error), event.set()))
-    assert event.wait(20)
+    assert event.wait(100)
     return failed[0]
 
 
@@ -244,7 +244,7 @@ def test_a_sender_shares_its_memory_before_its_first_token_and_waits_for_credits
     plan = receiving()
     worker.install(0, plan.for_rank(0))
     calls = [worker.issue(0, {"x": torch.full((2, 3), 1.0 + n)}) for n in range(2)]
-    calls[0].wait(20)
+    calls[0].wait(100)
     (peer, region), (_, filled) = wire.sent
     assert isinstance(region, Region)
     assert (peer, filled) == (1, Filled(0, 1, 0))
@@ -252,7 +252,7 @@ def test_a_sender_shares_its_memory_before_its_first_token_and_waits_for_credits
     os.close(region.descriptor)
     assert slot.tolist() == [[1.0] * 3] * 2  # the one slot is taken: the second token is not written
     worker.deliver(1, Credit(0, 1))
-    calls[1].wait(20)
+    calls[1].wait(100)
     assert wire.sent[2:] == [(1, Filled(0, 1, 1))]
     assert slot.tolist() == [[2.0] * 3] * 2
     worker.close()

@@ -530,7 +530,7 @@ def test_no_thread_is_left_after_close() -> None:
     with LocalCluster(p.plan(), library={}) as cluster:
         assert [r.tolist() for r in cluster.run({"x": torch.ones(2)})] == [[2.0, 2.0], [2.0, 2.0]]
         assert len(set(threading.enumerate()) - before) == 2 + 1 + 2 + 1  # compute; send; comm; receive
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_close_ends_calls_that_cannot_end_and_their_threads() -> None:
@@ -550,4 +550,4 @@ def test_close_ends_calls_that_cannot_end_and_their_threads() -> None:
     worker.close()
     with pytest.raises(ClusterError, match="closed with 1 unfinished calls"):
         call.wait(SOON)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before

@@ -231,7 +231,7 @@ def test_a_variable_is_overwritten_in_place() -> None:
     try:
         worker.install(0, p.plan(), {"w": w})
         for _ in range(2):
-            worker.issue(0, {"x": torch.ones(2)}).wait(10)
+            worker.issue(0, {"x": torch.ones(2)}).wait(100)
     finally:
         worker.close()
     assert w.tolist() == [3.0, 3.0]

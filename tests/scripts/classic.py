@@ -130,7 +130,7 @@ def main():
     halves = np.split(x, 2)
     found = {
         "losses": losses,
-        "differences": [differences.get(timeout=20) for _ in range(STEPS)],
+        "differences": [differences.get(timeout=100) for _ in range(STEPS)],
         "hybrid": [str(v.sbp[0]) for v in hybrid.plan.variables if v.name == "variables.hybrid-hidden-weight"],
         "pipeline": pipeline.plan.summary.stages,
         "second": on_the_second(np.ones(SIZE)).tolist(),

@@ -29,11 +29,11 @@ def test_dot_has_every_actor_and_an_edge_for_every_reader(tmp_path: Path) -> Non
         pytest.skip("Graphviz's dot is not installed")
     plan = view().plan
     path = view().write(tmp_path / "plan.dot")
-    done = subprocess.run([dot, "-Tplain", path], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([dot, "-Tplain", path], capture_output=True, text=True, check=True, timeout=250)
     kinds = [line.split(maxsplit=1)[0] for line in done.stdout.splitlines()]
     assert kinds.count("node") == len(plan.actors)
     assert kinds.count("edge") == sum(len(r.readers) for r in plan.registers)
-    drawn = subprocess.run([dot, "-Tsvg", path], capture_output=True, text=True, check=True, timeout=60).stdout
+    drawn = subprocess.run([dot, "-Tsvg", path], capture_output=True, text=True, check=True, timeout=250).stdout
     assert all(f">rank {rank}<" in drawn for rank in range(4))
 
 
@@ -96,7 +96,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, where: str, w
 def test_the_command_refuses_before_it_compiles(tmp_path: Path, out: str) -> None:
     (tmp_path / "file").touch()
     command = [sys.executable, "-m", "actorflow", "plan", GPT, "--devices", "4", "--out", tmp_path / out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 2
     assert out in re.sub(r"\s*\n\s*", " ", done.stderr)
     assert "compiling" not in done.stderr

@@ -1,0 +1,71 @@
+"""What runs in a process that has imported torch already sees and leaves what a new process would."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import warm
+
+SHOWS = """
+import os, resource, sys
+print(sys.argv, os.getcwd(), sys.executable, __name__, os.environ.get("ASKED"), "PATH" in os.environ)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), sys.stdin.read(), sys.path[0], [p for p in sys.path if "beside" in p])
+print("an error", file=sys.stderr)
+sys.exit(7)
+"""
+
+WAITS = """
+import pathlib, os, sys, time
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+def run(python: str, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, script, *arguments], cwd=script.parent, capture_output=True, text=True, timeout=100, input="typed",
+        env={"ASKED": "ß", "PYTHONPATH": "beside"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
+    )  # fmt: skip
+
+
+def test_a_script_sees_its_arguments_folder_variables_limits_and_files(tmp_path: Path) -> None:
+    script = tmp_path / "shows.py"
+    script.write_text(SHOWS)
+    new, forked = (run(python, script, "--lr", "0.1", "a b") for python in (sys.executable, warm.python()))
+    assert new.returncode == forked.returncode == 7
+    assert forked.stdout == new.stdout.replace(sys.executable, warm.python())
+    assert forked.stderr == new.stderr == "an error\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_signal_ends_it_as_it_ends_a_new_process(number: signal.Signals, tmp_path: Path) -> None:
+    script, there = tmp_path / "waits.py", tmp_path / "there"
+    script.write_text(WAITS)
+    process = subprocess.Popen([warm.python(), script, there], stderr=subprocess.PIPE, text=True)
+    while not (there.exists() and there.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    pid = int(there.read_text())
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == -number
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    deadline = time.monotonic() + 100
+    while os.path.exists(f"/proc/{pid}"):  # where its stub was killed it follows
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_it_has_torch_and_nothing_of_ours(tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import sys; print('torch' in sys.modules, *(m for m in sys.modules if m.startswith('actorflow')))"
+    )
+    assert run(warm.python(), script).stdout == "True\n"

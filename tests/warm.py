@@ -1,0 +1,218 @@
+"""The command line of a Python process enters; a process that has imported torch already runs it, and ends as it does.
+
+``python()`` is a program to take the place of ``sys.executable`` where what a script does is tested, and not how its
+process starts: to import torch takes a process two seconds, which is more than most scripts of tests need.  A server
+has imported torch and nothing of ours; for each command it forks.  What was started is a stub that hands its arguments,
+folder, environment, limits and files to the server, passes signals on to the fork and ends with its status.  When the
+stub is killed, so is the fork.  A launcher that runs like this starts its ranks like this.
+
+Not for tests of launchers, of what a shell sees of a process, of memory, of hash seeds, or of what imports do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import resource
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["python"]
+
+LIMITS = 16  # of resources, that Linux knows
+LARGEST = 1 << 20  # bytes of a message
+LAUNCHER = "ACTORFLOW_LAUNCHER_PID"  # the parent without which a rank does not live
+STUB = r"""#!{python} -IS
+import ctypes, json, os, resource, signal, socket, sys
+pid, early = 0, []
+def pass_on(number, _):
+    try:
+        os.kill(pid, number) if pid else early.append(number)
+    except ProcessLookupError:
+        pass
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, pass_on)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent is killed, as a rank is
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect({address!r})
+limits = [resource.getrlimit(kind) for kind in range({limits})]
+asked = json.dumps([sys.argv, os.getcwd(), dict(os.environ), limits]).encode()
+socket.send_fds(server, [asked], [0, 1, 2])
+pid = int(server.recv(64) or sys.exit("the server of tests/warm.py is gone"))
+for number in early:
+    pass_on(number, None)
+status = int(server.recv(64) or sys.exit("the server of tests/warm.py is gone"))
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+@functools.cache
+def python() -> str:
+    """A program that runs what is to be run by ``sys.executable``; its server ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="warm"))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(folder / "server"))
+    listener.listen(64)
+    stub = folder / "python"
+    stub.write_text(STUB.format(python=sys.executable, address=str(folder / "server"), limits=LIMITS))
+    stub.chmod(0o755)
+    command = [sys.executable, __file__, str(listener.fileno())]
+    # one thread, as a pool of threads does not live on in a fork
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True, env={**os.environ, **one}
+    )
+    listener.close()
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()  # so it would be at the end of this process anyway
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return str(stub)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a fork is to do."""
+
+    argv: list[str]  # of the stub: itself, then what Python is given
+    folder: str
+    environment: dict[str, str]
+    limits: list[tuple[int, int]]
+    files: list[int]  # standard input, output and errors
+
+
+def serve(listener: socket.socket) -> Command | None:
+    """Fork for each stub that comes, until standard input ends; in a fork, return what it is to do."""
+    stubs: dict[socket.socket, int] = {}  # that wait → the processes of their forks
+    with selectors.DefaultSelector() as ready:
+        ready.register(0, selectors.EVENT_READ)
+        ready.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                if key.fileobj == 0:
+                    for pid in stubs.values():
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                if key.fileobj is listener:
+                    stub, _ = listener.accept()
+                    said, files, *_ = socket.recv_fds(stub, LARGEST, 3)
+                    if not said:
+                        stub.close()
+                        continue
+                    command = Command(*json.loads(said), files)
+                    pid = os.fork()
+                    if not pid:
+                        for opened in [k.fileobj for k in ready.get_map().values()] + [stub]:
+                            opened.close() if isinstance(opened, socket.socket) else os.close(_number(opened))
+                        return command
+                    for file in files:
+                        os.close(file)
+                    stubs[stub] = pid
+                    ready.register(stub, selectors.EVENT_READ)
+                    ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, stub))
+                    _tell(stub, pid)
+                elif key.data is None:  # a stub has been killed
+                    ready.unregister(key.fileobj)
+                    assert isinstance(key.fileobj, socket.socket)
+                    os.kill(stubs[key.fileobj], signal.SIGKILL)
+                else:  # a fork has ended
+                    pid, stub = key.data
+                    ready.unregister(key.fileobj)
+                    os.close(_number(key.fileobj))
+                    _, status = os.waitpid(pid, 0)
+                    _tell(stub, os.waitstatus_to_exitcode(status))
+                    with suppress(KeyError):
+                        ready.unregister(stub)
+                    del stubs[stub]
+                    stub.close()
+
+
+def _number(file: Any) -> int:
+    assert isinstance(file, int)
+    return file
+
+
+def _tell(stub: socket.socket, number: int) -> None:
+    with suppress(OSError):  # it has been killed
+        stub.send(str(number).encode())
+
+
+def become(command: Command, base: list[str]) -> None:
+    """In a fork: do what a new process of Python does with the command; ``base`` is where any of them finds modules."""
+    os.setsid()
+    os.chdir(command.folder)
+    for number, file in enumerate(command.files):
+        os.dup2(file, number)
+        os.close(file)
+    for kind, limit in enumerate(command.limits):
+        resource.setrlimit(kind, tuple(limit))
+    os.environ.clear()
+    os.environ.update(command.environment)
+    if LAUNCHER in os.environ:
+        os.environ[LAUNCHER] = str(os.getppid())
+    import numpy as np
+    import torch
+
+    np.random.seed()  # what a new process has from the system
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    sys.executable, *rest = command.argv
+    sys.path[:] = [*map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))), *base]
+    options = []
+    while rest[0] in ("-u", "-P"):  # what ranks are started with
+        options.append(rest.pop(0))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="-u" in options)  # type: ignore[union-attr]
+    if rest[0] == "-m":
+        sys.path[:0] = [] if "-P" in options else [os.getcwd()]
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+    else:
+        assert not rest[0].startswith("-"), rest
+        sys.path[:0] = [str(Path(rest[0]).resolve().parent)]
+        sys.argv = rest
+        runpy.run_path(rest[0], run_name="__main__")
+
+
+def main(descriptor: str) -> None:
+    """Import, serve, and in forks become what they are to be."""
+    own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    base = [entry for entry in sys.path if entry not in own]
+    sys.path[:] = base
+    import sklearn.datasets  # noqa: F401 -- which the models of tests take their data from
+    import torch._dynamo  # which every optimizer imports
+    import torch.distributed.launcher.api  # noqa: F401
+
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"{len(threads)} threads do not live on in a fork"
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    listener = socket.socket(fileno=int(descriptor))
+    command = serve(listener)
+    if command is not None:
+        become(command, base)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
