@@ -29,7 +29,7 @@ from actorflow.refusing import instead, refusing_clocks
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["Change", "Run", "carry_out"]
+__all__ = ["OFTEN", "Change", "Run", "carry_out"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}

@@ -43,6 +43,7 @@ from actorflow.looked import (
     Slots,
 )  # fmt: skip
 from actorflow.named import named_by
+from actorflow.owned import Detached
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
@@ -281,6 +282,9 @@ class _Search:
         """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
         if isinstance(value, Result) and value.kept:
             value = known_now(value).clone()
+            place(value)
+        if isinstance(value, Detached):
+            value = value.plain
             place(value)
         if isinstance(value, (*PLAIN, Result)):
             return

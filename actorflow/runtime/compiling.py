@@ -16,8 +16,9 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import Change, Run
+from actorflow.changes import OFTEN, Change, Run
 from actorflow.find import Found
+from actorflow.owned import real
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
@@ -29,6 +30,7 @@ from actorflow.runtime.settings import Settings
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.compile import compile_step
+from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, DeadlockError, LayoutError, StateError
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
@@ -39,8 +41,9 @@ from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
 from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
-from actorflow_compiler.variables import State
+from actorflow_compiler.variables import Held, State
 from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
@@ -104,6 +107,7 @@ class Order:
     found: Found | None = None  # what holds the values that the function can reach
     changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
     standing: Standing = NONE  # how gradients stand
+    value: Callable[[Held], Tensor] | None = None  # gives what a tensor of the script has now
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Made:
     gradients: Gradients  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
+    decisions: Decisions  # by values of small variables
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -133,7 +138,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         compare(order.name, found)
         on, seats = kinds(order, cluster.world), [one.seat for one in found]
         check(on, seats, order.wishes.settled)
-        plan, shape, gradients, changes = make_plan(order, cluster.world)
+        plan, shape, gradients, changes, decisions = make_plan(order, cluster.world)
         _check_scopes(plan, on)
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
@@ -146,7 +151,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
         head = {
             "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on, "changes": [change.to_json() for change in changes],
+            "kinds": on, "changes": [change.to_json() for change in changes], "decisions": decisions.to_json(),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -156,16 +161,18 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes, decisions)
 
 
-def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...]]:
+def make_plan(
+    order: Order, world: int, told: bool = True
+) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Decisions]:
     """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients and Python.
 
     Where that takes long it is shown how far it is, and at the end, unless not ``told``, what was made.
     """
     shapes: list[tree.Shape] = []
-    gradients: list[Gradients] = []
+    learnt: list[tuple[Gradients, Decisions]] = []
     changes: list[list[Change]] = []
 
     def step(tensors: list[Tensor]) -> list[Tensor]:
@@ -176,6 +183,16 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
         return results
+
+    def learn(gradients: Gradients, decisions: Decisions) -> None:
+        for asked in decisions.numbers:
+            if order.changed.get(asked.where, 0) >= OFTEN:
+                raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
+        learnt.append((gradients, decisions))
+
+    def value(name: str) -> Tensor:
+        held = order.state.held[name]
+        return real(held.tensor) if order.value is None else order.value(held)
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
     with working(what, f"compiled {order.name}", PARTS) as doing:
@@ -201,8 +218,9 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
                 rates=_rates(order.target, kind),
                 own=order.own,
                 doing=doing,
-                learn=gradients.append,
+                learn=learn,
                 standing=order.standing,
+                value=value,
             )
         except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -230,7 +248,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.S
             raise refused(plan, error) from error
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
-    return scheduled, shapes[0], gradients[0], tuple(changes[-1])
+    return scheduled, shapes[0], learnt[0][0], tuple(changes[-1]), learnt[0][1]
 
 
 def make_pretended(order: Order, world: int) -> Plan:
@@ -344,6 +362,8 @@ def _unpack(data: bytes, name: str) -> Made:
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
     plan = verify(from_bytes(data[8 + size :]))
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
-    differing, on = head["differing"], tuple(head["kinds"])
+    on = tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
-    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes)
+    decisions = Decisions.from_json(head["decisions"])
+    lent, differing, seed = frozenset(head["lent"]), head["differing"], head["seed"]
+    return Made(plan, head["shape"], lent, differing, seed, gradients, on, changes, decisions)

@@ -10,6 +10,7 @@ from actorflow.arguments import Arguments
 from actorflow.changes import Change
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
+from actorflow_compiler.decided import Decisions
 
 __all__ = ["Known"]
 
@@ -27,6 +28,7 @@ class Holding(Protocol):
     key: tuple[Any, ...]
     guards: Guards
     changes: tuple[Change, ...]
+    decisions: Decisions
 
 
 P = TypeVar("P", bound=Holding)
@@ -49,10 +51,10 @@ class Known(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], fits: Callable[[P], bool]) -> P | None:
+    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
         """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
 
-        ``fits`` says whether gradients stand as the plan takes them to.
+        ``misfit`` says what a plan takes for granted of gradients and values that is not so.
         """
         alike = self._of.get(arguments.key, [])
         self.why = "" if alike or not self._all else "other arguments"
@@ -60,7 +62,7 @@ class Known(Generic[P]):
             plan = alike[at]
             key = plan.keys.key(arguments, fresh(plan.keys))
             if key == plan.key:
-                changed = plan.guards.difference() or ("" if fits(plan) else "gradients that calls have left changed")
+                changed = plan.guards.difference() or misfit(plan)
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))
@@ -78,8 +80,9 @@ class Known(Generic[P]):
         self._told.append(self.why or "the first call")
 
     def changed(self) -> Counter[str]:
-        """Where plans change a value that they can read → how many do."""
-        return Counter(change.where for plan in self._all for change in plan.changes if change.read and change.plain)
+        """Where plans change a value that they can read, or depend on a number of a tensor → how many do."""
+        changes = [change.where for plan in self._all for change in plan.changes if change.read and change.plain]
+        return Counter([*changes, *(asked.where for plan in self._all for asked in plan.decisions.numbers)])
 
     def note(self) -> str:
         """What to say where one value makes plan after plan; nothing where it is not worth a word."""

@@ -126,7 +126,7 @@ class Session:
         if self.worker is not None:
             self.worker.check(NOT_MADE)
             self.variables.refresh()
-        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
+        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -168,10 +168,12 @@ class Session:
         }
         scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
-        call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
+        leaves = (*compiled.leaves, *self.variables.values.moved_by(compiled.decisions))
+        call = worker.issue(compiled.number, inputs, scalars, leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)
         self.variables.gradients.called(compiled.gradients)
+        self.variables.values.called(compiled.decisions)
         compiled.calls += 1
         job.last = compiled
         for optimizer in compiled.optimizers:
@@ -217,16 +219,18 @@ class Session:
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
             job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
-            self._standing(state),
+            self._standing(state), None if self.worker is None else self.variables.values.of,
         )  # fmt: skip
 
     def _standing(self, state: State) -> Standing:
         """How gradients stand as a call begins."""
         return standing_before(state, NONE if self.worker is None else self.variables.gradients.standing)
 
-    def _gradients_fit(self, compiled: Compiled) -> bool:
-        """Whether gradients stand as a plan takes them to."""
-        return self.variables.gradients.fit(compiled.gradients)
+    def _misfit(self, compiled: Compiled) -> str:
+        """What a plan takes for granted of gradients and values that is not so, for people; nothing where it holds."""
+        if not self.variables.gradients.fit(compiled.gradients):
+            return "gradients that calls have left changed"
+        return self.variables.values.changed(compiled.decisions, compiled.found.state)
 
     def _target(self) -> Target:
         settings = self.cluster.settings
@@ -269,6 +273,7 @@ class Session:
         assert worker is not None
         self._adopt(made, state, number)
         used = {variable.name for variable in made.plan.variables}
+        used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
         unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
         plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
@@ -298,6 +303,7 @@ class Session:
             guards,
             found,
             made.changes,
+            made.decisions,
         )
 
     def _late(self, started: Started) -> None:

@@ -52,6 +52,11 @@ CLASS = (
     "the step makes a tensor of another class here, which a plan cannot hold; expected: plain tensors in the step, and "
     "the class around what it returns"
 )
+GENERATES = (
+    " (a model of transformers generates in a job where nothing that it finds ends it: with a number of new tokens, "
+    "model.generation_config.eos_token_id = None and .pad_token_id = None, and do_sample=False; cut the answers at "
+    "their ends afterwards)"
+)
 TEXTS = {
     "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
     "as_subclass": CLASS,
@@ -66,10 +71,14 @@ OURSELVES = (  # warnings of torch that are about how a step is captured
 
 
 class Reads:
-    """Refuses reads while a step runs; ``check`` raises again what the step has caught."""
+    """Refuses reads while a step runs; ``check`` raises again what the step has caught.
 
-    def __init__(self) -> None:
+    ``decide(place, name, tensor)`` gives what is known all the same, and None for what is not.
+    """
+
+    def __init__(self, decide: Callable[[Callable[[], str], str, torch.Tensor], Any] = lambda *_: None) -> None:
         self._refused: list[CaptureError] = []
+        self._decide = decide
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -84,7 +93,11 @@ class Reads:
         if self._refused:
             raise self._refused[0]
 
-    def _seen(self, name: str, read: Callable[[], Any]) -> Any:
+    def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+        frame = sys._getframe(2)
+        decided = self._decide(lambda: place_of(traceback.extract_stack(frame)), name, tensor)
+        if decided is not None:
+            return decided
         text = TEXTS.get(name, LOOKS_AT_A_VALUE)
         asking = sys._getframe(2)
         if text in FOR_USERS:
@@ -104,7 +117,9 @@ class Reads:
         return found
 
     def _refusal(self, text: str) -> CaptureError:
-        error = CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(3)))}\n  {text}")
+        place = place_of(traceback.extract_stack(sys._getframe(3)))
+        text += GENERATES * ("\n  inside transformers/generation/" in place)
+        error = CaptureError(f"{place}\n  {text}")
         self._refused.append(error)
         return error
 

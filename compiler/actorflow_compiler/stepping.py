@@ -33,6 +33,12 @@ Slot = tuple[str, str, str]  # (optimizer, parameter, key)
 NOTHING: Mapping[Slot, Tensor] = MappingProxyType({})
 
 
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether it steps in its fused form in a plan, whose rates are read in each call."""
+    complexes = (p.is_complex() for group in optimizer.param_groups for p in group["params"])
+    return type(optimizer) in FUSABLE and (isinstance(optimizer, torch.optim.SGD) or not any(complexes))
+
+
 def is_torchs(optimizer: Optimizer) -> bool:
     """Whether an optimizer is one of torch's own."""
     return type(optimizer).__module__.startswith("torch.optim.")
@@ -164,7 +170,7 @@ def _empty_like(state: Any) -> Any:
 
 def _settle_groups(optimizer: Optimizer) -> None:
     """Let it step in its fused form, or else in its capturable one."""
-    fused = type(optimizer) in FUSABLE
+    fused = is_fused(optimizer)
     for group in optimizer.param_groups:
         group["foreach"] = False
         if "fused" in group:

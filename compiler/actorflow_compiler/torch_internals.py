@@ -55,6 +55,7 @@ __all__ = [
     "make_wrapper",
     "memory_of",
     "no_torch_function",
+    "node_of",
     "only_dispatch",
     "packs_saved",
     "plain_apply",
@@ -195,15 +196,15 @@ def values_not_seen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching_reads(seen: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Have whoever reads the values of a tensor without memory get ``seen(name, read)``.
+def watching_reads(seen: Callable[[str, torch.Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have whoever reads the values of a tensor without memory get ``seen(name, tensor, read)``.
 
     ``name`` is one of ``READS``, and ``read`` does what torch does there.
     """
     before = {name: vars(FakeTensor).get(name) for name in READS}
 
     def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: seen(name, lambda: plain(*args, **kwargs))
+        return lambda tensor, *args, **kwargs: seen(name, tensor, lambda: plain(tensor, *args, **kwargs))
 
     for name in READS:
         setattr(FakeTensor, name, watched(name, getattr(FakeTensor, name)))
@@ -234,6 +235,7 @@ def plain_layers() -> Iterator[None]:
     oneDNN's and cuDNN's fused recurrent layers and cuDNN's batch norm keep a workspace; convolutions choose when they
     run.  Attention that drops is made of plain ops, so that its random numbers are drawn alike under every plan; other
     attention stays what torch picks.  ``torch.backends.*.flags`` would do the first, but warns about TF32 at each use.
+    The weight of a lerp over a list, which torch takes as a number, may be a tensor: an average over a count has one.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -254,15 +256,26 @@ def plain_layers() -> Iterator[None]:
         with drops:
             return attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
 
+    each: Any = torch._foreach_lerp_
+
+    def move(tensors: Any, ends: Any, weight: Any) -> Any:
+        if not isinstance(weight, torch.Tensor):
+            return each(tensors, ends, weight)
+        for tensor, end in zip(tensors, ends, strict=True):
+            tensor.lerp_(end, weight.to(tensor.dtype))
+        return tensors
+
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     functional.scaled_dot_product_attention = attend
+    torch._foreach_lerp_ = move  # type: ignore[assignment]
     try:
         yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
         torch._C._set_cudnn_enabled(cudnn)
         functional.scaled_dot_product_attention = attention
+        torch._foreach_lerp_ = each
 
 
 @contextlib.contextmanager
@@ -567,6 +580,16 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
 def hooks_made() -> int:
     """How many hooks were registered in this process so far."""
     return RemovableHandle.next_id
+
+
+def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | None:
+    """What gives a tensor in the trace that is under way, and what holds the trace's constants."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    tracer: Any = mode.tracer
+    return None if slot is None else (slot.proxy.node, tracer.root)
 
 
 def is_read(tensor: torch.Tensor) -> bool:

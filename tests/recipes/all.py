@@ -2,6 +2,7 @@
 
 from recipes import (
     adversarial,
+    averaging,
     functional,
     generative,
     graphs,
@@ -17,6 +18,6 @@ from recipes import (
 )
 
 __all__ = [
-    "adversarial", "functional", "generative", "graphs", "keeping", "losses", "optimizers", "precision",
+    "adversarial", "averaging", "functional", "generative", "graphs", "keeping", "losses", "optimizers", "precision",
     "reinforcement", "science", "sequences", "tuning", "vision",
 ]  # fmt: skip
