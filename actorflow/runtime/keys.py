@@ -38,7 +38,8 @@ class Keys:
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
-        return arguments.key, training, gradients, _autocast(), _optimizers(self.state, self._fused), _scalers(self.state), first
+        settings = _optimizers(self.state, self._fused), _scalers(self.state)
+        return arguments.key, training, gradients, _autocast(), *settings, first
 
 
 def fresh(state: State, stepped: set[str]) -> bool:

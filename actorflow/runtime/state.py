@@ -88,7 +88,7 @@ class Variables:
         self._modules: dict[tuple[int, str], tuple[dict[str, Any], str, Owned]] = {}  # where modules hold what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
-        self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create, by what decides it
+        self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
 
     # -- taking in ---------------------------------------------------------------------------------
 

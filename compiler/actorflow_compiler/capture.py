@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import scaling, strided, tags
 from actorflow_compiler.assigned import DataAssigned
+from actorflow_compiler.branches import unrolled
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
@@ -29,13 +30,16 @@ from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
+from actorflow_compiler.indexing import Indexing
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.optimizers import expand_fused
+from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
+from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.stepping import STEPPING, Slot, is_fused, marked, stepping
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
@@ -62,6 +66,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
+RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
 SCRIPTED = "The following operation failed in the TorchScript interpreter"
 
@@ -126,15 +131,17 @@ def capture(
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
                         reads.check()
+                        indexing.check()
                         stepped.settle(assigned.of)
                         watch.settle()
                         return results
 
-                streams = Streams()
+                streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state)
+                ragged = packing(), indexing.following(), unrolled()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in unseen:
+                    for context in (*unseen, *ragged):
                         stack.enter_context(context)
                     table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
@@ -253,6 +260,8 @@ class _Expanding(torch.fx.Interpreter):
             raise
         except Exception as error:  # the trace went on without what the op makes
             line = (n.meta.get("custom") or {}).get("line", "")
+            if isinstance(error, AssertionError):
+                raise CaptureError(f"{with_code(line) if line else 'in the step'}\n  {cannot_be_traced(n)}") from None
             _refuse(with_code(line) if line else "in the step", error)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -325,11 +334,12 @@ class _Deciding:
         self._known = {h.name for h in state.held.values() if h.kind != "parameter"} - scalers
         self._names, self._value = names, value
         self._asked: list[Asked] = []
+        self._remedies: dict[str, str] = {}  # by place
 
-    def decide(self, place: Callable[[], str], method: str, tensor: Tensor) -> Any:
+    def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
         """What is known where Python calls ``method`` of a tensor; None where nothing is."""
-        found = node_of(tensor) if self._value is not None and method in NUMBERS and tensor.numel() == 1 else None
-        if self._value is None or found is None:
+        found = node_of(tensor) if self._value is not None and method in NUMBERS else None
+        if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
             return None
         node, root = found
         program = Small(node.graph, root, self._names, self._known).program(node)
@@ -339,7 +349,9 @@ class _Deciding:
             result = NUMBERS[method](program.run([self._value(name) for name in program.inputs]))
         if not program.inputs:  # it is the same in each call
             return result
-        self._asked.append(Asked(place(), method, program, result))
+        where, remedy = place()
+        self._remedies[where] = remedy
+        self._asked.append(Asked(where, method, program, result))
         return result
 
     def end(self, trace: torch.fx.GraphModule) -> Decisions:
@@ -347,7 +359,7 @@ class _Deciding:
         moves, loses = Small(trace.graph, trace, self._names, self._known).moved()
         for one in self._asked:
             if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
-                raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}")
+                raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}{self._remedies[one.where]}")
         return Decisions(tuple(self._asked), moves, loses)
 
 
@@ -386,6 +398,13 @@ def _clear_errors(reads: Reads) -> Iterator[None]:
 def _refuse(place: str, error: Exception) -> NoReturn:
     """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
     text = _brief(error)
+    more = remedy(traceback.extract_tb(error.__traceback__))
+    if RAGGED in text:
+        raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
+    if more and isinstance(error, AssertionError):
+        refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")
+        raise refusal.with_traceback(error.__traceback__) from None
+    text += more if isinstance(error, DATA_DEPENDENT) else ""
     refusal = CaptureError(f"{place}\n  {text}")
     if text.endswith(str(error).strip()) and not _is_inside(error):
         raise refusal from error

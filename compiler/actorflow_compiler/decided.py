@@ -20,10 +20,11 @@ from actorflow_compiler.torch_internals import constant_of, real_tensors
 
 __all__ = ["NUMBERS", "Asked", "Decisions", "Program", "Small"]
 
-MOST = 64  # elements of a tensor that the host computes
+MOST = 1024  # elements of a tensor that the host computes
 LONGEST = 200  # ops that it does
 NUMBERS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # what Python calls for a value
     "__bool__": bool, "__float__": float, "__index__": int, "__int__": int, "item": Tensor.item,
+    "tolist": Tensor.tolist,
 })  # fmt: skip
 GETITEM = "getitem"
 Step = tuple[str, list[Any], dict[str, Any]]
@@ -141,6 +142,14 @@ class Small:
                 steps.append(step)
         return Program(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
 
+    def outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
+        """Whether a copy, or a view of it, is used after what it was taken of has changed."""
+        mine, memory = self._memory.get(copy, copy), self._memory.get(whole, whole)
+        made = self._order[mine]
+        changes = [self._order[n] for n in self._touching.get(memory, ()) if _writes(n) and self._order[n] > made]
+        ours = [mine, *self._touching.get(mine, ())]
+        return bool(changes) and any(self._order[user] > min(changes) for n in ours for user in n.users)
+
     def _is_small(self, node: fx.Node) -> bool:
         if node.op == "placeholder" and self._names.get(node) not in self._known:
             return False
@@ -188,6 +197,10 @@ class Small:
         if isinstance(other, fx.Node) and node not in self._memory:
             memory = self._memory[node] = self._memory.get(other, other)
             self._touching.setdefault(memory, []).append(node)
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _constant(tensor: Any) -> Step | None:

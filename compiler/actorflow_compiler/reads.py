@@ -22,7 +22,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.harmless import either_way
 from actorflow_compiler.lines import STDLIB, is_users
+from actorflow_compiler.remedies import remedy
 from actorflow_compiler.torch_internals import DATA_DEPENDENT, watching_reads
 
 __all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
@@ -52,11 +54,6 @@ CLASS = (
     "the step makes a tensor of another class here, which a plan cannot hold; expected: plain tensors in the step, and "
     "the class around what it returns"
 )
-GENERATES = (
-    " (a model of transformers generates in a job where nothing that it finds ends it: with a number of new tokens, "
-    "model.generation_config.eos_token_id = None and .pad_token_id = None, and do_sample=False; cut the answers at "
-    "their ends afterwards)"
-)
 TEXTS = {
     "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
     "as_subclass": CLASS,
@@ -70,13 +67,17 @@ OURSELVES = (  # warnings of torch that are about how a step is captured
 )
 
 
+Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
+
+
 class Reads:
     """Refuses reads while a step runs; ``check`` raises again what the step has caught.
 
-    ``decide(place, name, tensor)`` gives what is known all the same, and None for what is not.
+    ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
+    the same, and None for what is not.
     """
 
-    def __init__(self, decide: Callable[[Callable[[], str], str, torch.Tensor], Any] = lambda *_: None) -> None:
+    def __init__(self, decide: Decide = lambda *_: None) -> None:
         self._refused: list[CaptureError] = []
         self._decide = decide
 
@@ -95,7 +96,14 @@ class Reads:
 
     def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
         frame = sys._getframe(2)
-        decided = self._decide(lambda: place_of(traceback.extract_stack(frame)), name, tensor)
+
+        def place() -> tuple[str, str]:
+            frames = traceback.extract_stack(frame)
+            return place_of(frames), remedy(frames)
+
+        decided = self._decide(place, name, tensor)
+        if decided is None and tensor.dtype == torch.bool and name in ("__bool__", "item"):
+            decided = either_way(frame)
         if decided is not None:
             return decided
         text = TEXTS.get(name, LOOKS_AT_A_VALUE)
@@ -117,9 +125,8 @@ class Reads:
         return found
 
     def _refusal(self, text: str) -> CaptureError:
-        place = place_of(traceback.extract_stack(sys._getframe(3)))
-        text += GENERATES * ("\n  inside transformers/generation/" in place)
-        error = CaptureError(f"{place}\n  {text}")
+        frames = traceback.extract_stack(sys._getframe(3))
+        error = CaptureError(f"{place_of(frames)}\n  {text}{remedy(frames)}")
         self._refused.append(error)
         return error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,9 +61,13 @@ __all__ = [
     "packs_saved",
     "plain_apply",
     "plain_layers",
+    "plain_tensor",
     "python_source",
     "runs_python",
     "real_tensors",
+    "replaced_higher_order",
+    "replaced_in_vf",
+    "replaced_indexing",
     "scaler_settings",
     "scaler_state",
     "scaling_in_the_graph",
@@ -276,6 +281,63 @@ def plain_layers() -> Iterator[None]:
         torch._C._set_cudnn_enabled(cudnn)
         functional.scaled_dot_product_attention = attention
         torch._foreach_lerp_ = each
+
+
+@contextlib.contextmanager
+def replaced_in_vf(
+    ops: Mapping[str, Callable[..., Any]], wrapped: Iterable[str], wrap: Callable[[Callable[..., Any]], Any]
+) -> Iterator[None]:
+    """Let layers of torch call ``ops`` in place of its functions of these names, and ``wrapped`` through ``wrap``."""
+    functions: Any = torch._VF
+    new = {**ops, **{name: wrap(getattr(functions, name)) for name in wrapped}}
+    try:
+        vars(functions).update(new)
+        yield
+    finally:
+        for name in new:
+            vars(functions).pop(name, None)
+
+
+_HIGHER_ORDER = {"cond": "cond_op", "while_loop": "while_loop_op", "scan": "scan_op", "map": "map_impl"}
+
+
+@contextlib.contextmanager
+def replaced_higher_order(ops: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have torch's functions of these names, which take functions, call ``ops`` with what they have checked."""
+    modules = {name: importlib.import_module(f"torch._higher_order_ops.{name}") for name in ops}
+    utils: Any = importlib.import_module("torch._higher_order_ops.utils")
+    before = {name: vars(module)[_HIGHER_ORDER[name]] for name, module in modules.items()}
+    run = vars(utils).get("_hop_compile_and_call")
+    try:
+        for name, module in modules.items():
+            vars(module)[_HIGHER_ORDER[name]] = ops[name]
+        if run is not None:  # it would compile what it calls
+            utils._hop_compile_and_call = lambda function, args: function(*args)
+        yield
+    finally:
+        for name, module in modules.items():
+            vars(module)[_HIGHER_ORDER[name]] = before[name]
+        if run is not None:
+            utils._hop_compile_and_call = run
+
+
+@contextlib.contextmanager
+def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Iterator[None]:
+    """Have ``x[i]`` of tensors without memory be ``get(plain, x, i)``, and ``x[i] = y`` be ``put(plain, x, i, y)``."""
+    plain: tuple[Any, Any] = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+    fake: Any = FakeTensor
+    fake.__getitem__ = lambda x, index: get(plain[0], x, index)
+    fake.__setitem__ = lambda x, index, value: put(plain[1], x, index, value)
+    try:
+        yield
+    finally:
+        del fake.__getitem__, fake.__setitem__
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of a class of ours holds."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from recipes import (
     adversarial,
     averaging,
     functional,
+    generation,
     generative,
     graphs,
     keeping,
@@ -18,6 +19,6 @@ from recipes import (
 )
 
 __all__ = [
-    "adversarial", "averaging", "functional", "generative", "graphs", "keeping", "losses", "optimizers", "precision",
-    "reinforcement", "science", "sequences", "tuning", "vision",
+    "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
+    "precision", "reinforcement", "science", "sequences", "tuning", "vision",
 ]  # fmt: skip
