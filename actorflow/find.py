@@ -45,7 +45,7 @@ from actorflow.looked import (
 from actorflow.named import named_by
 from actorflow.owned import Detached
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
-from actorflow.unreadable import refuse_compiled
+from actorflow.unreadable import refuse_compiled, refuse_prepared
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
 
@@ -309,6 +309,7 @@ class _Search:
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
+            refuse_prepared(path, value)
             self.optimizers.append((path, value))
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does

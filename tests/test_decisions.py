@@ -228,3 +228,23 @@ def test_what_is_detached_from_a_parameter_changes_it() -> None:
     assert type(before * 1) is Tensor
     assert type(model.state_dict()["weight"]) is Tensor
     assert type(copy.deepcopy(before)) is Tensor
+
+
+def test_an_optimizer_that_was_prepared_for_several_processes_is_refused() -> None:
+    class State:
+        num_processes = 2
+
+    class AcceleratedOptimizer(torch.optim.SGD):
+        accelerator_state = State()
+
+    AcceleratedOptimizer.__module__ = "accelerate.optimizer"
+    layer = nn.Linear(4, 3)
+    optimizer = AcceleratedOptimizer(layer.parameters(), 0.1)
+
+    @flow.global_function
+    def train(x: Tensor) -> None:
+        layer(x).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(flow.CaptureError, match=r"optimizer was prepared by accelerate for 2 processes.*expected: the"):
+        train(torch.ones(2, 4))
