@@ -1,4 +1,4 @@
-"""What the search has come to goes in; a refusal leaves where nobody can see what it does, or it does another's work."""
+"""What the search has come to goes in; a refusal leaves where nobody can see what it does, or what is not for a job."""
 
 from __future__ import annotations
 
