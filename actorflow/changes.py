@@ -31,7 +31,7 @@ from actorflow_compiler.expressions import Known, Source, number_of
 from actorflow_compiler.numbers import Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["Change", "Counting", "Run", "carry_out", "place_key"]
+__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}

@@ -43,8 +43,9 @@ from actorflow.looked import (
     Slots,
 )  # fmt: skip
 from actorflow.named import named_by
+from actorflow.owned import Detached
 from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
-from actorflow.unreadable import refuse_compiled
+from actorflow.unreadable import refuse_compiled, refuse_prepared
 from actorflow_compiler.stepping import opens
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
@@ -283,6 +284,9 @@ class _Search:
         if isinstance(value, Result) and value.kept:
             value = known_now(value).clone()
             place(value)
+        if isinstance(value, Detached):
+            value = value.plain
+            place(value)
         if isinstance(value, (*PLAIN, Result)):
             return
         if isinstance(value, Tensor):
@@ -306,6 +310,7 @@ class _Search:
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
+            refuse_prepared(path, value)
             self.optimizers.append((path, value))
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +12,9 @@ from torch.utils import _pytree as pytree
 from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.torch_internals import memory_of
 
-__all__ = ["Owned", "Owner", "real"]
+__all__ = ["Detached", "Owned", "Owner", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
@@ -24,6 +26,7 @@ _SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_g
 _CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")} | {
     "__setitem__", "__idiv__",
 }  # fmt: skip
+_STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -51,8 +54,9 @@ class Owned(Tensor):
     """Stands in the script where the tensor was.
 
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
-    ``state_dict`` uses), copying and pickling read the value; ``copy_`` (which ``load_state_dict`` uses)
-    writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a GradScaler's methods work.
+    ``state_dict`` uses), copying and pickling read the value (see ``Detached``); ``copy_`` (which
+    ``load_state_dict`` uses) writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a
+    GradScaler's methods work.
     Everything else raises StateError.
     """
 
@@ -99,7 +103,8 @@ class Owned(Tensor):
                 like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
                 return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
             if func == Tensor.detach:
-                return owner.read(name)
+                value = owner.read(name)
+                return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
             if func == Tensor.copy_:
                 owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
@@ -181,6 +186,61 @@ class Gradient(Owned):
         return changed
 
 
+class Detached(Tensor):
+    """What ``detach`` of a stand-in gives: a copy, and an op in place on it changes what was copied, as in PyTorch.
+
+    So do those on its views.  It has the values of when it was made; what changes it, changes what the variable has
+    then.  What ops make of it are plain tensors, and it is saved and copied as one.
+    """
+
+    _of: Owned
+    _all: Tensor  # the whole copy, in whose memory it lies
+    _plain: Tensor
+
+    @staticmethod
+    def of(value: Tensor, owned: Owned, whole: Tensor | None = None) -> Detached:
+        """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
+        detached: Detached = torch.Tensor._make_subclass(Detached, value)
+        detached._of, detached._plain, detached._all = owned, value, value if whole is None else whole
+        return detached
+
+    @property
+    def plain(self) -> Tensor:
+        """The copy as a tensor that changes nothing else."""
+        return self._plain
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d._plain, (args, kwargs))
+        if not _in_place(func, kwargs):
+            found = func(*plain_args, **plain_kwargs)
+            one = args[0] if args and isinstance(args[0], Detached) else None
+            return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
+        changed = kwargs["out"] if "out" in kwargs else args[0]
+        written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
+        for d in written.values():
+            d._all.copy_(d._of._owner.read(d._of.name_in_plan))
+        func(*plain_args, **plain_kwargs)
+        for d in written.values():
+            d._of._owner.write(d._of.name_in_plan, d._all)
+        return changed
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all):
+            return tensor
+        return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
+
+
+def _saves(frame: Any) -> bool:
+    """Whether a module's ``state_dict`` asks, which gives plain tensors."""
+    for _ in range(3):
+        if frame is None or frame.f_code is _STATE_DICT:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
 def _in_place(func: Any, kwargs: Any) -> bool:
     """Whether a function of torch's changes its first argument, or ``out``."""
     name = str(getattr(func, "__name__", func)).partition(".")[0]
@@ -193,7 +253,9 @@ def real(tensor: Tensor) -> Tensor:
     if isinstance(tensor, Gradient):
         return tensor.clone()
     if isinstance(tensor, Owned):
-        return tensor.detach()
+        return tensor._owner.read(tensor.name_in_plan)
+    if isinstance(tensor, Detached):
+        return tensor.plain
     if isinstance(tensor, Deferred):
         return tensor.materialised()
     value: Tensor = known_now(tensor) if isinstance(tensor, Result) else tensor

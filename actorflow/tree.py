@@ -36,7 +36,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if is_late(value):
-        value.refuse()
+        value = value.decided()
     if value is None or isinstance(value, bool | int | float | str):
         return {"number": to_json(value.expression)} if is_stand_in(value) else {"value": value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

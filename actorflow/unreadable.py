@@ -1,13 +1,15 @@
-"""A module that the search has come to goes in; a refusal leaves where nobody can see what it does."""
+"""What the search has come to goes in; a refusal leaves where nobody can see what it does, or what is not for a job."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
 
 from actorflow_compiler.errors import CaptureError
 
-__all__ = ["refuse_compiled"]
+__all__ = ["refuse_compiled", "refuse_prepared"]
 
 
 def refuse_compiled(path: str, root: nn.Module) -> None:
@@ -24,3 +26,16 @@ def refuse_compiled(path: str, root: nn.Module) -> None:
                 f"{where} ({type(module).__name__}) holds quantized weights in a form that only torch knows; expected: "
                 f"the plain module in the job, or the quantized one outside of it"
             )
+
+
+def refuse_prepared(path: str, optimizer: Any) -> None:
+    """Raise CaptureError for an optimizer that accelerate has prepared for several processes."""
+    if type(optimizer).__module__.partition(".")[0] != "accelerate":
+        return
+    state: Any = getattr(optimizer, "accelerator_state", None)
+    if getattr(state, "num_processes", 1) > 1:
+        raise CaptureError(
+            f"{path} was prepared by accelerate for {state.num_processes} processes, each with batches of its own and "
+            f"a copy of the model, and a job takes whole batches and lays them out itself; expected: the plain model, "
+            f"optimizer and loader, without accelerator.prepare (for accumulation, see docs/steps.md)"
+        )

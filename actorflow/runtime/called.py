@@ -17,6 +17,7 @@ from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
+from actorflow_compiler.decided import Decisions
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import Plan
@@ -61,6 +62,7 @@ class Compiled:
     guards: Guards
     found: Found
     changes: tuple[Change, ...]  # that each call makes in the script
+    decisions: Decisions  # by values of small variables
     calls: int = 0
 
     @property

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import Change, Counting, Run
+from actorflow.changes import OFTEN, Change, Counting, Run
 from actorflow.find import Found
+from actorflow.owned import real
 from actorflow.runtime.agreement import Report, compare, differing
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
@@ -31,6 +32,7 @@ from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.collector import young_only
 from actorflow_compiler.compile import compile_step
+from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import ActorflowError, CallError, CaptureError, DeadlockError, LayoutError, StateError
 from actorflow_compiler.expressions import Source
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
@@ -43,8 +45,9 @@ from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan_proto import from_bytes, to_bytes
 from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.torch_internals import DATA_DEPENDENT
-from actorflow_compiler.variables import State
+from actorflow_compiler.variables import Held, State
 from actorflow_compiler.variant import PLAIN, Variant
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
@@ -109,6 +112,7 @@ class Order:
     changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
     standing: Standing = NONE  # how gradients stand
     opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
+    value: Callable[[Held], Tensor] | None = None  # gives what a tensor of the script has now
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,19 @@ class Made:
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
+    decisions: Decisions  # by values of small variables
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What compiling gives on the master."""
+
+    plan: Plan  # scheduled, of all ranks
+    shape: tree.Shape  # of what the step returns
+    gradients: Gradients
+    changes: tuple[Change, ...]
+    reading: Reading
+    decisions: Decisions
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -139,7 +156,8 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         compare(order.name, found)
         on, seats = kinds(order, cluster.world), [one.seat for one in found]
         check(on, seats, order.wishes.settled)
-        plan, shape, gradients, changes, reading = make_plan(order, cluster.world)
+        planned = make_plan(order, cluster.world)
+        plan, gradients = planned.plan, planned.gradients
         _check_scopes(plan, on)
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
@@ -151,9 +169,9 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         seed = torch.initial_seed()
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
         head = {
-            "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on, "changes": [change.to_json() for change in changes],
-            "reading": reading.to_json(),
+            "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
+            "kinds": on, "changes": [change.to_json() for change in planned.changes],
+            "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -163,14 +181,15 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes, reading)
+    return Made(
+        plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
+        planned.decisions,
+    )  # fmt: skip
 
 
 @young_only()
-def make_plan(
-    order: Order, world: int, told: bool = True
-) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:
-    """The scheduled plan of all ranks, the shape of what the step returns, and what it does with gradients and Python.
+def make_plan(order: Order, world: int, told: bool = True) -> Planned:
+    """The plan, and what the step does with gradients, numbers and Python.
 
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
@@ -190,13 +209,13 @@ def make_plan(
 
 def _make_plan(
     order: Order, world: int, told: bool, numbers: Numbers | None, own: Sequence[Source]
-) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...], Reading]:
+) -> Planned:
     """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
 
     ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
     """
     shapes: list[tree.Shape] = []
-    gradients: list[Gradients] = []
+    learnt: list[tuple[Gradients, Decisions]] = []
     changes: list[list[Change]] = []
 
     def stand_in(path: str, value: int | float) -> Any:
@@ -211,6 +230,16 @@ def _make_plan(
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
         return results
+
+    def learn(gradients: Gradients, decisions: Decisions) -> None:
+        for asked in decisions.numbers:
+            if order.changed.get(asked.where, 0) >= OFTEN:
+                raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
+        learnt.append((gradients, decisions))
+
+    def value(name: str) -> Tensor:
+        held = order.state.held[name]
+        return real(held.tensor) if order.value is None else order.value(held)
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
     with working(what, f"compiled {order.name}", PARTS) as doing:
@@ -236,9 +265,10 @@ def _make_plan(
                 rates=_rates(order.target, kind),
                 own=order.own,
                 doing=doing,
-                learn=gradients.append,
+                learn=learn,
                 standing=order.standing,
                 numbers=numbers,
+                value=value,
             )
         except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -267,12 +297,12 @@ def _make_plan(
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
     reading = settled(order.arguments, order.state, order.train) if numbers is None else learned(numbers, own)
-    return scheduled, shapes[-1], gradients[0], tuple(changes[-1]), reading
+    return Planned(scheduled, shapes[-1], learnt[0][0], tuple(changes[-1]), reading, learnt[0][1])
 
 
 def make_pretended(order: Order, world: int) -> Plan:
     """The plan for ranks that do not exist: those of a node, as the hardware says, are taken to share memory."""
-    plan, *_ = make_plan(order, world, told=False)
+    plan = make_plan(order, world, told=False).plan
     on = kinds(order, world)
     hardware = replace(order.target, measure=False).hardware(_main(on))
     size = hardware.node_size or world
@@ -381,7 +411,8 @@ def _unpack(data: bytes, name: str) -> Made:
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
     plan = verify(from_bytes(data[8 + size :]))
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
-    differing, on = head["differing"], tuple(head["kinds"])
+    on = tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
-    reading = Reading.from_json(head["reading"])
-    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes, reading)
+    reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
+    lent, differing, seed = frozenset(head["lent"]), head["differing"], head["seed"]
+    return Made(plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions)

@@ -10,11 +10,11 @@ import torch
 
 from actorflow.arguments import Arguments
 from actorflow_compiler.expressions import has_numbers, number_of
-from actorflow_compiler.stepping import FUSABLE, is_torchs, opens
+from actorflow_compiler.stepping import is_fused, is_torchs
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
-__all__ = ["Keys", "fresh", "lines", "rates", "spoken"]
+__all__ = ["Keys", "fresh", "lines", "spoken"]
 
 READ = ("lr", "weight_decay", "momentum", "betas")  # settings that are read at each call of a fused optimizer
 
@@ -31,6 +31,7 @@ class Keys:
         self.state = state
         self._modules = tuple(m for root in state.modules.values() for m in root.modules())
         apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
+        self._fused = _fused(state)
         self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
 
     def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
@@ -38,7 +39,22 @@ class Keys:
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
-        return arguments.key, training, gradients, _autocast(), _optimizers(self.state), _scalers(self.state), first
+        settings = _optimizers(self.state, self._fused), _scalers(self.state)
+        return arguments.key, training, gradients, _autocast(), *settings, first
+
+
+    def rates(self) -> str:
+        """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
+        return "; ".join(
+            f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in self._read(name, group))}"
+            for name, optimizer in self.state.optimizers.items()
+            for g, group in enumerate(optimizer.param_groups)
+        )
+
+    def _read(self, name: str, group: Mapping[str, Any]) -> list[str]:
+        if name in self._fused:
+            return [key for key in READ if key in group]
+        return [key for key, value in group.items() if has_numbers(value)]
 
 
 def fresh(state: State, stepped: set[str]) -> bool:
@@ -62,21 +78,6 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
     )
 
 
-def rates(state: State) -> str:
-    """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
-    return "; ".join(
-        f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in _read(optimizer, group))}"
-        for name, optimizer in state.optimizers.items()
-        for g, group in enumerate(optimizer.param_groups)
-    )
-
-
-def _read(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> list[str]:
-    if not opens(optimizer):
-        return [key for key in READ if key in group]
-    return [key for key, value in group.items() if has_numbers(value)]
-
-
 def lines(state: State) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
@@ -85,7 +86,7 @@ def lines(state: State) -> list[str]:
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
     ]
-    for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state), strict=True):
+    for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state, _fused(state)), strict=True):
         found.append(f"optimizer {name}: {type(optimizer).__name__} {groups}")
     for name, settings in zip(state.scalers, _scalers(state), strict=True):
         found.append(f"scaler {name}: growth, backoff and interval {settings}")
@@ -97,7 +98,12 @@ def _autocast() -> tuple[Any, ...]:
     return (*kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled())
 
 
-def _optimizers(state: State) -> tuple[Any, ...]:
+def _fused(state: State) -> frozenset[str]:
+    """The optimizers whose rates are read in each call."""
+    return frozenset(name for name, optimizer in state.optimizers.items() if is_fused(optimizer))
+
+
+def _optimizers(state: State, fused: frozenset[str]) -> tuple[Any, ...]:
     """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
 
     With them for an optimizer that is not torch's which of them have state: a step without is another one.
@@ -107,11 +113,11 @@ def _optimizers(state: State) -> tuple[Any, ...]:
             (
                 len(group["params"]),
                 () if is_torchs(optimizer) else tuple([bool(optimizer.state.get(p)) for p in group["params"]]),
-                *_constants(group, optimizer.defaults, type(optimizer) in FUSABLE),
+                *_constants(group, optimizer.defaults, name in fused),
             )
             for group in optimizer.param_groups
         )
-        for optimizer in state.optimizers.values()
+        for name, optimizer in state.optimizers.items()
     )
 
 

@@ -12,6 +12,7 @@ from actorflow.find import Found
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.numbers import Reading, known_to
+from actorflow_compiler.decided import Decisions
 
 __all__ = ["Known"]
 
@@ -31,6 +32,7 @@ class Holding(Protocol):
     guards: Guards
     found: Found
     changes: tuple[Change, ...]
+    decisions: Decisions
 
 
 P = TypeVar("P", bound=Holding)
@@ -53,10 +55,10 @@ class Known(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], fits: Callable[[P], bool]) -> P | None:
+    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
         """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
 
-        ``fits`` says whether gradients stand as the plan takes them to.
+        ``misfit`` says what a plan takes for granted of gradients and values that is not so.
         """
         alike = self._of.get(arguments.key, [])
         self.why = "" if alike or not self._all else "other arguments"
@@ -65,8 +67,7 @@ class Known(Generic[P]):
             key = plan.keys.key(arguments, fresh(plan.keys))
             if key == plan.key:
                 numbers = known_to(arguments, plan.found.state, plan.found.looked)
-                changed = plan.reading.difference(numbers) or plan.guards.difference()
-                changed = changed or ("" if fits(plan) else "gradients that calls have left changed")
+                changed = plan.reading.difference(numbers) or plan.guards.difference() or misfit(plan)
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))
@@ -84,8 +85,9 @@ class Known(Generic[P]):
         self._told.append(self.why or "the first call")
 
     def changed(self) -> Counter[str]:
-        """Where plans change a value that they can read → how many do."""
-        return Counter(change.where for plan in self._all for change in plan.changes if change.read and change.plain)
+        """Where plans change a value that they can read, or depend on a number of a tensor → how many do."""
+        changes = [change.where for plan in self._all for change in plan.changes if change.read and change.plain]
+        return Counter([*changes, *(asked.where for plan in self._all for asked in plan.decisions.numbers)])
 
     def note(self) -> str:
         """What to say where one value makes plan after plan; nothing where it is not worth a word."""

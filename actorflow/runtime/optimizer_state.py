@@ -38,32 +38,32 @@ class _Recorder(dict[str, Any]):
             self[key] = value
 
 
-def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> dict[str, Any]:
-    """What the step of one of torch's optimizers starts from, for a parameter of ``dims`` dimensions.
+def initial_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
+    """What the step of one of torch's optimizers starts from, for a parameter like this one.
 
     Tensors are small: all elements of a created tensor are taken to be equal.
     """
     try:
-        return _stepped(optimizer, group, dims).created
+        return _stepped(optimizer, group, like).created
     except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself
-        parameter = torch.zeros((2,) * dims, requires_grad=True)
+        parameter = _tiny(like)
         known = inspect.signature(type(optimizer)).parameters
         made = type(optimizer)([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
         return dict(made.state[parameter])
 
 
-def python_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> dict[str, Any]:
+def python_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> dict[str, Any]:
     """What any optimizer holds of a parameter after a first step, but for tensors; nothing where it cannot be tried."""
     try:
-        state = _stepped(optimizer, group, dims)
+        state = _stepped(optimizer, group, like)
     except Exception:  # a stranger's code, in circumstances that it was not made for
         return {}
     return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
 
-def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: int) -> _Recorder:
+def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> _Recorder:
     """The state of a tiny parameter without gradient after a step of such an optimizer."""
-    parameter = torch.zeros((2,) * dims, requires_grad=True)
+    parameter = _tiny(like)
     parameter.grad = torch.zeros_like(parameter)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
@@ -75,6 +75,11 @@ def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dims: i
     type(optimizer).step(twin)
     recorder: _Recorder = state[parameter]
     return recorder
+
+
+def _tiny(like: Tensor) -> Tensor:
+    """A parameter of two elements along each dim."""
+    return torch.zeros((2,) * like.dim(), dtype=like.dtype, requires_grad=True)
 
 
 def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:

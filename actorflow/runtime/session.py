@@ -43,7 +43,7 @@ from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
 from actorflow.runtime.gradients import standing_before
-from actorflow.runtime.keys import Keys, fresh, rates, spoken
+from actorflow.runtime.keys import Keys, fresh, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.numbers import Reading, fused, known_to, write
@@ -128,7 +128,7 @@ class Session:
         if self.worker is not None:
             self.worker.check(NOT_MADE)
             self.variables.refresh()
-        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
+        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -171,10 +171,12 @@ class Session:
         known = known_to(arguments, compiled.found.state, compiled.found.looked)
         scalars = compiled.reading.values(known)
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
-        call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
+        leaves = (*compiled.leaves, *self.variables.values.moved_by(compiled.decisions))
+        call = worker.issue(compiled.number, inputs, scalars, leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)
         self.variables.gradients.called(compiled.gradients)
+        self.variables.values.called(compiled.decisions)
         compiled.calls += 1
         job.last = compiled
         for optimizer in compiled.optimizers:
@@ -201,7 +203,7 @@ class Session:
             if arguments.numbers:
                 text += f", {arguments.spoken_numbers}"
             if job.keys is not None and job.keys.state.optimizers:
-                text += f", {rates(job.keys.state)}"
+                text += f", {job.keys.rates()}"
             if seen := glance(arguments):
                 text += f", contents of {seen}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
@@ -226,15 +228,18 @@ class Session:
             job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
             self._standing(state),
             not (job.body.first_generation or job.body.makes_state(state) or asks_for_types(found.codes)),
+            None if self.worker is None else self.variables.values.of,
         )  # fmt: skip
 
     def _standing(self, state: State) -> Standing:
         """How gradients stand as a call begins."""
         return standing_before(state, NONE if self.worker is None else self.variables.gradients.standing)
 
-    def _gradients_fit(self, compiled: Compiled) -> bool:
-        """Whether gradients stand as a plan takes them to."""
-        return self.variables.gradients.fit(compiled.gradients)
+    def _misfit(self, compiled: Compiled) -> str:
+        """What a plan takes for granted of gradients and values that is not so, for people; nothing where it holds."""
+        if not self.variables.gradients.fit(compiled.gradients):
+            return "gradients that calls have left changed"
+        return self.variables.values.changed(compiled.decisions, compiled.found.state)
 
     def _target(self) -> Target:
         settings = self.cluster.settings
@@ -278,6 +283,7 @@ class Session:
         assert worker is not None
         self._adopt(made, state, number)
         used = {variable.name for variable in made.plan.variables}
+        used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
         unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
         plan = made.plan.for_rank(self.rank) if self.rank == 0 else made.plan
@@ -307,6 +313,7 @@ class Session:
             guards,
             found,
             made.changes,
+            made.decisions,
         )
 
     def _late(self, started: Started) -> None:

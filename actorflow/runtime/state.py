@@ -23,6 +23,7 @@ from actorflow.runtime.gradients import Kept
 from actorflow.runtime.optimizer_state import initial_state, python_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
+from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import KEPT
@@ -77,6 +78,7 @@ class Variables:
         self.writes = 0  # so far; equal on all ranks
         self.offered = -1  # the last call during which values were offered
         self.gradients = Kept(self)
+        self.values = Values(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
         self._owned: dict[str, Owned] = {}
@@ -86,7 +88,7 @@ class Variables:
         self._modules: dict[tuple[int, str], tuple[dict[str, Any], str, Owned]] = {}  # where modules hold what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
-        self._creates: dict[tuple[int, int, int], dict[str, Any]] = {}  # (optimizer, group, dims) → what it creates
+        self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
 
     # -- taking in ---------------------------------------------------------------------------------
 
@@ -209,10 +211,10 @@ class Variables:
         optimizer, parameter = slot.optimizer, slot.parameter
         groups = enumerate(optimizer.param_groups)
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
-        key = id(optimizer), g, parameter.dim()
+        key = id(optimizer), g, parameter.dim(), parameter.dtype
         if key not in self._creates:
             made = initial_state if is_torchs(optimizer) else python_state  # whose first step is in the plan
-            self._creates[key] = made(optimizer, group, parameter.dim())
+            self._creates[key] = made(optimizer, group, parameter)
         return self._creates[key]
 
     # -- between calls -----------------------------------------------------------------------------
@@ -286,6 +288,7 @@ class Variables:
         mine = self.part_of(layout, value)
         if mine is not None:
             self._parts[name].copy_(mine)
+        self.values.forget(name)
         self.writes += 1
         self._moved()
 

@@ -22,22 +22,27 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import scaling, strided, tags
 from actorflow_compiler.assigned import DataAssigned
+from actorflow_compiler.branches import unrolled
 from actorflow_compiler.constrain import apply_to_first
+from actorflow_compiler.decided import NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
+from actorflow_compiler.indexing import Indexing
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.number_ops import open_numbers
 from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.optimizers import expand_fused
+from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
-from actorflow_compiler.stepping import FUSABLE, STEPPING, Slot, marked, stepping
+from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
+from actorflow_compiler.stepping import STEPPING, Slot, is_fused, marked, stepping
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
     DEPENDENT_SIZE,
@@ -45,7 +50,9 @@ from actorflow_compiler.torch_internals import (
     fake_mode,
     hooks_of,
     looks_compiling,
+    node_of,
     plain_layers,
+    real_tensors,
     scaling_in_the_graph,
     values_not_seen,
 )
@@ -61,6 +68,8 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
+RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
+CALLS = 3  # after which a number that is new in each of them is taken to go on so
 SCRIPTED = "The following operation failed in the TorchScript interpreter"
 
 
@@ -88,15 +97,17 @@ def capture(
     mirrored: int = 0,
     device: torch.device = CPU,
     numbers: Numbers | None = None,
+    value: Callable[[str], Tensor] | None = None,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
     Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
     ``fresh`` says that the optimizers have not stepped yet; ``standing``, how gradients stand as the step begins
     (``sure``: see ``gradients.Watch``; ``made``: see ``stepping``).  ``mirrored`` is the number of devices of a step
-    that each of them runs on values of its own; 0: values are logical.  ``device`` is where all tensors are taken to
-    be, which decides what autocast does and which kernels torch picks.  ``numbers`` takes what the step does
-    with numbers that calls may change; None: they are constants.  Raises CaptureError with the user's line for
+    that each of them runs on values of its own; 0: values are logical.  ``value`` gives the value of a variable that
+    the step asks for, if values can be had; ``numbers`` takes what it does with numbers that calls may change, None:
+    they are constants.  ``device`` is where all tensors are taken to be, which decides what autocast does and which
+    kernels torch picks.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
     mode = fake_mode()
@@ -114,7 +125,8 @@ def capture(
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
-        reads = Reads()
+        deciding = _Deciding(state, [*fakes], value)
+        reads = Reads(deciding.decide, late=numbers is not None)
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
             watch = Watch(state, fakes, standing, sure)
             kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
@@ -129,15 +141,17 @@ def capture(
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = [r.detach() for r in step(tensors)]
                         reads.check()
+                        indexing.check()
                         stepped.settle(assigned.of)
                         watch.settle()
                         return results
 
-                streams = Streams()
+                streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state)
+                ragged = packing(), indexing.following(), unrolled()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in unseen:
+                    for context in (*unseen, *ragged):
                         stack.enter_context(context)
                     table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
@@ -147,6 +161,7 @@ def capture(
                 _refuse_uncalled(hints.patterns, recorder.called)
             known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
             gradients, unknown = watch.end(raw, known)
+            decisions = deciding.end(raw)
             again = bool(stepped.unknown) or not unknown.keys() <= sure.keys()
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
@@ -166,7 +181,7 @@ def capture(
         return capture(
             step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
             sure={**unknown, **sure}, made={**made, **stepped.unknown}, mirrored=mirrored, device=device,
-            numbers=numbers,
+            numbers=numbers, value=value,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
     kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}
@@ -175,7 +190,7 @@ def capture(
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
     parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
-    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients)
+    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients, decisions=decisions)
     refuse_lost(captured.graph)
     return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
 
@@ -256,6 +271,8 @@ class _Expanding(torch.fx.Interpreter):
             raise
         except Exception as error:  # the trace went on without what the op makes
             line = (n.meta.get("custom") or {}).get("line", "")
+            if isinstance(error, AssertionError):
+                raise CaptureError(f"{with_code(line) if line else 'in the step'}\n  {cannot_be_traced(n)}") from None
             _refuse(with_code(line) if line else "in the step", error)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -317,9 +334,62 @@ def _changed_last(node: Any) -> Any:
 
 
 
+class _Deciding:
+    """Answers what a traced step asks of small variables that are no parameters.
+
+    ``names`` are the trace's first inputs; ``value`` gives what a variable has as the step begins.
+    """
+
+    def __init__(self, state: State, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
+        scalers = {*state.beside, *state.beside.values()}
+        self._known = {h.name for h in state.held.values() if h.kind != "parameter"} - scalers
+        self._names, self._value = names, value
+        self._asked: list[Asked] = []
+        self._remedies: dict[str, str] = {}  # by place
+
+    def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
+        """What is known where Python calls ``method`` of a tensor; None where nothing is."""
+        found = node_of(tensor) if self._value is not None and method in NUMBERS else None
+        if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
+            return None
+        node, root = found
+        program = Small(node.graph, root, self._names, self._known).program(node)
+        if program is None:
+            return None
+        with real_tensors():
+            result = NUMBERS[method](program.run([self._value(name) for name in program.inputs]))
+        if not program.inputs:  # it is the same in each call
+            return result
+        where, remedy = place()
+        self._remedies[where] = remedy
+        self._asked.append(Asked(where, method, program, result))
+        return result
+
+    def end(self, trace: torch.fx.GraphModule) -> Decisions:
+        """The trace is there.  Raises CaptureError for a variable whose value the step itself makes of other things."""
+        moves, loses = Small(trace.graph, trace, self._names, self._known).moved()
+        for one in self._asked:
+            if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
+                raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}{self._remedies[one.where]}")
+        return Decisions(tuple(self._asked), moves, loses)
+
+
+    def _goes_on(self, asked: Asked, moves: Mapping[str, Program]) -> bool:
+        """Whether a number is another one in each call, so that each would need a plan of its own."""
+        if isinstance(asked.found, bool) or self._value is None:
+            return False
+        with real_tensors():
+            now = {name: self._value(name) for p in (asked.program, *moves.values()) for name in p.inputs}
+            found = [asked.found]
+            for _ in range(CALLS):
+                now |= {name: p.run([now[x] for x in p.inputs]) for name, p in moves.items()}
+                found.append(asked.now([now[name] for name in asked.program.inputs]))
+        return len({repr(one) for one in found}) == len(found)
+
+
 def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
     """In which the scalers of losses leave what they decide to the graph."""
-    fused = {o: type(o) in FUSABLE and "fused" in o.defaults for o in state.optimizers.values()}
+    fused = {o: is_fused(o) and "fused" in o.defaults for o in state.optimizers.values()}
     return scaling_in_the_graph(state.scalers.values(), fused, scaling.masked_step)
 
 
@@ -339,6 +409,13 @@ def _clear_errors(reads: Reads) -> Iterator[None]:
 def _refuse(place: str, error: Exception) -> NoReturn:
     """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
     text = _brief(error)
+    more = remedy(traceback.extract_tb(error.__traceback__))
+    if RAGGED in text:
+        raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
+    if more and isinstance(error, AssertionError):
+        refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")
+        raise refusal.with_traceback(error.__traceback__) from None
+    text += more if isinstance(error, DATA_DEPENDENT) else ""
     refusal = CaptureError(f"{place}\n  {text}")
     if text.endswith(str(error).strip()) and not _is_inside(error):
         raise refusal from error

@@ -11,6 +11,7 @@ from actorflow_compiler.automatic import Automatic, Rates, cut_automatically
 from actorflow_compiler.capture import Argument, capture
 from actorflow_compiler.collector import young_only
 from actorflow_compiler.constrain import check_constraints
+from actorflow_compiler.decided import Decisions
 from actorflow_compiler.decompositions import BATCH_NORM, join_norms
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expand import expand
@@ -62,9 +63,10 @@ def compile_step(
     rates: Rates = Rates(),  # noqa: B008 (a frozen value)
     own: Sequence[bool] | None = None,
     doing: Callable[[str], None] = lambda _: None,
-    learn: Callable[[Gradients], None] = lambda _: None,
+    learn: Callable[[Gradients, Decisions], None] = lambda *_: None,
     standing: Standing = NONE,
     numbers: Numbers | None = None,
+    value: Callable[[str], Tensor] | None = None,
 ) -> Laid:
     """Compile one step for ``world`` devices, up to where it is cut into actors.
 
@@ -84,9 +86,9 @@ def compile_step(
     device = traced_on(device_type)
     captured = capture(
         step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, mirrored=mirrored,
-        device=device, numbers=numbers,
+        device=device, numbers=numbers, value=None if mirrored else value,
     )  # fmt: skip
-    learn(captured.gradients)
+    learn(captured.gradients, captured.decisions)
     homes = {name: home for name, home in hints.homes.items() if name in captured.kinds}
     ranks = computing(world, homes, captured.graph, hints)
     # with automatic stages each of them is the mesh that is asked for

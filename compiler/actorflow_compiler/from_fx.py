@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
@@ -73,6 +74,7 @@ class Capture:
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer's state or gradient → its parameter
     gradients: Gradients = field(default_factory=Gradients)  # of its parameters and of other calls
+    decisions: Decisions = field(default_factory=Decisions)  # by values of small variables
 
 
 def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:

@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,10 +30,11 @@ __all__ = ["Late", "is_late", "late_items"]
 class Late:
     """The value that a tensor without dims will have."""
 
-    __slots__ = ("place", "tensor")
+    __slots__ = ("known", "refusal", "tensor")
 
-    def __init__(self, tensor: Tensor, place: str) -> None:
-        self.tensor, self.place = tensor, place
+    def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError]) -> None:
+        self.tensor, self.refusal = tensor, refusal
+        self.known: Callable[[], Any] = lambda: None  # gives the value, if a plan may be made for it
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
     def __class__(self) -> type:
@@ -44,16 +46,22 @@ class Late:
 
         return apply(func, args, kwargs or {})
 
-    def refuse(self) -> NoReturn:
-        """Raise CaptureError: somebody wants the number itself."""
-        raise CaptureError(f"{self.place}\n  {LOOKS_AT_A_VALUE}")
+    def decided(self) -> Any:
+        """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
+        found = self.known()
+        if found is None:
+            raise self.refusal()
+        return found
 
     def made(self, function: Callable[..., Any], *operands: Any) -> Late:
         """A function of numbers, this among them, as one of tensors."""
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
-        return Late(_widest(tensor), self.place)
+        return Late(_widest(tensor), self.refusal)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.array(self.decided(), *args, **kwargs)
 
     def __neg__(self) -> Late:
         return self.made(torch.neg, self)
@@ -71,12 +79,12 @@ class Late:
         return self.made(torch.pow, other, self) if _is_number(other) else NotImplemented
 
     def __hash__(self) -> int:
-        self.refuse()
+        return hash(self.decided())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.refuse()
+        return getattr(self.decided(), name)
 
     def __copy__(self) -> Late:
         return self
@@ -135,16 +143,15 @@ for _name in REFLECTED:
     setattr(Late, f"__r{_name}__", _backward)
 
 
-def _refused(self: Late, *_: Any) -> NoReturn:
-    self.refuse()
+def _wanted(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.decided(), name)(*args)
 
 
 for _name in (
     "bool", "float", "int", "index", "complex", "repr", "str", "format", "reduce_ex", "round", "floor", "ceil", "trunc",
-    "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "array_ufunc",
-    "array",
+    "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
 ):  # fmt: skip
-    setattr(Late, f"__{_name}__", _refused)
+    setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
 
 
 @contextmanager
@@ -153,7 +160,7 @@ def late_items() -> Iterator[None]:
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
-        return Late(_widest(tensor.detach().reshape(())), place)
+        return Late(_widest(tensor.detach().reshape(())), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
 
     before = {"min": builtins.min, "max": builtins.max}
     builtins.min = _choosing(before["min"], torch.lt)
@@ -175,7 +182,7 @@ def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
         one = next((a for a in args if type(a) is Late), None)
         like = next(a.tensor if type(a) is Late else a for a in args if _later(a))
         chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_beside(a, like) for a in args])
-        return chosen if one is None else Late(_widest(chosen.detach()), one.place)
+        return chosen if one is None else Late(_widest(chosen.detach()), one.refusal)
 
     return choose
 

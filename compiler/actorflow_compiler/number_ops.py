@@ -148,10 +148,8 @@ def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _settled(value: Any) -> Any:
-    """What a stand-in stands for; raises CaptureError for what comes later."""
-    if is_late(value):
-        value.refuse()
-    return plain(value)
+    """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
+    return value.decided() if is_late(value) else plain(value)
 
 
 def _opens(value: Any) -> bool:

@@ -22,7 +22,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.harmless import either_way
 from actorflow_compiler.lines import STDLIB, is_users
+from actorflow_compiler.remedies import remedy
 from actorflow_compiler.torch_internals import DATA_DEPENDENT, watching_reads
 
 __all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
@@ -65,11 +67,19 @@ OURSELVES = (  # warnings of torch that are about how a step is captured
 )
 
 
-class Reads:
-    """Refuses reads while a step runs; ``check`` raises again what the step has caught."""
+Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
 
-    def __init__(self) -> None:
+
+class Reads:
+    """Refuses reads while a step runs; ``check`` raises again what the step has caught.
+
+    ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
+    the same, and None for what is not.  With ``late`` what ``item`` gives may be a number that is there later.
+    """
+
+    def __init__(self, decide: Decide = lambda *_: None, late: bool = False) -> None:
         self._refused: list[CaptureError] = []
+        self._decide, self._late = decide, late
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -84,7 +94,25 @@ class Reads:
         if self._refused:
             raise self._refused[0]
 
-    def _seen(self, name: str, read: Callable[[], Any]) -> Any:
+    def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+        frame = sys._getframe(2)
+
+        def place() -> tuple[str, str]:
+            frames = traceback.extract_stack(frame)
+            return place_of(frames), remedy(frames)
+
+        if self._late and name == "item" and tensor.dtype != torch.bool:  # arithmetic may go on with it
+            later = read()
+            if hasattr(type(later), "decided"):
+                where, instead = place()
+                later.known = lambda: self._decide(lambda: (where, instead), name, tensor)
+                later.refusal = lambda: self._refused_at(where, LOOKS_AT_A_VALUE + instead)
+            return later
+        decided = self._decide(place, name, tensor)
+        if decided is None and tensor.dtype == torch.bool and name in ("__bool__", "item"):
+            decided = either_way(frame)
+        if decided is not None:
+            return decided
         text = TEXTS.get(name, LOOKS_AT_A_VALUE)
         asking = sys._getframe(2)
         if text in FOR_USERS:
@@ -104,7 +132,11 @@ class Reads:
         return found
 
     def _refusal(self, text: str) -> CaptureError:
-        error = CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(3)))}\n  {text}")
+        frames = traceback.extract_stack(sys._getframe(3))
+        return self._refused_at(place_of(frames), text + remedy(frames))
+
+    def _refused_at(self, place: str, text: str) -> CaptureError:
+        error = CaptureError(f"{place}\n  {text}")
         self._refused.append(error)
         return error
 

@@ -35,6 +35,12 @@ Slot = tuple[str, str, str]  # (optimizer, parameter, key)
 NOTHING: Mapping[Slot, Tensor] = MappingProxyType({})
 
 
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether it steps in its fused form in a plan, whose rates are read in each call."""
+    complexes = (p.is_complex() for group in optimizer.param_groups for p in group["params"])
+    return type(optimizer) in FUSABLE and (isinstance(optimizer, torch.optim.SGD) or not any(complexes))
+
+
 def is_torchs(optimizer: Optimizer) -> bool:
     """Whether an optimizer is one of torch's own."""
     return type(optimizer).__module__.startswith("torch.optim.")
@@ -180,7 +186,7 @@ def opens(optimizer: Optimizer) -> bool:
 
     Not those of what steps in its fused form: its ops read what schedulers change.
     """
-    return type(optimizer) not in FUSABLE
+    return not is_fused(optimizer)
 
 
 def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
@@ -219,7 +225,7 @@ def _empty_like(state: Any) -> Any:
 
 def _settle_groups(optimizer: Optimizer) -> None:
     """Let it step in its fused form, or else in its capturable one."""
-    fused = type(optimizer) in FUSABLE
+    fused = is_fused(optimizer)
     for group in optimizer.param_groups:
         group["foreach"] = False
         if "fused" in group:

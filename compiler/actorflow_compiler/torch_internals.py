@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,13 +56,18 @@ __all__ = [
     "make_wrapper",
     "memory_of",
     "no_torch_function",
+    "node_of",
     "only_dispatch",
     "packs_saved",
     "plain_apply",
     "plain_layers",
+    "plain_tensor",
     "python_source",
     "runs_python",
     "real_tensors",
+    "replaced_higher_order",
+    "replaced_in_vf",
+    "replaced_indexing",
     "scaler_settings",
     "scaler_state",
     "scaling_in_the_graph",
@@ -195,15 +201,15 @@ def values_not_seen() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching_reads(seen: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Have whoever reads the values of a tensor without memory get ``seen(name, read)``.
+def watching_reads(seen: Callable[[str, torch.Tensor, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have whoever reads the values of a tensor without memory get ``seen(name, tensor, read)``.
 
     ``name`` is one of ``READS``, and ``read`` does what torch does there.
     """
     before = {name: vars(FakeTensor).get(name) for name in READS}
 
     def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: seen(name, lambda: plain(*args, **kwargs))
+        return lambda tensor, *args, **kwargs: seen(name, tensor, lambda: plain(tensor, *args, **kwargs))
 
     for name in READS:
         setattr(FakeTensor, name, watched(name, getattr(FakeTensor, name)))
@@ -249,6 +255,7 @@ def plain_layers() -> Iterator[None]:
     oneDNN's and cuDNN's fused recurrent layers and cuDNN's batch norm keep a workspace; convolutions choose when they
     run.  Attention that drops is made of plain ops, so that its random numbers are drawn alike under every plan; other
     attention stays what torch picks.  ``torch.backends.*.flags`` would do the first, but warns about TF32 at each use.
+    The weight of a lerp over a list, which torch takes as a number, may be a tensor: an average over a count has one.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -269,15 +276,83 @@ def plain_layers() -> Iterator[None]:
         with drops:
             return attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
 
+    each: Any = torch._foreach_lerp_
+
+    def move(tensors: Any, ends: Any, weight: Any) -> Any:
+        if not isinstance(weight, torch.Tensor):
+            return each(tensors, ends, weight)
+        for tensor, end in zip(tensors, ends, strict=True):
+            tensor.lerp_(end, weight.to(tensor.dtype))
+        return tensors
+
     torch._C._set_mkldnn_enabled(False)
     torch._C._set_cudnn_enabled(False)
     functional.scaled_dot_product_attention = attend
+    torch._foreach_lerp_ = move  # type: ignore[assignment]
     try:
         yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
         torch._C._set_cudnn_enabled(cudnn)
         functional.scaled_dot_product_attention = attention
+        torch._foreach_lerp_ = each
+
+
+@contextlib.contextmanager
+def replaced_in_vf(
+    ops: Mapping[str, Callable[..., Any]], wrapped: Iterable[str], wrap: Callable[[Callable[..., Any]], Any]
+) -> Iterator[None]:
+    """Let layers of torch call ``ops`` in place of its functions of these names, and ``wrapped`` through ``wrap``."""
+    functions: Any = torch._VF
+    new = {**ops, **{name: wrap(getattr(functions, name)) for name in wrapped}}
+    try:
+        vars(functions).update(new)
+        yield
+    finally:
+        for name in new:
+            vars(functions).pop(name, None)
+
+
+_HIGHER_ORDER = {"cond": "cond_op", "while_loop": "while_loop_op", "scan": "scan_op", "map": "map_impl"}
+
+
+@contextlib.contextmanager
+def replaced_higher_order(ops: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have torch's functions of these names, which take functions, call ``ops`` with what they have checked."""
+    modules = {name: importlib.import_module(f"torch._higher_order_ops.{name}") for name in ops}
+    utils: Any = importlib.import_module("torch._higher_order_ops.utils")
+    before = {name: vars(module)[_HIGHER_ORDER[name]] for name, module in modules.items()}
+    run = vars(utils).get("_hop_compile_and_call")
+    try:
+        for name, module in modules.items():
+            vars(module)[_HIGHER_ORDER[name]] = ops[name]
+        if run is not None:  # it would compile what it calls
+            utils._hop_compile_and_call = lambda function, args: function(*args)
+        yield
+    finally:
+        for name, module in modules.items():
+            vars(module)[_HIGHER_ORDER[name]] = before[name]
+        if run is not None:
+            utils._hop_compile_and_call = run
+
+
+@contextlib.contextmanager
+def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Iterator[None]:
+    """Have ``x[i]`` of tensors without memory be ``get(plain, x, i)``, and ``x[i] = y`` be ``put(plain, x, i, y)``."""
+    plain: tuple[Any, Any] = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+    fake: Any = FakeTensor
+    fake.__getitem__ = lambda x, index: get(plain[0], x, index)
+    fake.__setitem__ = lambda x, index, value: put(plain[1], x, index, value)
+    try:
+        yield
+    finally:
+        del fake.__getitem__, fake.__setitem__
+
+
+def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of a class of ours holds."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
 
 
 @contextlib.contextmanager
@@ -582,6 +657,16 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
 def hooks_made() -> int:
     """How many hooks were registered in this process so far."""
     return RemovableHandle.next_id
+
+
+def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | None:
+    """What gives a tensor in the trace that is under way, and what holds the trace's constants."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    tracer: Any = mode.tracer
+    return None if slot is None else (slot.proxy.node, tracer.root)
 
 
 def is_read(tensor: torch.Tensor) -> bool:

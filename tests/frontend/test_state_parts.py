@@ -100,7 +100,8 @@ def test_an_optimizers_first_state_is_what_torch_creates(kind: str):
     parameter = nn.Parameter(torch.ones(3, 2))
     optimizer = make([parameter])
     optimizer.register_step_pre_hook(lambda *_: pytest.fail("the user's hooks are not for this"))
-    created = {k: v for k, v in initial_state(optimizer, optimizer.param_groups[0], 2).items() if v is not None}
+    state = initial_state(optimizer, optimizer.param_groups[0], torch.zeros(2, 2))
+    created = {k: v for k, v in state.items() if v is not None}
     assert {k: v.flatten()[0].item() for k, v in created.items()} == expected
     assert not optimizer.state
     assert (parameter == 1).all()

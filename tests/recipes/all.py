@@ -2,7 +2,9 @@
 
 from recipes import (
     adversarial,
+    averaging,
     functional,
+    generation,
     generative,
     graphs,
     keeping,
@@ -17,6 +19,6 @@ from recipes import (
 )
 
 __all__ = [
-    "adversarial", "functional", "generative", "graphs", "keeping", "losses", "optimizers", "precision",
-    "reinforcement", "science", "sequences", "tuning", "vision",
+    "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
+    "precision", "reinforcement", "science", "sequences", "tuning", "vision",
 ]  # fmt: skip

@@ -364,3 +364,25 @@ def equilibrium(job):
 
     model = nn.Sequential(Equilibrium(), nn.Linear(6, 4))
     return training(job, model, lambda m, x, y: F.cross_entropy(m(x), y), classes(6, 4))
+
+
+@recipe(KIND, "modules of torch.export, torch.fx and torch.compile")
+def programs(job):
+    """An exported program with a batch of any size, a module that was traced symbolically, a compiled module."""
+    batch = torch.export.Dim("batch")
+    part = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+    exported = torch.export.export(part, (torch.randn(8, 6),), dynamic_shapes=({0: batch},)).module()
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+    compiled = torch.compile(nn.Linear(8, 4), backend="eager")
+    model = nn.Sequential(exported, traced, compiled)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1e-5)
+
+    @job
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Training(model, optimizer, train_step, classes(6, 4))

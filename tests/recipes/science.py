@@ -254,3 +254,48 @@ def tucker(job):
             return torch.einsum("...i,...j,ijo->...o", x, y, weight) + torch.einsum("iio->o", weight)
 
     return training(job, Tucker(), lambda m, x, y: m(x, y).square().mean(), pairs(4, 4))
+
+
+def complex_network(job, make):
+    """Complex weights, fitted to real numbers."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            double = torch.get_default_dtype() == torch.float64
+            self.weight = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128 if double else torch.complex64))
+            self.bias = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return (x.to(self.weight.dtype) @ self.weight.T).abs() + self.bias
+
+    model = Model()
+    optimizer = make(model.parameters())
+
+    @job
+    def train_step(x, y):
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Training(model, optimizer, train_step, pairs(4, 3))
+
+
+@recipe("science", "complex weights and AdamW")
+def complex_adam(job):
+    """AdamW with AMSGrad over complex parameters."""
+    return complex_network(job, lambda parameters: torch.optim.AdamW(parameters, 0.01, amsgrad=True, eps=1e-5))
+
+
+@recipe("science", "complex weights and Adagrad")
+def complex_adagrad(job):
+    """Adagrad over complex parameters."""
+    return complex_network(job, lambda parameters: torch.optim.Adagrad(parameters, 0.05))
+
+
+@recipe("science", "complex weights and Rprop")
+def complex_rprop(job):
+    """Rprop over complex parameters, whose step sizes are pairs."""
+    return complex_network(job, lambda parameters: torch.optim.Rprop(parameters, 0.01))

@@ -5,9 +5,12 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.map import map as over_rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 from recipes.data import classes, numbers, tokens
-from recipes.recipe import Refused, Training, recipe
+from recipes.recipe import Training, recipe
 
 WORDS = 11
 
@@ -438,15 +441,7 @@ def states(job):
     return Training(model, optimizer, train_step, numbers(6, 4))
 
 
-@recipe(
-    "sequences",
-    "packed sequences",
-    refused=Refused(
-        r"sequences.py:.*(pack_padded|lstm)",
-        "The sizes of a packed batch are read from a tensor.",
-        "Pad, and multiply by a mask; the outputs of a layer that reads forward are the same.",
-    ),
-)
+@recipe("sequences", "packed sequences")
 def packed(job):
     """pack_padded_sequence with lengths that are equal for all batches, through an LSTM and back."""
     model = nn.ModuleDict({"lstm": nn.LSTM(3, 6, batch_first=True), "head": nn.Linear(6, 2)})
@@ -462,6 +457,76 @@ def packed(job):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
+
+    return Training(model, optimizer, train_step, numbers(5, 3))
+
+
+@recipe("sequences", "packed sequences in any order")
+def packed_unsorted(job):
+    """Lengths in a tensor of the script, enforce_sorted=False, a GRU in both directions, means over what a row has."""
+    model = nn.ModuleDict({"gru": nn.GRU(3, 6, 2, bidirectional=True), "head": nn.Linear(12, 2)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, eps=1e-4)
+    lengths = torch.tensor([2, 5, 4, 1, 3, 5, 2, 3])
+
+    @job
+    def train_step(x):
+        rows = nn.utils.rnn.pack_padded_sequence(x.transpose(0, 1), lengths, enforce_sorted=False)
+        out, h = model["gru"](rows)
+        out, found = nn.utils.rnn.pad_packed_sequence(out, padding_value=0.0, total_length=6)
+        loss = model["head"](out.sum(0) / found[:, None]).square().mean() + h.mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Training(model, optimizer, train_step, numbers(5, 3))
+
+
+@recipe("sequences", "a ring of rows that is written at a position", whole="the ring moves on with each forward pass")
+def ring(job):
+    """cache[t] = …, and memory[i] of it, with positions that are tensors without dims: a buffer, and an argument."""
+    model = nn.Linear(4, 4)
+    model.register_buffer("cache", torch.zeros(3, 4))
+    model.register_buffer("at", torch.zeros((), dtype=torch.long))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @job
+    def train_step(x, row):
+        h = model(x)
+        loss = (h * model.cache.sum(0)).mean() + (h[row] - model.cache[(model.at - 1) % 3]).square().sum()
+        with torch.no_grad():
+            model.cache[model.at % 3] = h.detach().mean(0)
+            model.at += 1
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batches = [(x, torch.tensor(3 * number % 8)) for number, (x,) in enumerate(numbers(4, steps=5))]
+    return Training(model, optimizer, train_step, batches)
+
+
+@recipe("sequences", "branches and loops of torch")
+def higher(job):
+    """torch.cond on a value, a scan over time, a loop of a constant number of rounds, a map over rows."""
+    model = nn.ModuleDict({"cell": nn.GRUCell(3, 4), "head": nn.Linear(4, 3)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @job
+    def train_step(x):
+        def cell(h, row):
+            h = model["cell"](row, h)
+            return h, h.sin()
+
+        last, states = scan(cell, x.new_zeros(len(x), 4), x, dim=1)
+        _, last = while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * 0.9), (torch.tensor(0), last))
+        out = over_rows(lambda row: model["head"](row).tanh(), states.transpose(0, 1))
+        loss = torch.cond(last.mean() > 0, lambda h: (h + 2).sqrt().mean(), lambda h: h.square().mean(), (last,))
+        loss = loss + out.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
         return loss
 
     return Training(model, optimizer, train_step, numbers(5, 3))
