@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from actorflow.beside import BESIDE
 from actorflow.lazy import Result, known_now
 from actorflow.looked import (
     Array,
@@ -66,8 +67,8 @@ class Names:
     """Names given in this process: a thing keeps its name, and no two things share one."""
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[Any, str]] = {}
-        self._taken: set[str] = set()
+        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
+        self._counts: dict[str, int] = {}  # name → the last number that made another one of it
         self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
 
     def current(self, thing: Any) -> Any:
@@ -78,25 +79,67 @@ class Names:
     def known(self, thing: Any) -> str | None:
         """The name of a thing that has one."""
         found = self._given.get(id(thing))
-        return found[1] if found is not None else None
+        return found[1] if found is not None and found[0]() is thing else None
 
     def give(self, thing: Any, wanted: str) -> str:
         """The thing's name; ``wanted``, or ``wanted_2`` and so on where another thing has it, if it had none."""
         name = self.known(thing)
         if name is None:
-            name, count = wanted, 1
-            while name in self._taken:
+            name, count = wanted, self._counts.get(wanted, 1)
+            while name in self._counts:
                 count += 1
                 name = f"{wanted}_{count}"
-            self._taken.add(name)
-            self._given[id(thing)] = (thing, name)
+            self._counts[wanted] = count
+            self._counts.setdefault(name, 1)
+            self._given[id(thing)] = (_Kept(thing) if isinstance(thing, Tensor) else _weak(thing), name)
         return name
 
     def replace(self, old: Any, new: Any) -> None:
         """``new`` takes the place and the name of ``old``."""
         name = self._given.pop(id(old))[1]
-        self._given[id(new)] = (new, name)
+        self._given[id(new)] = (_Kept(new), name)
         self._instead[id(old)] = (weakref.ref(old), new)
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Let a tensor go with its last holder.
+
+        From now on there is a weak reference to it, so that torch cannot exchange it for another one.
+        """
+        name = self.known(tensor)
+        if name is not None:
+            self._given[id(tensor)] = (_weak(tensor), name)
+
+    def sweep(self) -> None:
+        """Let go of what is gone, and of tensors that nobody else holds; their names stay taken."""
+        for key, (old, _) in list(self._instead.items()):
+            if old() is None:
+                del self._instead[key]
+        for key, (get, _) in list(self._given.items()):
+            if get() is None or (isinstance(get, _Kept) and get.alone()):
+                del self._given[key]
+
+
+class _Kept:
+    """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
+
+    __slots__ = ("_thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __call__(self) -> Any:
+        return self._thing
+
+    def alone(self) -> bool:
+        """Whether nobody else holds it."""
+        return sys.getrefcount(self._thing) <= 2  # this one, and that of the call
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # a class with slots
+        return _Kept(thing)
 
 
 def find(
@@ -371,7 +414,7 @@ class _Search:
         whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
         self.looked.append((id(value), Attributes(path, own, whole)))
         for name, item in list(own.items()):
-            if name not in but:
+            if name not in but and name != BESIDE:
                 self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
         slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
         if slots:
@@ -399,7 +442,7 @@ class _Search:
             before, self.library = self.library, whole
             with self.within(id(module)):
                 for name, item in list(module.__dict__.items()):
-                    if name not in OWN_DICTS:
+                    if name not in OWN_DICTS and name != BESIDE:
                         self.value(f"{where}.{name}", item, Item(module.__dict__, name), None if whole else name)
             self.library = before
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from actorflow.beside import BESIDE
 from actorflow_compiler.torch_internals import hooks_of
 from actorflow_compiler.variables import RECURRENT
 
@@ -25,8 +26,8 @@ __all__ = [
 
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
-# attributes by which modules work
-INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT}) - {"training"}
+# attributes by which modules and we work
+INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
 class Looked:

@@ -20,7 +20,7 @@ from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.variables import State, real_optimizer_state
 
-__all__ = ["Report", "compare", "differing", "report"]
+__all__ = ["Report", "compare", "differing", "let_go", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,20 @@ class Report:
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
     seat: Seat = NOWHERE
+    plans: frozenset[int] = frozenset()  # that its script has let go of
+    variables: frozenset[str] = frozenset()
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        return json.dumps([self.lines, self.checksums, asdict(self.seat)]).encode()
+        gone = sorted(self.plans), sorted(self.variables)
+        return json.dumps([self.lines, self.checksums, asdict(self.seat), gone]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Report:
         """As another rank sent it."""
-        lines, checksums, seat = json.loads(data)
-        return cls(tuple(lines), checksums, Seat(**seat | {"gpus": tuple(seat["gpus"])}))
+        lines, checksums, seat, (plans, variables) = json.loads(data)
+        seat = Seat(**seat | {"gpus": tuple(seat["gpus"])})
+        return cls(tuple(lines), checksums, seat, frozenset(plans), frozenset(variables))
 
 
 def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> Report:
@@ -89,6 +93,12 @@ def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
         if ranks:
             found[name] = ranks
     return found
+
+
+def let_go(reports: Sequence[Report]) -> tuple[list[int], list[str]]:
+    """The plans and the variables that no rank's script can come to any more."""
+    plans = frozenset.intersection(*(one.plans for one in reports))
+    return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))
 
 
 def _contents(tensor: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,16 +12,17 @@ from actorflow import tree
 from actorflow.arguments import Arguments
 from actorflow.changes import Change
 from actorflow.classic.body import Body
-from actorflow.classic.variables import Recording
-from actorflow.find import Found
-from actorflow.guards import Guards
+from actorflow.classic.variables import REGISTRY, Recording
+from actorflow.find import Found, Names
+from actorflow.guards import Guards, StandsFor
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
+from actorflow.runtime.parked import Parked
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import Plan
 
-__all__ = ["Asked", "Compiled", "JobLike"]
+__all__ = ["Asked", "Compiled", "JobLike", "bound"]
 
 
 class JobLike(Protocol):
@@ -43,6 +45,17 @@ class JobLike(Protocol):
 
 
 @dataclass(slots=True)
+class Bound:
+    """What of the script a plan was made with: this holds all that the plan works on."""
+
+    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    keys: Keys
+    guards: Guards
+    found: Found
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Compiled:
     """A plan that is installed, and how a call feeds it."""
 
@@ -51,22 +64,48 @@ class Compiled:
     plan: Plan
     shape: tree.Shape
     inputs: frozenset[str]  # arguments that this rank's sources read
-    scalars: tuple[tuple[str, torch.optim.Optimizer, int, str], ...]  # (name, optimizer, group, setting)
-    optimizers: tuple[torch.optim.Optimizer, ...]
+    bound: Bound  # there unless it is parked
     gradients: Gradients
     mirrored: bool  # devices draw random numbers of their own
-    keys: Keys
     key: tuple[Any, ...]
-    guards: Guards
-    found: Found
     changes: tuple[Change, ...]  # that each call makes in the script
     calls: int = 0
+    parked: Parked | None = None  # in place of ``bound``, while the job works on something else
+    _aside: tuple[list[str], bool, StandsFor] = ([], False, lambda old, new: False)
+
+    def park(self, names: Names, died: Callable[[object], None]) -> None:
+        """Hold nothing of the script any more."""
+        self.parked = Parked(self.bound.found, self.bound.guards.read, names, died)
+        self._aside = [n for n, *_ in self.bound.scalars], bool(self.bound.optimizers), self.bound.guards.stands_for
+        del self.bound
+
+    def unpark(self, found: Found) -> bool:
+        """Take hold of what a search has found, if it is what the plan was made with."""
+        if self.parked is None or not self.parked.is_there(found):
+            return False
+        names, steps, stands_for = self._aside
+        self.bound = bound(names, steps, Guards(found, stands_for), found)
+        self.parked = None
+        return True
 
     @property
     def leaves(self) -> tuple[str, ...]:
         """What a call changes in the script at once, whatever becomes of it, for people."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
         return (*(change.where for change in self.changes), *first)
+
+
+def bound(scalars: Sequence[str], steps: bool, guards: Guards, found: Found) -> Bound:
+    """What a plan with these scalars, of a job that ``steps`` or not, was made with."""
+    state = found.state
+    read = [(name, *name.rsplit(".", 2)) for name in scalars]
+    return Bound(
+        tuple((name, state.optimizers[title], int(group), key) for name, title, group, key in read),
+        tuple(state.optimizers.values()) if steps else (),
+        Keys(state, REGISTRY),
+        guards,
+        found,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
 from actorflow.changes import Change, Run
 from actorflow.find import Found
-from actorflow.runtime.agreement import Report, compare, differing
+from actorflow.runtime.agreement import Report, compare, differing, let_go
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
 from actorflow.runtime.planes import choose, spots_of
@@ -118,6 +118,7 @@ class Made:
     gradients: Gradients  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
+    gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -146,7 +147,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
         head = {
             "shape": shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on, "changes": [change.to_json() for change in changes],
+            "kinds": on, "changes": [change.to_json() for change in changes], "gone": let_go(found),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -156,7 +157,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes)
+    return Made(plan, shape, frozenset(lent), differ, seed, gradients, on, changes, let_go(found))
 
 
 def make_plan(order: Order, world: int, told: bool = True) -> tuple[Plan, tree.Shape, Gradients, tuple[Change, ...]]:
@@ -346,4 +347,5 @@ def _unpack(data: bytes, name: str) -> Made:
     gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
     differing, on = head["differing"], tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
-    return Made(plan, head["shape"], frozenset(head["lent"]), differing, head["seed"], gradients, on, changes)
+    lent, gone = frozenset(head["lent"]), tuple(head["gone"])
+    return Made(plan, head["shape"], lent, differing, head["seed"], gradients, on, changes, gone)

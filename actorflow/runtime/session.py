@@ -6,13 +6,15 @@ There is one session in a process: one cluster, one worker, one set of variables
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import json
 import os
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,8 +31,8 @@ from actorflow.guards import Guards
 from actorflow.lazy import known_now
 from actorflow.live import shown as live
 from actorflow.runtime import cluster as clusters
-from actorflow.runtime.agreement import report
-from actorflow.runtime.called import Asked, Compiled, JobLike
+from actorflow.runtime.agreement import Report, report
+from actorflow.runtime.called import Asked, Compiled, JobLike, bound
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.runtime.costs import Target
@@ -41,11 +43,13 @@ from actorflow.runtime.devices import make_device
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
+from actorflow.runtime.gone import Gone
 from actorflow.runtime.gradients import standing_before
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
+from actorflow.runtime.parked import names_in
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
@@ -97,7 +101,9 @@ class Session:
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self.capturing = False
-        self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
+        self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
+        self.jobs = weakref.WeakKeyDictionary()
+        self._gone = Gone()
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
         drop_echoes()
@@ -125,8 +131,13 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.worker.check(NOT_MADE)
+            if self.world == 1:
+                self._let_go()
             self.variables.refresh()
-        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
+        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state, self._stepped), self._gradients_fit)
+        compiled = find()
+        if compiled is None and job.plans.aside and self._unpark(job, asked):
+            compiled = find()
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -166,7 +177,7 @@ class Session:
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
-        scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.scalars}
+        scalars = {name: setting(optimizer.param_groups[g], key) for name, optimizer, g, key in compiled.bound.scalars}
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         call = worker.issue(compiled.number, inputs, scalars, compiled.leaves)
         if self._gates.issue(number, call):
@@ -174,13 +185,13 @@ class Session:
         self.variables.gradients.called(compiled.gradients)
         compiled.calls += 1
         job.last = compiled
-        for optimizer in compiled.optimizers:
+        for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
         if self.rank == 0 and job.type == "train":
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         handles = self.results.handles(number, call, compiled.plan.results)
-        carry_out(compiled.changes, compiled.found.looked, handles)
+        carry_out(compiled.changes, compiled.bound.found.looked, handles)
         return tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}))
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
@@ -253,11 +264,14 @@ class Session:
         state = found.state
         order = self._order(job, asked, found, fixed)
         unused: dict[int, weakref.ref[Tensor]] = {}
-        guards, keys = Guards(found, partial(self._stands_for, unused)), Keys(state, REGISTRY)
-        key = keys.key(asked.arguments, order.fresh)
+        guards = Guards(found, partial(self._stands_for, unused))
+        key = Keys(state, REGISTRY).key(asked.arguments, order.fresh)
+        if self.worker is not None:
+            self._park(job, state)
         self.capturing = True
         try:
             mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
+            mine = self._with_gone(mine)
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
@@ -267,7 +281,10 @@ class Session:
             self._start()
         worker = self.worker
         assert worker is not None
+        worker.wait_all(tell=False)
+        self._drop(*made.gone)
         self._adopt(made, state, number)
+        self.variables.adopted()
         used = {variable.name for variable in made.plan.variables}
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
         unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
@@ -283,22 +300,21 @@ class Session:
         steps = job.type == "train"
         if steps:
             self._stepped.update(state.optimizers)
-        return Compiled(
+        names = sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED})
+        compiled = Compiled(
             spoken(asked.arguments, key),
             plan_number,
             made.plan,
             made.shape,
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            tuple(_scalars(actors, state)),
-            tuple(state.optimizers.values()) if steps else (),
+            bound(names, steps, guards, found),
             made.gradients,
             asked.own is not None,
-            keys,
             key,
-            guards,
-            found,
             made.changes,
         )
+        self._gone.installed(plan_number, used, compiled)
+        return compiled
 
     def _late(self, started: Started) -> None:
         """A transfer has not ended in time: say what everything here waits for."""
@@ -343,7 +359,6 @@ class Session:
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
-        self.worker.wait_all(tell=False)
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())
@@ -381,6 +396,65 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+
+    # -- letting go --------------------------------------------------------------------------------
+
+    def _park(self, job: JobLike, state: State) -> None:
+        """Put aside plans of a job for things that it does not work on any more: who else holds them decides."""
+        there = names_in(state)
+        aside = job.plans.park(lambda plan: names_in(plan.bound.found.state) <= there)
+        for plan in aside:
+            plan.park(self.names, self._gone.died(plan.number))
+            self._gone.park(plan.number)
+        if aside:
+            job.last = None
+            ready = self._gone.ready()
+            self.variables.suspend({name for plan in aside for name in self._gone.uses(plan.number)} - ready)
+
+    def _unpark(self, job: JobLike, asked: Asked) -> bool:
+        """Take back plans for what a job works on now; whether there were any."""
+        found = self._look(job, asked.recording)
+        taken: list[Compiled] = []
+
+        def binds(plan: Compiled) -> bool:
+            if plan.unpark(found):
+                taken.append(plan)
+            return plan.parked is None
+
+        if not job.plans.unpark(binds):
+            return False
+        job.keys = Keys(found.state, REGISTRY)
+        for plan in taken:
+            self._gone.unpark(plan.number)
+            for name in self._gone.uses(plan.number) & found.state.held.keys():
+                self.variables.resume(found.state.held[name])
+        self.variables.refresh()
+        return True
+
+    def _let_go(self) -> None:
+        """On one device: drop what nobody can come to any more, where no call needs it."""
+        assert self.worker is not None
+        plans, variables = self._gone.plans(), self.variables.gone
+        if (plans or self.variables.dying) and not self.worker.busy(plans):
+            self._drop(plans, variables(self._gone.used()))
+
+    def _with_gone(self, mine: Report) -> Report:
+        """This rank's report with what it could drop."""
+        if self.worker is None:
+            return mine
+        gc.collect()  # models and their jobs refer to each other
+        plans, used = self._gone.plans(), self._gone.used()
+        return replace(mine, plans=frozenset(plans), variables=frozenset(self.variables.gone(used)) - used)
+
+    def _drop(self, plans: Iterable[int], variables: Iterable[str]) -> None:
+        """Drop plans and variables, once the calls of these plans are done."""
+        assert self.worker is not None
+        plans = frozenset(plans)
+        if self._tracer is None:  # which tells of all plans at the end
+            self.worker.drop(plans)
+        self._gone.drop(plans)
+        self.variables.drop(frozenset(variables))
+        self.names.sweep()
 
     # -- actorflow plan ----------------------------------------------------------------------------
 
@@ -473,12 +547,6 @@ class Session:
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""
         return "no job has been called yet" if self.worker is None else self.worker.explain()
-
-
-def _scalars(actors: Iterable[Any], state: State) -> Iterator[tuple[str, torch.optim.Optimizer, int, str]]:
-    for name in sorted({o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}):
-        optimizer, group, key = name.rsplit(".", 2)
-        yield name, state.optimizers[optimizer], int(group), key
 
 
 _session: Session | None = None
