@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import random
 import site
 import sys
@@ -35,16 +36,18 @@ from actorflow.looked import (
     Counting,
     Defaults,
     Entries,
+    Environment,
     Generator,
     Hooks,
     Items,
     Looked,
     Named,
     OfClass,
+    OfLibrary,
     Slots,
 )  # fmt: skip
 from actorflow.named import named_by
-from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
+from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
@@ -302,6 +305,14 @@ class _Search:
             self.globals.add(name)
             if name in function.__globals__:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
+        for module, names in named.modules.values():
+            if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
+                flags = OfLibrary(module.__name__, module, names)
+                flags.names = tuple(name for name, value in flags.values().items() if isinstance(value, PLAIN))
+                if flags.names:
+                    self.looks(flags)
+        if named.strings:
+            self.looks(Environment("os.environ", os.environ, named.strings))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
@@ -491,6 +502,9 @@ class _Search:
                     self.looks(OfClass(base.__name__, base, [name]))
                 if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
                     self.function(found, owner=base, root=root)
+                elif not hasattr(type(found), "__get__"):  # of a slot, say
+                    with self.within(root):
+                        self.value(f"{base.__name__}.{name}", found, OfType(base, name))
 
     def found(self) -> Found:
         """What was found, and what holds it."""
@@ -581,10 +595,10 @@ def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
     """The holders, those of which names are looked at once each."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in looked:
-        if isinstance(one, Named | OfClass):
+        if isinstance(one, Named | OfClass | OfLibrary):
             names.setdefault((one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
     for one in looked:
-        if not isinstance(one, Named | OfClass):
+        if not isinstance(one, Named | OfClass | OfLibrary):
             yield one
         elif found := names.pop((one.path, id(one.holder)), None):
             yield type(one)(one.path, one.holder, found)

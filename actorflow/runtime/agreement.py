@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
@@ -46,8 +46,10 @@ class Report:
         return cls(tuple(lines), checksums, seat, frozenset(plans), frozenset(variables))
 
 
-def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> Report:
-    """This rank's report; ``contents`` says whether to look at the values too."""
+def report(
+    state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
+) -> Report:
+    """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
     lines = keys.lines(state)
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
@@ -65,9 +67,11 @@ def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> 
     lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
+    lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
     if not contents:
         return Report(tuple(lines), {}, seat)
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
+    tensors |= gradients
     return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
 
 

@@ -13,13 +13,20 @@ from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.variables import State
 
-__all__ = ["Kept", "standing_before"]
+__all__ = ["Kept", "made_by_script", "standing_before"]
 
 
 def standing_before(state: State, known: Standing) -> Standing:
     """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
     new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
     return Standing(known.kept | new, known.lost)
+
+
+def made_by_script(state: State, kept: Kept | None) -> dict[str, Tensor]:
+    """Gradients that no plan has yet, by the names of the variables that they would be."""
+    found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
+    later = {} if kept is None else {name: kept.start_of(name + SUFFIX, state) for name in found}
+    return {name + SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
 
 
 class Holder(Protocol):

@@ -13,7 +13,7 @@ from actorflow.looked import Looked
 from actorflow.owned import Owned
 from actorflow_compiler.variables import State
 
-__all__ = ["Parked", "names_in"]
+__all__ = ["Parked", "names_in", "owned_in"]
 
 CONTAINERS = (list, dict, set)  # what is in them is looked at by itself
 NEVER = ("never",)
@@ -22,6 +22,12 @@ NEVER = ("never",)
 def names_in(state: State) -> set[str]:
     """The names of what a search found; they are of the same things wherever they are equal."""
     return {*state.held, *state.modules, *state.optimizers, *state.scalers}
+
+
+def owned_in(state: State) -> set[str]:
+    """Those of modules, of optimizers and of tensors that plans own: a plain tensor may have others take its place."""
+    owned = {name for name, held in state.held.items() if isinstance(held.tensor, Owned)}
+    return owned | (names_in(state) - state.held.keys())
 
 
 class Parked:

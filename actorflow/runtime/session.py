@@ -44,12 +44,12 @@ from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
 from actorflow.runtime.gone import Gone
-from actorflow.runtime.gradients import standing_before
+from actorflow.runtime.gradients import made_by_script, standing_before
 from actorflow.runtime.keys import Keys, fresh, rates, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.optimizer_state import count_as_stepped
-from actorflow.runtime.parked import names_in
+from actorflow.runtime.parked import names_in, owned_in
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
@@ -270,8 +270,9 @@ class Session:
             self._park(job, state)
         self.capturing = True
         try:
-            mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
-            mine = self._with_gone(mine)
+            kept = None if self.worker is None else self.variables.gradients
+            gradients, seat = made_by_script(state, kept), own_seat(order, self.cluster.settings)
+            mine = self._with_gone(report(state, order.hints, self.world > 1, seat, gradients))
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
@@ -402,7 +403,7 @@ class Session:
     def _park(self, job: JobLike, state: State) -> None:
         """Put aside plans of a job for things that it does not work on any more: who else holds them decides."""
         there = names_in(state)
-        aside = job.plans.park(lambda plan: names_in(plan.bound.found.state) <= there)
+        aside = job.plans.park(lambda plan: owned_in(plan.bound.found.state) <= there)
         for plan in aside:
             plan.park(self.names, self._gone.died(plan.number))
             self._gone.park(plan.number)
@@ -434,9 +435,10 @@ class Session:
     def _let_go(self) -> None:
         """On one device: drop what nobody can come to any more, where no call needs it."""
         assert self.worker is not None
-        plans, variables = self._gone.plans(), self.variables.gone
+        plans = self._gone.plans()
         if (plans or self.variables.dying) and not self.worker.busy(plans):
-            self._drop(plans, variables(self._gone.used()))
+            used = self._gone.used()
+            self._drop(plans, frozenset(self.variables.gone(used)) - used)
 
     def _with_gone(self, mine: Report) -> Report:
         """This rank's report with what it could drop."""
