@@ -305,12 +305,12 @@ class _Search:
             self.globals.add(name)
             if name in function.__globals__:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
-        for module, names in named.modules.values():
+        for module, attributes in named.modules.values():
             if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
-                flags = OfLibrary(module.__name__, module, names)
-                flags.names = tuple(name for name, value in flags.values().items() if isinstance(value, PLAIN))
-                if flags.names:
-                    self.looks(flags)
+                known = OfLibrary(module.__name__, module, attributes).values()
+                flags = [name for name, value in known.items() if isinstance(value, PLAIN)]
+                if flags:
+                    self.looks(OfLibrary(module.__name__, module, flags))
         if named.strings:
             self.looks(Environment("os.environ", os.environ, named.strings))
         defaults = function.__defaults__ or ()

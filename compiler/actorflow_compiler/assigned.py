@@ -18,7 +18,8 @@ from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.reads import warn
 
 _SET = Tensor.data.__set__  # type: ignore[attr-defined]
-_GRAD = Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRADIENT: Any = Tensor.grad  # a descriptor
+_GRAD = _GRADIENT.__get__
 _LOOKS = {  # that read no values
     Tensor.untyped_storage, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point,
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
