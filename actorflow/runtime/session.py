@@ -272,7 +272,7 @@ class Session:
         try:
             kept = None if self.worker is None else self.variables.gradients
             gradients, seat = made_by_script(state, kept), own_seat(order, self.cluster.settings)
-            mine = self._with_gone(report(state, order.hints, self.world > 1, seat, gradients))
+            mine = self._with_gone(report(state, order.hints, self.world > 1, seat, gradients), state)
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
@@ -440,11 +440,13 @@ class Session:
             used = self._gone.used()
             self._drop(plans, frozenset(self.variables.gone(used)) - used)
 
-    def _with_gone(self, mine: Report) -> Report:
+    def _with_gone(self, mine: Report, state: State) -> Report:
         """This rank's report with what it could drop."""
         if self.worker is None:
             return mine
-        gc.collect()  # models and their jobs refer to each other
+        parameters = {held.name for held in state.held.values() if held.kind == "parameter"}
+        if not parameters <= self.variables.layouts.keys():  # what comes may take another one's place
+            gc.collect()  # models and their jobs refer to each other
         plans, used = self._gone.plans(), self._gone.used()
         return replace(mine, plans=frozenset(plans), variables=frozenset(self.variables.gone(used)) - used)
 

@@ -306,8 +306,14 @@ class Variables:
         """Before a call: take over what the script changed in ways that only show now."""
         for watched in self._watched.values():
             module = watched.module()
-            if module is not None:
-                self._refresh(watched.parameters, module._parameters)
+            if module is None:
+                continue
+            tensors: dict[str, Any] = module._parameters
+            for key, owned in watched.parameters.items():
+                if tensors.get(key) is not owned:
+                    self._refresh(watched.parameters, tensors)
+                    break
+            if watched.buffers:
                 self._refresh(watched.buffers, module._buffers)
         for name, borrowed in self._borrowed.items():
             if borrowed.tensor is None:
