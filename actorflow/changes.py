@@ -24,7 +24,7 @@ from actorflow import tree
 from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
-from actorflow.looked import Array, Generator, Hooks, Items, Looked, state_of
+from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, state_of
 from actorflow.refusing import instead, refusing_clocks
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.expressions import Known, Source, number_of
@@ -113,7 +113,8 @@ class Run:
         self._instead = []
         for one, values in zip(self._looked, self._values, strict=True):
             for key, value in values.items():
-                stand_in = None if isinstance(one, Array | Generator | Hooks) else instead(value, one.say(key))
+                as_it_is = isinstance(one, Array | Generator | Hooks | OfLibrary)
+                stand_in = None if as_it_is else instead(value, one.say(key))
                 if stand_in is not None:
                     with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
                         one.put(key, stand_in)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import random
 import site
 import sys
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from actorflow.beside import BESIDE
 from actorflow.lazy import Result, known_now
 from actorflow.looked import (
     Array,
@@ -34,17 +36,19 @@ from actorflow.looked import (
     Counting,
     Defaults,
     Entries,
+    Environment,
     Generator,
     Hooks,
     Items,
     Looked,
     Named,
     OfClass,
+    OfLibrary,
     Slots,
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached
-from actorflow.places import Attribute, Cell, Item, Member, PartialArgs, Place
+from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled, refuse_prepared
 from actorflow_compiler.stepping import opens
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
@@ -68,8 +72,8 @@ class Names:
     """Names given in this process: a thing keeps its name, and no two things share one."""
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[Any, str]] = {}
-        self._taken: set[str] = set()
+        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
+        self._counts: dict[str, int] = {}  # name → the last number that made another one of it
         self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
 
     def current(self, thing: Any) -> Any:
@@ -80,25 +84,67 @@ class Names:
     def known(self, thing: Any) -> str | None:
         """The name of a thing that has one."""
         found = self._given.get(id(thing))
-        return found[1] if found is not None else None
+        return found[1] if found is not None and found[0]() is thing else None
 
     def give(self, thing: Any, wanted: str) -> str:
         """The thing's name; ``wanted``, or ``wanted_2`` and so on where another thing has it, if it had none."""
         name = self.known(thing)
         if name is None:
-            name, count = wanted, 1
-            while name in self._taken:
+            name, count = wanted, self._counts.get(wanted, 1)
+            while name in self._counts:
                 count += 1
                 name = f"{wanted}_{count}"
-            self._taken.add(name)
-            self._given[id(thing)] = (thing, name)
+            self._counts[wanted] = count
+            self._counts.setdefault(name, 1)
+            self._given[id(thing)] = (_Kept(thing) if isinstance(thing, Tensor) else _weak(thing), name)
         return name
 
     def replace(self, old: Any, new: Any) -> None:
         """``new`` takes the place and the name of ``old``."""
         name = self._given.pop(id(old))[1]
-        self._given[id(new)] = (new, name)
+        self._given[id(new)] = (_Kept(new), name)
         self._instead[id(old)] = (weakref.ref(old), new)
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Let a tensor go with its last holder.
+
+        From now on there is a weak reference to it, so that torch cannot exchange it for another one.
+        """
+        name = self.known(tensor)
+        if name is not None:
+            self._given[id(tensor)] = (_weak(tensor), name)
+
+    def sweep(self) -> None:
+        """Let go of what is gone, and of tensors that nobody else holds; their names stay taken."""
+        for key, (old, _) in list(self._instead.items()):
+            if old() is None:
+                del self._instead[key]
+        for key, (get, _) in list(self._given.items()):
+            if get() is None or (isinstance(get, _Kept) and get.alone()):
+                del self._given[key]
+
+
+class _Kept:
+    """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
+
+    __slots__ = ("_thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __call__(self) -> Any:
+        return self._thing
+
+    def alone(self) -> bool:
+        """Whether nobody else holds it."""
+        return sys.getrefcount(self._thing) <= 2  # this one, and that of the call
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # a class with slots
+        return _Kept(thing)
 
 
 def find(
@@ -261,6 +307,14 @@ class _Search:
             self.globals.add(name)
             if name in function.__globals__:
                 self.value(name, function.__globals__[name], Item(function.__globals__, name))
+        for module, attributes in named.modules.values():
+            if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
+                known = OfLibrary(module.__name__, module, attributes).values()
+                flags = [name for name, value in known.items() if isinstance(value, PLAIN)]
+                if flags:
+                    self.looks(OfLibrary(module.__name__, module, flags))
+        if named.strings:
+            self.looks(Environment("os.environ", os.environ, named.strings))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
@@ -377,7 +431,7 @@ class _Search:
         whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
         self.looked.append((id(value), Attributes(path, own, whole)))
         for name, item in list(own.items()):
-            if name not in but:
+            if name not in but and name != BESIDE:
                 self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
         slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
         if slots:
@@ -405,7 +459,7 @@ class _Search:
             before, self.library = self.library, whole
             with self.within(id(module)):
                 for name, item in list(module.__dict__.items()):
-                    if name not in OWN_DICTS:
+                    if name not in OWN_DICTS and name != BESIDE:
                         self.value(f"{where}.{name}", item, Item(module.__dict__, name), None if whole else name)
             self.library = before
 
@@ -454,6 +508,9 @@ class _Search:
                     self.looks(OfClass(base.__name__, base, [name]))
                 if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
                     self.function(found, owner=base, root=root)
+                elif not hasattr(type(found), "__get__"):  # of a slot, say
+                    with self.within(root):
+                        self.value(f"{base.__name__}.{name}", found, OfType(base, name))
 
     def found(self) -> Found:
         """What was found, and what holds it."""
@@ -544,10 +601,10 @@ def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
     """The holders, those of which names are looked at once each."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in looked:
-        if isinstance(one, Named | OfClass):
+        if isinstance(one, Named | OfClass | OfLibrary):
             names.setdefault((one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
     for one in looked:
-        if not isinstance(one, Named | OfClass):
+        if not isinstance(one, Named | OfClass | OfLibrary):
             yield one
         elif found := names.pop((one.path, id(one.holder)), None):
             yield type(one)(one.path, one.holder, found)

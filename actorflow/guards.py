@@ -18,8 +18,9 @@ from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked
 from actorflow_compiler.numbers import is_stand_in, plain_now
 from actorflow_compiler.torch_internals import hooks_made
 
-__all__ = ["NOTHING", "Guards", "same", "say"]
+__all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
 
+StandsFor = Callable[[Tensor, Tensor], bool]
 NOTHING = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
 
@@ -30,8 +31,8 @@ class Guards:
     ``stands_for`` says whether a tensor that took another one's place makes no difference.
     """
 
-    def __init__(self, found: Found, stands_for: Callable[[Tensor, Tensor], bool]) -> None:
-        self._stands_for = stands_for
+    def __init__(self, found: Found, stands_for: StandsFor) -> None:
+        self.stands_for = stands_for
         self._looked = found.read
         self._own: dict[tuple[int, type], set[Any]] = {}
         self._take()
@@ -47,6 +48,11 @@ class Guards:
         """What of a holder has to be as it was."""
         own = self._own.get((id(one.holder), type(one)))
         return one.read() if own is None else {key: value for key, value in one.read().items() if key not in own}
+
+    @property
+    def read(self) -> list[tuple[Looked, Mapping[Any, Any]]]:
+        """The holders that code reads, with what they had."""
+        return [*zip(self._looked, self._before, strict=True)]
 
     def _take(self) -> None:
         """Take things as they are now."""
@@ -105,7 +111,7 @@ class Guards:
         return ""
 
     def _same(self, old: Any, new: Any) -> bool:
-        return same(old, new, self._stands_for)
+        return same(old, new, self.stands_for)
 
 
 def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+from actorflow.beside import beside
 from actorflow.classic.body import Body
 from actorflow.classic.config import FunctionConfig
 from actorflow.outside import step_in_jobs
@@ -67,7 +68,7 @@ class Job:
         self.plans: Known[Compiled] = Known(self.name)
         self.keys: Keys | None = None  # of what the last search found
         self.last: Compiled | None = None
-        self._bound: dict[int, tuple[Any, Job]] = {}  # by id of the object that a method belongs to
+        self._bound: dict[int, tuple[Any, Job]] = {}  # by id, for objects that take no attributes
 
     def _check_mirrored(self) -> None:
         """Raise CallError for what the mirrored view has not."""
@@ -94,25 +95,34 @@ class Job:
         return current().call(self, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Job:
-        """The job of a method, for one object; each object has plans of its own."""
+        """The job of a method, for one object; each object has plans of its own, which go with it."""
         if instance is None:
             return self
-        if id(instance) not in self._bound:
-            job = Job(
-                types.MethodType(self.function, instance),
-                type=self.type,
-                micro_batches=self.micro_batches,
-                parallel=self.parallel,
-                memory_budget=self.memory_budget,
-                schedule=self.schedule,
-                compile=self.mode,
-                model=self.model,
-                optimizer=self.optimizer,
-                name=self.name,
-                function_config=self.function_config,
-            )
-            self._bound[id(instance)] = (instance, job)
-        return self._bound[id(instance)][1]
+        kept = beside(instance)
+        if kept is None:
+            if id(instance) not in self._bound:
+                self._bound[id(instance)] = (instance, self._of(instance))
+            return self._bound[id(instance)][1]
+        if self not in kept:
+            kept[self] = self._of(instance)
+        found: Job = kept[self]
+        return found
+
+    def _of(self, instance: Any) -> Job:
+        """The job of this method of one object."""
+        return Job(
+            types.MethodType(self.function, instance),
+            type=self.type,
+            micro_batches=self.micro_batches,
+            parallel=self.parallel,
+            memory_budget=self.memory_budget,
+            schedule=self.schedule,
+            compile=self.mode,
+            model=self.model,
+            optimizer=self.optimizer,
+            name=self.name,
+            function_config=self.function_config,
+        )
 
     @property
     def plan(self) -> Plan | None:

@@ -5,6 +5,7 @@ What a step reads of Python, it reads from such holders: globals, closures, defa
 
 from __future__ import annotations
 
+import contextlib
 import random
 import types
 import zlib
@@ -15,19 +16,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from actorflow.beside import BESIDE
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.torch_internals import hooks_of
 from actorflow_compiler.variables import RECURRENT
 
 __all__ = [
     "Array", "Attributes", "Closure", "Counting", "Defaults", "Entries", "Generator", "Get", "Hooks", "Items",
-    "Looked", "Named", "OfClass", "Slots", "state_of",
+    "Environment", "Looked", "Named", "OfClass", "OfLibrary", "Slots", "state_of",
 ]  # fmt: skip
 
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
-# attributes by which modules work
-INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT}) - {"training"}
+# attributes by which modules and we work
+INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
 class Looked:
@@ -98,6 +100,49 @@ class Named(_Mapped):
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
         return _got(read)
+
+
+class Environment(Named):
+    """The environment of the process: of its variables those that code may name."""
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: one that comes counts, too."""
+        return None
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key!r}]"
+
+
+class OfLibrary(Looked):
+    """A module of a library: of its attributes those that code names."""
+
+    foreign = True
+
+    def __init__(self, path: str, holder: types.ModuleType, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found = {}
+        for name in self.names:
+            with contextlib.suppress(Exception):  # a property of anybody's kind
+                found[name] = getattr(self.holder, name)
+        return found
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        get = attrgetter(*read)
+        return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        setattr(self.holder, key, value)
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        delattr(self.holder, key)
 
 
 class OfClass(Looked):

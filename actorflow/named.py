@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["Reads", "named_by"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
+ENVIRONMENT = frozenset(("environ", "getenv"))
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 
@@ -26,6 +27,8 @@ class Reads:
     attributes: dict[str, None] = field(default_factory=dict)  # of anything
     own: dict[str, None] = field(default_factory=dict)  # of ``self``
     others: dict[str, None] = field(default_factory=dict)  # of objects that are neither that nor modules
+    modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, what of each
+    strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
     any: bool = False  # whether it may read attributes that it does not name
 
 
@@ -49,6 +52,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             if before == "layers":
                 found.globals[f"layers.{name}"] = None
             if isinstance(base, types.ModuleType):
+                found.modules.setdefault(id(base), (base, {}))[1][name] = None
                 base = getattr(base, name, None)
             else:
                 (found.own if of_own else found.others)[name] = None
@@ -68,7 +72,10 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             found.others.update(dict.fromkeys(said))
             found.any = found.any or not said
         before = name
+    asks = not ENVIRONMENT.isdisjoint(code.co_names)
     for constant in code.co_consts:
+        if asks and isinstance(constant, str):
+            found.strings[constant] = None
         if isinstance(constant, types.CodeType):
             parameters = constant.co_varnames[: constant.co_argcount]
             _follow(constant, "" if own in parameters else own, scope, found)

@@ -5,30 +5,31 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from actorflow.beside import beside
 from actorflow.owned import Owned
 from actorflow.runtime.session import started
 from actorflow_compiler.errors import StateError
 
 __all__ = ["step_in_jobs"]
 
+_JOB = "the job of its step"
+
 
 def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
     """From now on, optimizers that step outside of jobs do it in one, which ``make`` makes of a function."""
-    jobs: WeakKeyDictionary[Optimizer, Callable[[], object]] = WeakKeyDictionary()
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _is_ours(optimizer, args, kwargs):
             return None
-        if optimizer not in jobs:
-            jobs[optimizer] = make(
-                lambda: optimizer.step(), name=f"{type(optimizer).__name__}.step", optimizer=optimizer
-            )
-        jobs[optimizer]()
+        kept = beside(optimizer)
+        assert kept is not None
+        if _JOB not in kept:
+            kept[_JOB] = make(lambda: optimizer.step(), name=f"{type(optimizer).__name__}.step", optimizer=optimizer)
+        kept[_JOB]()
         return (_with_nothing_to_do(optimizer),), {}  # of which the step itself is now
 
     register_optimizer_step_pre_hook(before)

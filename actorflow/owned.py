@@ -147,6 +147,7 @@ class Gradient(Owned):
     """Stands for a gradient that plans keep: every op reads it, and those in place write what they make of it."""
 
     gone = False  # whether something else is in its place
+    _parameter: Owned
 
     @staticmethod
     def of_parameter(parameter: Owned, name: str, owner: Owner) -> Gradient:
@@ -155,6 +156,7 @@ class Gradient(Owned):
             Gradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         gradient.name_in_plan, gradient._owner = name, owner
+        gradient._parameter = parameter  # whose variables go when nobody holds it
         return gradient
 
     @classmethod

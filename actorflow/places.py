@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Attribute", "Cell", "Item", "Member", "PartialArgs", "Place"]
+__all__ = ["Attribute", "Cell", "Item", "Member", "OfType", "PartialArgs", "Place"]
 
 
 class Place(Protocol):
@@ -57,6 +57,23 @@ class Attribute:
     def get(self) -> Any:
         """What is there now; None if the attribute is gone."""
         return getattr(self._owner, self._name, None)
+
+
+class OfType:
+    """An attribute of a class."""
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: type, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
+        setattr(self._owner, self._name, tensor)
+
+    def get(self) -> Any:
+        """What is there now; None if the attribute is gone."""
+        return vars(self._owner).get(self._name)
 
 
 class Member:

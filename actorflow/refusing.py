@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
+from torch.utils.data import DataLoader
+
 from actorflow.find import is_user_class, is_user_file
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.lines import STDLIB
@@ -30,8 +32,10 @@ CLOCKS = tuple(
 )
 RANDOM = (os.urandom,)  # the system's
 THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
+LOADS = (DataLoader.__iter__,)
 _IN = (  # modules and classes, and which functions of theirs
     (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
+    (DataLoader, LOADS),
 )  # fmt: skip
 
 
@@ -79,6 +83,8 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and function in LOADS:
+            _refuse("takes batches from a DataLoader", "iterate over it outside, and pass each batch as an argument")
         if threading.get_ident() == thread and _asked_by_user(sys._getframe(1), deep=function in THREADS):
             if function in THREADS:
                 _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")

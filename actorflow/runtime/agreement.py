@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 
@@ -20,7 +20,7 @@ from actorflow_compiler.errors import CallError
 from actorflow_compiler.hints import Hints
 from actorflow_compiler.variables import State, real_optimizer_state
 
-__all__ = ["Report", "compare", "differing", "report"]
+__all__ = ["Report", "compare", "differing", "let_go", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,26 @@ class Report:
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
     seat: Seat = NOWHERE
+    plans: frozenset[int] = frozenset()  # that its script has let go of
+    variables: frozenset[str] = frozenset()
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        return json.dumps([self.lines, self.checksums, asdict(self.seat)]).encode()
+        gone = sorted(self.plans), sorted(self.variables)
+        return json.dumps([self.lines, self.checksums, asdict(self.seat), gone]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Report:
         """As another rank sent it."""
-        lines, checksums, seat = json.loads(data)
-        return cls(tuple(lines), checksums, Seat(**seat | {"gpus": tuple(seat["gpus"])}))
+        lines, checksums, seat, (plans, variables) = json.loads(data)
+        seat = Seat(**seat | {"gpus": tuple(seat["gpus"])})
+        return cls(tuple(lines), checksums, seat, frozenset(plans), frozenset(variables))
 
 
-def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> Report:
-    """This rank's report; ``contents`` says whether to look at the values too."""
+def report(
+    state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
+) -> Report:
+    """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
     lines = keys.lines(state)
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
@@ -61,9 +67,11 @@ def report(state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE) -> 
     lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
     created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
+    lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
     if not contents:
         return Report(tuple(lines), {}, seat)
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
+    tensors |= gradients
     return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
 
 
@@ -89,6 +97,12 @@ def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
         if ranks:
             found[name] = ranks
     return found
+
+
+def let_go(reports: Sequence[Report]) -> tuple[list[int], list[str]]:
+    """The plans and the variables that no rank's script can come to any more."""
+    plans = frozenset.intersection(*(one.plans for one in reports))
+    return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))
 
 
 def _contents(tensor: Tensor) -> int:

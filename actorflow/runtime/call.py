@@ -6,7 +6,7 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 
 from torch import Tensor
@@ -205,6 +205,11 @@ class Behind:
             if late is None:
                 return
             late.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def has(self, plans: Collection[int]) -> bool:
+        """Whether a call of one of these plans is behind."""
+        with self._lock:
+            return any(call.plan in plans and not call.done for call in self._calls)
 
     def wait(self, end: float | None = None) -> None:
         """Block until no call is behind.  Raises TimeoutError where ``time.monotonic()`` comes to ``end`` before."""

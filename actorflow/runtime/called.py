@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,20 +10,21 @@ import torch
 
 from actorflow import tree
 from actorflow.arguments import Arguments
-from actorflow.changes import Change
+from actorflow.changes import Change, place_key
 from actorflow.classic.body import Body
-from actorflow.classic.variables import Recording
-from actorflow.find import Found
-from actorflow.guards import Guards
+from actorflow.classic.variables import REGISTRY, Recording
+from actorflow.find import Found, Names
+from actorflow.guards import Guards, StandsFor
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
+from actorflow.runtime.parked import Parked
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan import Plan
 
-__all__ = ["Asked", "Compiled", "JobLike"]
+__all__ = ["Asked", "Compiled", "JobLike", "bound"]
 
 
 class JobLike(Protocol):
@@ -45,6 +47,16 @@ class JobLike(Protocol):
 
 
 @dataclass(slots=True)
+class Bound:
+    """What of the script a plan was made with: this holds all that the plan works on."""
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    keys: Keys
+    guards: Guards
+    found: Found
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Compiled:
     """A plan that is installed, and how a call feeds it."""
 
@@ -53,23 +65,44 @@ class Compiled:
     plan: Plan
     shape: tree.Shape
     inputs: frozenset[str]  # arguments that this rank's sources read
+    bound: Bound  # there unless it is parked
     reading: Reading  # what it reads of numbers of the script, and what they have to be
-    optimizers: tuple[torch.optim.Optimizer, ...]
     gradients: Gradients
     mirrored: bool  # devices draw random numbers of their own
-    keys: Keys
     key: tuple[Any, ...]
-    guards: Guards
-    found: Found
     changes: tuple[Change, ...]  # that each call makes in the script
     decisions: Decisions  # by values of small variables
     calls: int = 0
+    parked: Parked | None = None  # in place of ``bound``, while the job works on something else
+    _aside: tuple[bool, StandsFor] = (False, lambda old, new: False)
+
+    def park(self, names: Names, died: Callable[[object], None]) -> None:
+        """Hold nothing of the script any more."""
+        self.parked = Parked(self.bound.found, self.bound.guards.read, names, died)
+        self._aside = bool(self.bound.optimizers), self.bound.guards.stands_for
+        del self.bound
+
+    def unpark(self, found: Found) -> bool:
+        """Take hold of what a search has found, if it is what the plan was made with."""
+        if self.parked is None or not self.parked.is_there(found):
+            return False
+        steps, stands_for = self._aside
+        self.bound = bound(steps, Guards(found, stands_for), found, self.reading)
+        self.parked = None
+        return True
 
     @property
     def leaves(self) -> tuple[str, ...]:
         """What a call changes in the script at once, whatever becomes of it, for people."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
         return (*(change.where for change in self.changes), *first)
+
+
+def bound(steps: bool, guards: Guards, found: Found, reading: Reading) -> Bound:
+    """What a plan with this reading of numbers, of a job that ``steps`` or not, was made with."""
+    state = found.state
+    guards.without((found.looked[int(source.at)], place_key(source)) for source in reading.own)
+    return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state, REGISTRY), guards, found)
 
 
 @dataclass(frozen=True, slots=True)

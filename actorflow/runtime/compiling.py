@@ -19,7 +19,7 @@ from actorflow.arguments import Arguments, shapes_text
 from actorflow.changes import OFTEN, Change, Counting, Run
 from actorflow.find import Found
 from actorflow.owned import real
-from actorflow.runtime.agreement import Report, compare, differing
+from actorflow.runtime.agreement import Report, compare, differing, let_go
 from actorflow.runtime.costs import HERE, Target
 from actorflow.runtime.five_lines import five_lines
 from actorflow.runtime.numbers import Reading, every_number, learned, settled
@@ -129,6 +129,7 @@ class Made:
     changes: tuple[Change, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
     decisions: Decisions  # by values of small variables
+    gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
         head = {
             "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on, "changes": [change.to_json() for change in planned.changes],
+            "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
@@ -183,7 +184,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     cluster.scatter(f"plan {tag}", packages)
     return Made(
         plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions,
+        planned.decisions, let_go(found),
     )  # fmt: skip
 
 
@@ -414,5 +415,5 @@ def _unpack(data: bytes, name: str) -> Made:
     on = tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
     reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
-    lent, differing, seed = frozenset(head["lent"]), head["differing"], head["seed"]
-    return Made(plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions)
+    lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
+    return Made(plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, gone)

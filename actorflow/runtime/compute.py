@@ -6,6 +6,7 @@ communication to lanes, which hand back what came of it.  Nothing polls and noth
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -65,6 +66,7 @@ class Compute:
         self._waiting: deque[tuple[Job, Call]] = deque()  # issued, not begun
         self._permits: set[int] = set()
         self._early: dict[int, list[tuple[int, Message]]] = {}  # messages for plans that are not installed
+        self._dropped: set[int] = set()  # numbers of plans
         self._current: Job | None = None  # that of the calls which are under way
         self._doing: tuple[Unit, Fire] | None = None
         self._cores = cores
@@ -86,6 +88,10 @@ class Compute:
     def install(self, job: Job) -> None:
         """Take in a plan."""
         self._inbox.put(self._install, job)
+
+    def drop(self, job: Job) -> None:
+        """Let go of a plan whose calls are done."""
+        self._inbox.put(self._drop, job)
 
     def enqueue(self, job: Job, call: Call) -> None:
         """Do a call after those before it."""
@@ -190,6 +196,13 @@ class Compute:
         for peer, message in self._early.pop(job.number, ()):
             self._take_in(peer, message)
 
+    def _drop(self, job: Job) -> None:
+        del self._jobs[job.number]
+        self._dropped.add(job.number)
+        self._turns.drop(job.number)
+        if self._current is job:
+            self._current = None
+
     def _allow(self, number: int) -> None:
         self._permits.add(number)
         self._begin()
@@ -225,7 +238,10 @@ class Compute:
 
     def _take_in(self, peer: int, message: Message) -> None:
         job = self._jobs.get(message.plan)
-        if job is None:
+        if job is None and message.plan in self._dropped:  # a slot is free again that nobody fills any more
+            if isinstance(message, Region):
+                os.close(message.descriptor)
+        elif job is None:
             self._early.setdefault(message.plan, []).append((peer, message))
         elif isinstance(message, Credit):
             if self._record is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+import weakref
+from collections.abc import Collection, Container, Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -12,13 +13,20 @@ from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.variables import State
 
-__all__ = ["Kept", "standing_before"]
+__all__ = ["Kept", "made_by_script", "standing_before"]
 
 
 def standing_before(state: State, known: Standing) -> Standing:
     """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
     new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
     return Standing(known.kept | new, known.lost)
+
+
+def made_by_script(state: State, kept: Kept | None) -> dict[str, Tensor]:
+    """Gradients that no plan has yet, by the names of the variables that they would be."""
+    found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
+    later = {} if kept is None else {name: kept.start_of(name + SUFFIX, state) for name in found}
+    return {name + SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
 
 
 class Holder(Protocol):
@@ -42,7 +50,7 @@ class Kept:
         self.standing = NONE
         self._holder = holder
         self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
-        self._stand_ins: dict[str, Gradient] = {}
+        self._stand_ins: weakref.WeakValueDictionary[str, Gradient] = weakref.WeakValueDictionary()
         self._after: dict[tuple[Standing, Gradients], Standing] = {}
         self._fits: dict[tuple[Standing, Gradients], bool] = {}
 
@@ -82,6 +90,15 @@ class Kept:
             self._scripts[name] = grad
             self._stands(name, kept=True)
 
+    def drop(self, names: Iterable[str]) -> None:
+        """These parameters are no more."""
+        names = frozenset(names)
+        for name in self._scripts.keys() & names:
+            del self._scripts[name]
+        self.standing = Standing(self.standing.kept - names, self.standing.lost - names)
+        self._after.clear()
+        self._fits.clear()
+
     # -- the script --------------------------------------------------------------------------------
 
     def get(self, owned: Owned) -> Tensor | None:
@@ -91,9 +108,10 @@ class Kept:
             return self._scripts[name]
         if name not in self.standing.kept and name not in self.standing.lost:
             return None
-        if name not in self._stand_ins:
-            self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
-        return self._stand_ins[name]
+        found = self._stand_ins.get(name)
+        if found is None:
+            found = self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
+        return found
 
     def set(self, owned: Owned, value: Tensor | None) -> None:
         """``p.grad = value``: as every rank's script has it."""
@@ -141,8 +159,10 @@ class Kept:
         self.standing = Standing(without | one if kept else without, self.standing.lost - one)
 
     def _forget(self, names: Collection[str]) -> None:
-        for name in self._stand_ins.keys() & names:
-            self._stand_ins.pop(name).gone = True
+        for name, gradient in [*self._stand_ins.items()]:
+            if name in names:
+                del self._stand_ins[name]
+                gradient.gone = True
 
 
 def _eager_gradient(tensor: Tensor) -> Tensor | None:

@@ -95,7 +95,14 @@ def lines(state: State) -> list[str]:
 
 def _autocast() -> tuple[Any, ...]:
     kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
-    return (*kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled())
+    return (*kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), _precision())
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set in two of torch's ways, of which the kernels know what to make
+        return ""
 
 
 def _fused(state: State) -> frozenset[str]:

@@ -12,6 +12,7 @@ from actorflow.find import Found
 from actorflow.guards import Guards
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.numbers import Reading, known_to
+from actorflow.runtime.parked import Parked
 from actorflow_compiler.decided import Decisions
 
 __all__ = ["Known"]
@@ -23,16 +24,40 @@ PARTS = (  # what a key has, in order
 )  # fmt: skip
 
 
+class Binding(Protocol):
+    """What of the script a plan was made with."""
+
+    keys: Keys
+    guards: Guards
+    found: Found
+
+
 class Holding(Protocol):
     """What is known of a plan here."""
 
-    keys: Keys
-    key: tuple[Any, ...]
-    reading: Reading
-    guards: Guards
-    found: Found
-    changes: tuple[Change, ...]
-    decisions: Decisions
+    @property
+    def bound(self) -> Binding:
+        """What of the script it was made with."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What its arguments, modes and settings have to be."""
+
+    @property
+    def reading(self) -> Reading:
+        """What it reads of numbers of the script, and what they have to be."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What it leaves in the script."""
+
+    @property
+    def decisions(self) -> Decisions:
+        """What it depends on of the values of small variables."""
+
+    @property
+    def parked(self) -> Parked | None:
+        """Whether it is put aside."""
 
 
 P = TypeVar("P", bound=Holding)
@@ -45,6 +70,7 @@ class Known(Generic[P]):
         self._name = name
         self._of: dict[Any, list[P]] = {}  # by the arguments' key, the one that was used last at the end
         self._all: list[P] = []
+        self._aside: list[tuple[Any, P]] = []  # with their arguments' keys; those that are parked
         self._costs: dict[str, int] = {}  # where a value is that changed → plans made for it
         self._told: list[str] = []
         self.why = ""  # why the last call had no plan
@@ -64,10 +90,11 @@ class Known(Generic[P]):
         self.why = "" if alike or not self._all else "other arguments"
         for at in range(len(alike) - 1, -1, -1):
             plan = alike[at]
-            key = plan.keys.key(arguments, fresh(plan.keys))
+            key = plan.bound.keys.key(arguments, fresh(plan.bound.keys))
             if key == plan.key:
-                numbers = known_to(arguments, plan.found.state, plan.found.looked)
-                changed = plan.reading.difference(numbers) or plan.guards.difference() or misfit(plan)
+                bound = plan.bound
+                numbers = known_to(arguments, bound.found.state, bound.found.looked)
+                changed = plan.reading.difference(numbers) or bound.guards.difference() or misfit(plan)
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))
@@ -83,6 +110,34 @@ class Known(Generic[P]):
         self._of.setdefault(arguments.key, []).append(plan)
         self._all.append(plan)
         self._told.append(self.why or "the first call")
+
+    def park(self, stays: Callable[[P], bool]) -> list[P]:
+        """Put aside plans that do not ``stay``; returns them."""
+        found = []
+        for key, plans in self._of.items():
+            leaving = [plan for plan in plans if not stays(plan)]
+            if leaving:
+                plans[:] = [plan for plan in plans if plan not in leaving]
+                self._aside += [(key, plan) for plan in leaving]
+                found += leaving
+        return found
+
+    def unpark(self, binds: Callable[[P], bool]) -> bool:
+        """Take back those that ``bind`` again, and forget those that never can; whether any bound."""
+        found = False
+        for key, plan in self._aside:
+            if plan.parked is not None and plan.parked.gone:
+                self._all.remove(plan)
+            elif binds(plan):
+                self._of.setdefault(key, []).append(plan)
+                found = True
+        self._aside = [(key, plan) for key, plan in self._aside if plan in self._all and plan.parked is not None]
+        return found
+
+    @property
+    def aside(self) -> int:
+        """How many are put aside."""
+        return len(self._aside)
 
     def changed(self) -> Counter[str]:
         """Where plans change a value that they can read, or depend on a number of a tensor → how many do."""

@@ -6,6 +6,7 @@ There is one session in a process: one cluster, one worker, one set of variables
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten, glance
-from actorflow.changes import carry_out, place_key
+from actorflow.changes import carry_out
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names, look
@@ -30,8 +31,8 @@ from actorflow.guards import Guards
 from actorflow.lazy import known_now
 from actorflow.live import shown as live
 from actorflow.runtime import cluster as clusters
-from actorflow.runtime.agreement import report
-from actorflow.runtime.called import Asked, Compiled, JobLike
+from actorflow.runtime.agreement import Report, report
+from actorflow.runtime.called import Asked, Compiled, JobLike, bound
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.runtime.costs import Target
@@ -42,12 +43,14 @@ from actorflow.runtime.devices import make_device
 from actorflow.runtime.failure import Failure
 from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
-from actorflow.runtime.gradients import standing_before
+from actorflow.runtime.gone import Gone
+from actorflow.runtime.gradients import made_by_script, standing_before
 from actorflow.runtime.keys import Keys, fresh, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.numbers import Reading, fused, known_to, write
 from actorflow.runtime.optimizer_state import count_as_stepped
+from actorflow.runtime.parked import names_in, owned_in
 from actorflow.runtime.planes import unshare
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
@@ -99,7 +102,9 @@ class Session:
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self.capturing = False
-        self.jobs: dict[JobLike, None] = {}  # that have a plan, in the order of their first ones
+        self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
+        self.jobs = weakref.WeakKeyDictionary()
+        self._gone = Gone()
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
         drop_echoes()
@@ -127,8 +132,13 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.worker.check(NOT_MADE)
+            if self.world == 1:
+                self._let_go()
             self.variables.refresh()
-        compiled = job.plans.find(arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
+        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
+        compiled = find()
+        if compiled is None and job.plans.aside and self._unpark(job, asked):
+            compiled = find()
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -168,7 +178,8 @@ class Session:
             for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True)
             if spec.name in compiled.inputs
         }
-        known = known_to(arguments, compiled.found.state, compiled.found.looked)
+        found = compiled.bound.found
+        known = known_to(arguments, found.state, found.looked)
         scalars = compiled.reading.values(known)
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
         leaves = (*compiled.leaves, *self.variables.values.moved_by(compiled.decisions))
@@ -179,15 +190,15 @@ class Session:
         self.variables.values.called(compiled.decisions)
         compiled.calls += 1
         job.last = compiled
-        for optimizer in compiled.optimizers:
+        for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
         if self.rank == 0 and job.type == "train":
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         handles = self.results.handles(number, call, compiled.plan.results)
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
-        carry_out(compiled.changes, compiled.found.looked, handles, known)
-        write(compiled.reading, compiled.found.state, known)
+        carry_out(compiled.changes, found.looked, handles, known)
+        write(compiled.reading, found.state, known)
         return returned
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
@@ -239,7 +250,7 @@ class Session:
         """What a plan takes for granted of gradients and values that is not so, for people; nothing where it holds."""
         if not self.variables.gradients.fit(compiled.gradients):
             return "gradients that calls have left changed"
-        return self.variables.values.changed(compiled.decisions, compiled.found.state)
+        return self.variables.values.changed(compiled.decisions, compiled.bound.found.state)
 
     def _target(self) -> Target:
         settings = self.cluster.settings
@@ -266,22 +277,28 @@ class Session:
         state = found.state
         order = self._order(job, asked, found, fixed)
         unused: dict[int, weakref.ref[Tensor]] = {}
-        guards, keys = Guards(found, partial(self._stands_for, unused)), Keys(state, REGISTRY)
-        key = keys.key(asked.arguments, order.fresh)
+        guards = Guards(found, partial(self._stands_for, unused))
+        key = Keys(state, REGISTRY).key(asked.arguments, order.fresh)
+        if self.worker is not None:
+            self._park(job, state)
         self.capturing = True
         try:
-            mine = report(state, order.hints, self.world > 1, own_seat(order, self.cluster.settings))
+            kept = None if self.worker is None else self.variables.gradients
+            gradients, seat = made_by_script(state, kept), own_seat(order, self.cluster.settings)
+            mine = self._with_gone(report(state, order.hints, self.world > 1, seat, gradients), state)
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
-        guards.without((found.looked[int(source.at)], place_key(source)) for source in made.reading.own)
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
             self._start()
         worker = self.worker
         assert worker is not None
+        worker.wait_all(tell=False)
+        self._drop(*made.gone)
         self._adopt(made, state, number)
+        self.variables.adopted()
         used = {variable.name for variable in made.plan.variables}
         used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
@@ -298,23 +315,23 @@ class Session:
         steps = job.type == "train"
         if steps:
             self._stepped.update(state.optimizers)
-        return Compiled(
+        reading = _reading(made.reading, actors)
+        compiled = Compiled(
             spoken(asked.arguments, key),
             plan_number,
             made.plan,
             made.shape,
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            _reading(made.reading, actors),
-            tuple(state.optimizers.values()) if steps else (),
+            bound(steps, guards, found, reading),
+            reading,
             made.gradients,
             asked.own is not None,
-            keys,
             key,
-            guards,
-            found,
             made.changes,
             made.decisions,
         )
+        self._gone.installed(plan_number, used, compiled)
+        return compiled
 
     def _late(self, started: Started) -> None:
         """A transfer has not ended in time: say what everything here waits for."""
@@ -359,7 +376,6 @@ class Session:
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
-        self.worker.wait_all(tell=False)
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
             name = variable.name
             differs = self.rank in made.differing.get(name, ())
@@ -397,6 +413,68 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+
+    # -- letting go --------------------------------------------------------------------------------
+
+    def _park(self, job: JobLike, state: State) -> None:
+        """Put aside plans of a job for things that it does not work on any more: who else holds them decides."""
+        there = names_in(state)
+        aside = job.plans.park(lambda plan: owned_in(plan.bound.found.state) <= there)
+        for plan in aside:
+            plan.park(self.names, self._gone.died(plan.number))
+            self._gone.park(plan.number)
+        if aside:
+            job.last = None
+            ready = self._gone.ready()
+            self.variables.suspend({name for plan in aside for name in self._gone.uses(plan.number)} - ready)
+
+    def _unpark(self, job: JobLike, asked: Asked) -> bool:
+        """Take back plans for what a job works on now; whether there were any."""
+        found = self._look(job, asked.recording)
+        taken: list[Compiled] = []
+
+        def binds(plan: Compiled) -> bool:
+            if plan.unpark(found):
+                taken.append(plan)
+            return plan.parked is None
+
+        if not job.plans.unpark(binds):
+            return False
+        job.keys = Keys(found.state, REGISTRY)
+        for plan in taken:
+            self._gone.unpark(plan.number)
+            for name in self._gone.uses(plan.number) & found.state.held.keys():
+                self.variables.resume(found.state.held[name])
+        self.variables.refresh()
+        return True
+
+    def _let_go(self) -> None:
+        """On one device: drop what nobody can come to any more, where no call needs it."""
+        assert self.worker is not None
+        plans = self._gone.plans()
+        if (plans or self.variables.dying) and not self.worker.busy(plans):
+            used = self._gone.used()
+            self._drop(plans, frozenset(self.variables.gone(used)) - used)
+
+    def _with_gone(self, mine: Report, state: State) -> Report:
+        """This rank's report with what it could drop."""
+        if self.worker is None:
+            return mine
+        parameters = {held.name for held in state.held.values() if held.kind == "parameter"}
+        if not parameters <= self.variables.layouts.keys():  # what comes may take another one's place
+            gc.collect()  # models and their jobs refer to each other
+        plans, used = self._gone.plans(), self._gone.used()
+        return replace(mine, plans=frozenset(plans), variables=frozenset(self.variables.gone(used)) - used)
+
+    def _drop(self, plans: Iterable[int], variables: Iterable[str]) -> None:
+        """Drop plans and variables, once the calls of these plans are done."""
+        assert self.worker is not None
+        plans = frozenset(plans)
+        if self._tracer is None:  # which tells of all plans at the end
+            self.worker.drop(plans)
+        self._gone.drop(plans)
+        self.variables.drop(frozenset(variables))
+        self.names.sweep()
 
     # -- actorflow plan ----------------------------------------------------------------------------
 

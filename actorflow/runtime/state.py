@@ -7,7 +7,8 @@ their owners when somebody asks for it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
 from actorflow_compiler.errors import StateError
-from actorflow_compiler.gradients import KEPT
+from actorflow_compiler.gradients import KEPT, SUFFIX
 from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
 from actorflow_compiler.stepping import is_torchs
@@ -39,7 +40,7 @@ __all__ = ["Variables"]
 class _Borrowed:
     """A plain tensor that plans only read: the script keeps it, and the plans have copies."""
 
-    tensor: Tensor
+    tensor: Tensor | None  # None while no plan that is kept ready reads it
     get: Callable[[], Any]
     version: int  # of the tensor when it was copied
     alone: bool  # nothing else that a job reads holds it
@@ -53,6 +54,24 @@ class _Slot:
     optimizer: torch.optim.Optimizer
     parameter: Tensor
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stepped:
+    """The same of an optimizer that plans step, for as long as the parameter is there."""
+
+    parameter: weakref.ref[Tensor]
+    key: str
+    owned: Owned
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """Where a module holds what is owned: name → stand-in, of parameters and of buffers."""
+
+    module: weakref.ref[nn.Module]
+    parameters: dict[str, Owned]
+    buffers: dict[str, Owned]
 
 
 class Variables:
@@ -81,11 +100,13 @@ class Variables:
         self.values = Values(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
-        self._owned: dict[str, Owned] = {}
+        self._owned: dict[str, weakref.ref[Owned]] = {}
+        self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
+        self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
         self._borrowed: dict[str, _Borrowed] = {}
-        self._slots: dict[str, _Slot] = {}
-        self._hooked: set[int] = set()  # optimizers, by id; they live as long as the process
-        self._modules: dict[tuple[int, str], tuple[dict[str, Any], str, Owned]] = {}  # where modules hold what is owned
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Stepped]]
+        self._stepped = weakref.WeakKeyDictionary()
+        self._watched: dict[int, _Watched] = {}  # by id of the module
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
@@ -150,7 +171,7 @@ class Variables:
         self.layouts[name] = variable
         held = state.held.get(name)
         if held is not None:
-            self._owned[name] = self._replace(held, state.optimizers.values())
+            self._stands_in(name, self._replace(held, state.optimizers.values()))
             return
         if variable.kind == KEPT:
             self.gradients.adopted(name)
@@ -163,12 +184,17 @@ class Variables:
             if not isinstance(value, Tensor):
                 values.setdefault(key, value)
         values[slot.key] = owned
-        self._owned[name] = owned
-        self._slots[name] = slot
-        if id(slot.optimizer) not in self._hooked:
-            self._hooked.add(id(slot.optimizer))
+        self._stands_in(name, owned)
+        if slot.optimizer not in self._stepped:
+            self._stepped[slot.optimizer] = {}
             slot.optimizer.register_state_dict_post_hook(_with_values)
             slot.optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._stepped[slot.optimizer][name] = _Stepped(weakref.ref(parameter), slot.key, owned)
+
+    def adopted(self) -> None:
+        """All variables of a plan are taken in: let go of what was only needed for that."""
+        self._found = None
+        self._creates.clear()
 
     def lend(self, variable: Variable, held: Held) -> None:
         """The script keeps a tensor that plans only read."""
@@ -177,14 +203,73 @@ class Variables:
         self._borrowed[variable.name] = _Borrowed(
             held.tensor, place.get, held.tensor._version, len(held.places) == 1, _referred(held.tensor)
         )
+        self._names.loosen(held.tensor)
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Notice when one of these modules gets another tensor in place of one that is owned."""
         for module in modules:
-            for tensors in (module._parameters, module._buffers):
-                for key, tensor in tensors.items():
-                    if isinstance(tensor, Owned):
-                        self._modules[id(tensors), key] = (tensors, key, tensor)
+            known = self._watched.get(id(module))
+            if known is None or known.module() is not module:
+                known = _Watched(weakref.ref(module), {}, {})
+            for found, tensors in ((known.parameters, module._parameters), (known.buffers, module._buffers)):
+                found.update({key: tensor for key, tensor in tensors.items() if isinstance(tensor, Owned)})
+            if known.parameters or known.buffers:
+                self._watched[id(module)] = known
+
+    def _stands_in(self, name: str, owned: Owned) -> None:
+        self._names.loosen(owned)
+        self._owned[name] = weakref.ref(owned)
+        weakref.finalize(owned, self._dead.append, name).atexit = False
+
+    # -- letting go --------------------------------------------------------------------------------
+
+    def suspend(self, names: Iterable[str]) -> None:
+        """No plan that is kept ready reads these any more: do not keep what the script may let go of."""
+        for name in names:
+            if name in self._borrowed:
+                self._borrowed[name].tensor, self._borrowed[name].get = None, _nothing
+
+    def resume(self, held: Held) -> None:
+        """A plan that reads it is to be called again."""
+        borrowed = self._borrowed.get(held.name)
+        if borrowed is None or borrowed.tensor is not None:
+            return
+        place: Any = held.places[0]
+        same = id(held.tensor) in borrowed.stood
+        borrowed.tensor, borrowed.get, borrowed.alone = held.tensor, place.get, len(held.places) == 1
+        if not same:
+            borrowed.version = -1
+            borrowed.stood.update(_referred(held.tensor))
+
+    @property
+    def dying(self) -> bool:
+        """Whether there may be something that this rank could drop."""
+        return bool(self._dead or self._gone)
+
+    def gone(self, used: Collection[str]) -> list[str]:
+        """What this rank could drop: nobody holds its stand-in, or, of what was lent, no plan that is left uses it."""
+        while self._dead:
+            name = self._dead.popleft()
+            one = self._owned.get(name)
+            if one is not None and one() is None:
+                self._gone[name] = None
+                if name + SUFFIX in self.layouts:
+                    self._gone[name + SUFFIX] = None
+        return [*self._gone, *(name for name in self._borrowed if name not in used)]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget variables, on all ranks alike, that no rank's script can come to any more."""
+        for name in names:
+            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts):
+                kept.pop(name, None)
+        self.gradients.drop(names)
+        for steps in self._stepped.values():
+            for name, step in list(steps.items()):
+                if step.parameter() is None:
+                    del steps[name]
+        for key, watched in list(self._watched.items()):
+            if watched.module() is None:
+                del self._watched[key]
 
     def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer]) -> Owned:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one."""
@@ -221,24 +306,20 @@ class Variables:
 
     def refresh(self) -> None:
         """Before a call: take over what the script changed in ways that only show now."""
-        for tensors, key, owned in list(self._modules.values()):
-            now = tensors.get(key)
-            if now is owned:
+        for watched in self._watched.values():
+            module = watched.module()
+            if module is None:
                 continue
-            if now is None:  # the module has it no more
-                del self._modules[id(tensors), key]
-                continue
-            if now.shape != owned.shape or now.dtype != owned.dtype:
-                raise StateError(
-                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}"
-                    f"{list(owned.shape)} was expected: after its first call a job works with the same parameters; "
-                    f"make a new model and a new job"
-                )
-            self.write(owned.name_in_plan, now.detach())
-            if now.requires_grad != owned.requires_grad:
-                owned.requires_grad_(now.requires_grad)
-            tensors[key] = owned
+            tensors: dict[str, Any] = module._parameters
+            for key, owned in watched.parameters.items():
+                if tensors.get(key) is not owned:
+                    self._refresh(watched.parameters, tensors)
+                    break
+            if watched.buffers:
+                self._refresh(watched.buffers, module._buffers)
         for name, borrowed in self._borrowed.items():
+            if borrowed.tensor is None:
+                continue
             now = borrowed.get()
             if not isinstance(now, Tensor):
                 now = borrowed.tensor  # the variable holds something else by now, but the plan knows only this
@@ -252,6 +333,25 @@ class Variables:
                 self.write(name, now)
                 borrowed.tensor, borrowed.version = now, now._version
                 borrowed.stood.update(_referred(now))
+
+    def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
+        """Write what a module has in place of what is owned, and put that there again."""
+        changed = [(key, owned) for key, owned in known.items() if tensors.get(key) is not owned]
+        for key, owned in changed:
+            now = tensors.get(key)
+            if now is None:  # the module has it no more
+                del known[key]
+                continue
+            if now.shape != owned.shape or now.dtype != owned.dtype:
+                raise StateError(
+                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}"
+                    f"{list(owned.shape)} was expected: after its first call a job works with the same parameters; "
+                    f"make a new model and a new job"
+                )
+            self.write(owned.name_in_plan, now.detach())
+            if now.requires_grad != owned.requires_grad:
+                owned.requires_grad_(now.requires_grad)
+            tensors[key] = owned
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
         """Whether plans have the value of a tensor that was put where they read another one."""
@@ -277,7 +377,8 @@ class Variables:
 
         parts = {index: one(index) for index in sources(layout.placement, layout.sbp, self._peers.rank)}
         whole = assemble(parts, layout.shape, layout.placement, layout.sbp)
-        return whole.to(self._owned[name].device) if name in self._owned else whole
+        owned = self._owned[name]() if name in self._owned else None
+        return whole if owned is None else whole.to(owned.device)
 
     def write(self, name: str, value: Tensor) -> None:
         """See ``Owner``: every rank does the same; raises CallError where one does something else."""
@@ -303,16 +404,22 @@ class Variables:
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
         self._creates.clear()
-        for name, slot in self._slots.items():
-            if slot.optimizer is not optimizer:
+        for name, step in self._stepped.get(optimizer, {}).items():
+            parameter = step.parameter()
+            if parameter is None:
                 continue
-            values = optimizer.state[slot.parameter]
-            value = values.get(slot.key)
+            values = optimizer.state[parameter]
+            value = values.get(step.key)
             if value is None or isinstance(value, Owned):
-                value = self._created(slot).get(slot.key)
+                value = self._created(_Slot(optimizer, parameter, step.key)).get(step.key)
                 value = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
             self.write(name, value)
-            values[slot.key] = self._owned[name]
+            values[step.key] = step.owned
+        self._creates.clear()
+
+
+def _nothing() -> None:
+    """What is where a tensor was that nobody looks for."""
 
 
 def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from actorflow_compiler.errors import PlanError
 from actorflow_compiler.plan import Plan
@@ -108,6 +108,14 @@ class Turns(Generic[T]):
                     self._free[key], self._posted[key] = slots - initial, initial
                 else:
                     self._sends[plan, call.actor], self._lent[key] = call.register, initial
+
+    def drop(self, plan: int) -> None:
+        """Forget a plan, all of whose calls have left."""
+        self._plans.pop(plan, None)
+        of_keys: tuple[dict[tuple[int, int], Any], ...] = self._came, self._free, self._posted, self._sends, self._lent
+        for known in of_keys:
+            for key in [key for key in known if key[0] == plan]:
+                del known[key]
 
     def begin(self, plan: int) -> None:
         """One more iteration of a plan was called; every rank calls them in the same order."""

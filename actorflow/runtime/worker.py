@@ -70,6 +70,7 @@ class Worker:
         self._runs = Runs(self.on, self._kernels)
         self._changed = threading.Condition()  # guards what the threads of users see: the next seven
         self._jobs: dict[int, Job] = {}
+        self._before = 0  # how much has moved in plans that were dropped
         self._issued = 0
         self._unfinished: deque[Call] = deque()
         self._behind = Behind()
@@ -152,6 +153,25 @@ class Worker:
             self._unfinished.append(call)
             self._compute.enqueue(job, call)
         return call
+
+    def busy(self, numbers: Set[int]) -> bool:
+        """Whether a call of one of these plans is not done."""
+        with self._changed:
+            under_way = any(call.plan in numbers for call in self._unfinished)
+        return under_way or self._behind.has(numbers)
+
+    def drop(self, numbers: Set[int]) -> None:
+        """Let go of plans that no rank calls any more, and whose calls here are done; variables stay."""
+        with self._changed:
+            jobs = [job for number in sorted(numbers) if (job := self._jobs.pop(number, None)) is not None]
+            self._before += sum(job.machine.moved() for job in jobs)
+        for job in jobs:
+            self._compute.drop(job)
+
+    @property
+    def plans(self) -> Set[int]:
+        """The numbers of the plans that are installed."""
+        return self._jobs.keys()
 
     def observed(self) -> list[tuple[Plan, tuple[int, ...]]]:
         """Each plan and the actors of its compute queue in the order in which they fired, as far as it is recorded."""
@@ -244,7 +264,7 @@ class Worker:
 
     def moved(self) -> int:
         """A number that grows with whatever happens here: calls, firings, tokens that come and go."""
-        return self._issued + sum(job.machine.moved() for job in tuple(self._jobs.values()))
+        return self._issued + self._before + sum(job.machine.moved() for job in tuple(self._jobs.values()))
 
     def explain(self) -> str:
         """What every queue and thread of the rank is at, and what it waits for."""

@@ -15,8 +15,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.reads import warn
 
 _SET = Tensor.data.__set__  # type: ignore[attr-defined]
+_GRADIENT: Any = Tensor.grad  # a descriptor
+_GRAD = _GRADIENT.__get__
 _LOOKS = {  # that read no values
     Tensor.untyped_storage, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point,
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
@@ -42,6 +45,12 @@ class DataAssigned(TorchFunctionMode):
             return self._assign(*args)
         if self._shared and func not in _LOOKS and any(_memory(x) in self._shared for x in _tensors(args, kwargs)):
             raise CaptureError(f"after p.data = x, x is used again, which is p's memory from then on; {INSTEAD}")
+        if func == _GRAD and not args[0].is_leaf and not args[0].retains_grad:
+            warn(
+                "the .grad of a tensor that the step has computed is None, as in PyTorch; expected: the tensor's "
+                "retain_grad() before backward()"
+            )
+            return None
         return func(*args, **kwargs)
 
     def _assign(self, tensor: Tensor, data: Tensor) -> None:

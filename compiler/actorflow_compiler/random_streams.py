@@ -7,11 +7,14 @@ that computes again, ``fork_rng``, ``manual_seed``) draws the same numbers again
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 
 import torch
 
+from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.random_ops import mixed
+from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import real_tensors
 
 _AS_CALLED = 0x6163746F72666C6F  # the default generator's seed in a trace: a number that no script seeds with
@@ -25,35 +28,45 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._before: dict[torch.Generator, torch.Tensor] = {}  # generator → state to go back to
-        self._seen: dict[tuple[bool, int], dict[bytes, int]] = {}  # (default?, seed) → state → number of the stream
+        self._seen: dict[int, dict[bytes, int]] = {}  # seed → state → number of the stream
 
     def next(self, generator: torch.Generator | None) -> tuple[int, int | None]:
         """The stream of a draw, and its seed if the step itself has seeded the default generator.
 
-        Without a seed the stream is drawn anew in every call.  A generator that the step was given
-        has streams of its own, which depend on what it was seeded with.
+        Without a seed the stream is drawn anew in every call.  Raises CaptureError for another generator: it would
+        neither draw its own numbers in a plan nor go on from where the script has left it.
         """
-        default = generator is None or generator is torch.default_generator
-        generator = torch.default_generator if generator is None else generator
+        if generator is not None and not _is_default(generator):
+            raise CaptureError(
+                f"{place_of(traceback.extract_stack())}\n  the step draws from a generator of its own, and a plan "
+                f"draws neither its numbers nor from where it is; expected: generator= left out, for numbers that "
+                f"depend on flow.manual_seed and the call alone, or numbers that are drawn outside and passed as an "
+                f"argument"
+            )
+        generator = torch.default_generator
         with real_tensors():
-            if generator not in self._before:
-                self._before[generator] = generator.get_state()
             seed, state = generator.initial_seed(), generator.get_state().numpy().tobytes()
             torch.rand((), generator=generator, device=generator.device)
-        seen = self._seen.setdefault((default, seed), {})
+        seen = self._seen.setdefault(seed, {})
         stream = seen.setdefault(state, len(seen))
-        if default:
-            return stream, None if seed == _AS_CALLED else mixed(seed) >> 1
-        return (mixed(seed) >> 2) + stream, None
+        return stream, None if seed == _AS_CALLED else mixed(seed) >> 1
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Number draws in the body; leaves every generator as it was."""
-        self._before[torch.default_generator] = torch.default_generator.get_state()
+        """Number draws in the body; leaves the generator as it was."""
+        before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(_AS_CALLED)
         try:
             yield
         finally:
-            for generator, state in self._before.items():
-                generator.set_state(state)
+            torch.default_generator.set_state(before)
+
+
+def _is_default(generator: torch.Generator) -> bool:
+    """Whether it is torch's default one, which arrives in ops as another object: they go on together."""
+    with real_tensors():
+        default, before, state = torch.default_generator, torch.default_generator.get_state(), generator.get_state()
+        torch.rand((), generator=generator, device=generator.device)
+        moved = not torch.equal(default.get_state(), before)
+        generator.set_state(state)
+    return moved

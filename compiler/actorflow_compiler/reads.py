@@ -153,6 +153,15 @@ def place_of(frames: Iterable[FrameSummary]) -> str:
     return f"in the step{inside}"
 
 
+def warn(text: str) -> None:
+    """Warn of what the innermost line of the user's own code does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
 def _library_line(frame: FrameSummary) -> str:
     """A line of a library, but for ours, on a line of its own; or nothing."""
     for folder in ("site-packages", "dist-packages"):

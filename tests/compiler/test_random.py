@@ -241,12 +241,21 @@ def test_a_job_that_seeds_draws_the_same_in_every_call() -> None:
     assert not torch.equal(fixed, free)
 
 
-def test_a_generator_has_streams_of_its_own() -> None:
-    generators = [torch.Generator().manual_seed(k) for k in (0, 1)]
-    before = [g.get_state() for g in generators]
-    found = drawn(lambda: tuple(torch.rand(9, generator=g) for g in (*generators, None, generators[0])))
-    assert len(torch.cat(found).unique()) == 4 * 9
-    assert all(torch.equal(g.get_state(), state) for g, state in zip(generators, before, strict=True))
+def test_a_draw_from_a_generator_of_the_scripts_is_refused_with_its_line() -> None:
+    own = torch.Generator().manual_seed(1)
+    before = own.get_state()
+    draws: list[Callable[[], Tensor]] = [
+        lambda: torch.rand(9, generator=own),
+        lambda: torch.randperm(9, generator=own),
+        lambda: torch.nn.init.normal_(torch.empty(9), generator=own),
+        lambda: torch.randn(9, generator=torch.Generator().manual_seed(1)),
+    ]
+    for draw in draws:
+        with pytest.raises(CaptureError, match=r"test_random\.py:\d+: (.|\n)*from a generator of its own"):
+            drawn(draw)
+    assert torch.equal(own.get_state(), before)
+    first, second = drawn(lambda: (torch.rand(9, generator=torch.default_generator), torch.rand(9)))
+    assert len(torch.cat([first, second]).unique()) == 2 * 9
 
 
 def test_a_capture_leaves_the_generator_of_the_script_alone() -> None:

@@ -1,0 +1,68 @@
+"""Models, optimizers and jobs that a script drops are let go of, on every rank; what it holds keeps its values."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import actorflow as flow
+from actorflow.beside import BESIDE
+from scripts.let_go import KINDS, Trainer, batch, in_turn, kept, now, pair, trained, trials
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "let_go.py"
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_nothing_is_left_of_trainings_that_are_dropped(make: Any) -> None:
+    found = list(trials(make, 4))
+    assert found[-1][0] == found[-2][0]  # plans, variables, stand-ins
+    assert found[-1][1] <= 2  # models; one that one job works on is there until its next call
+    assert max(wrong for _, _, wrong in found) < 1e-9
+
+
+def test_a_model_that_is_kept_keeps_its_values_when_its_job_is_gone() -> None:
+    assert kept(3) < 1e-9
+
+
+def test_models_that_one_job_trains_in_turn_have_a_plan_each() -> None:
+    assert in_turn(3) == (pytest.approx(0, abs=1e-9), 3)
+
+
+@pytest.mark.parametrize("layout", ["tensor", "zero 3"])
+def test_two_ranks_let_go_alike(layout: str) -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == len(KINDS) + 3
+
+
+def test_copies_of_an_object_with_a_job_have_a_job_of_their_own() -> None:
+    first = Trainer(0)
+    first.step(batch(0))
+    for other in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert other.step is other.step
+        assert other.step is not first.step
+    assert BESIDE not in copy.deepcopy(first.optimizer).__dict__
+    torch.save(first.model, io.BytesIO())
+
+
+def test_a_step_that_comes_back_to_a_model_reads_what_the_script_has_changed_meanwhile() -> None:
+    step = flow.global_function(lambda x: trained(now.model, now.optimizer, x))
+    ours, eager = [pair(0), pair(1)], [pair(0), pair(1)]
+    for number, which in enumerate((0, 1, 0, 1, 0)):
+        now.model, now.optimizer = ours[which]
+        for model in (ours[which][0], eager[which][0]):
+            layer: Any = model.layer
+            model.scale.fill_(0.5 + number)  # type: ignore[operator, union-attr]
+            with torch.no_grad():
+                layer.bias.copy_(layer.bias.detach() + 1)
+        loss = trained(*eager[which], batch(number)).item()
+        assert float(step(batch(number))) == pytest.approx(loss, abs=1e-9), number
+    assert len(step.plans) == 2

@@ -1,0 +1,160 @@
+"""What a step reads of libraries, of the environment and of classes is what the script has there at each call."""
+
+from __future__ import annotations
+
+import colorsys
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import actorflow as flow
+from actorflow_compiler.errors import CaptureError
+from test_runs import actorflow
+
+
+@flow.global_function
+def reading(x: Tensor) -> Tensor:
+    factor = float(os.environ.get("ACTORFLOW_TEST_FACTOR", "1")) * float(os.getenv("ACTORFLOW_TEST_OTHER", "1"))
+    if getattr_free_flag():
+        factor += 100
+    if torch.get_float32_matmul_precision() == "high":
+        factor += 1000
+    return (x * factor * colorsys.ONE_THIRD).sum()
+
+
+def getattr_free_flag() -> bool:
+    return F.flag_of_a_test  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_environment_and_flags_of_libraries_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "flag_of_a_test", False, raising=False)
+    x = torch.ones(3)
+
+    def check(wanted: float, plans: int) -> None:
+        for _ in range(2):
+            assert float(reading(x).detach()) == pytest.approx(wanted)
+        assert len(reading.plans) == plans
+
+    check(1, 1)
+    monkeypatch.setenv("ACTORFLOW_TEST_FACTOR", "2")  # which was not there before
+    check(2, 2)
+    monkeypatch.setenv("ACTORFLOW_TEST_OTHER", "3")
+    check(6, 3)
+    monkeypatch.setenv("ACTORFLOW_TEST_UNREAD", "3")
+    check(6, 3)
+    monkeypatch.setattr(F, "flag_of_a_test", True)
+    check(106, 4)
+    monkeypatch.setattr(colorsys, "ONE_THIRD", 2 / 3)
+    check(212, 5)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        check(2212, 6)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    monkeypatch.delenv("ACTORFLOW_TEST_OTHER")
+    check((2 + 100) * 2, 7)
+
+
+class Tables:
+    """Tensors of a class: one that is read, one that is replaced, and one that is changed in place."""
+
+    table = torch.full((3,), 2.0, dtype=torch.float64)
+    running = torch.zeros(3, dtype=torch.float64)
+    calls = torch.zeros((), dtype=torch.float64)
+
+    def of(self, x: Tensor) -> Tensor:
+        return x * self.table
+
+
+def test_tensors_of_classes_are_state_as_any_other() -> None:
+    tables, x = Tables(), torch.ones(2, 3, dtype=torch.float64)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        Tables.calls += 1
+        Tables.running = 0.5 * Tables.running + x.sum(0)
+        return tables.of(x).sum()
+
+    running = torch.zeros(3, dtype=torch.float64)
+    for number in range(1, 6):
+        if number == 4:
+            Tables.table = torch.full((3,), 5.0, dtype=torch.float64)
+        found = float(step(x * number).detach())
+        running = 0.5 * running + number * 2
+        assert found == number * 6 * (5 if number >= 4 else 2)
+        assert float(Tables.calls.detach()) == number
+        torch.testing.assert_close(Tables.running.detach(), running)
+    assert len(step.plans) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_in_a_step_is_refused_in_plain_words(workers: int) -> None:
+    loader: Any = DataLoader(TensorDataset(torch.randn(8, 3)), batch_size=2, num_workers=workers)
+
+    @flow.global_function
+    def step() -> Tensor:
+        return torch.stack([x.sum() for (x,) in loader]).sum()
+
+    with pytest.raises(CaptureError, match=r"_read\.py:\d+: the step takes batches from a DataLoader.*pass each batch"):
+        step()
+
+
+def test_the_gradient_that_a_computed_tensor_has_not_is_told_with_the_users_line() -> None:
+    layer = nn.Linear(3, 3)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        h = layer(x)
+        h.sum().backward()
+        assert h.grad is None
+        return h.sum().detach()
+
+    with pytest.warns(UserWarning, match=r"retain_grad\(\) before backward") as told:
+        step(torch.ones(2, 3))
+    assert [Path(one.filename).name for one in told if "grad" in str(one.message)] == ["test_what_is_read.py"]
+
+
+GRADIENTS = """
+import torch
+import actorflow as flow
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+{made}
+
+@flow.global_function
+def step(x):
+    loss = layer(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+step(torch.ones(2, 3))
+print("weight", layer.weight.detach().sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "status", "said"),
+    [
+        ("layer(torch.ones(2, 3) * (flow.env.rank() + 1)).sum().backward()", 0, r"layer\.weight\.grad .* on rank 1"),
+        ("if flow.env.rank(): layer(torch.ones(2, 3)).sum().backward()", 1, r"rank 1 has gradient layer\.weight\.grad"),
+    ],
+)
+def test_gradients_of_the_script_that_differ_between_ranks_are_named(
+    tmp_path: Path, made: str, status: int, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(GRADIENTS.format(made=made))
+    run = actorflow("run", str(tmp_path / "train.py"), "--devices", "2")
+    assert run.returncode == status, run.stdout + run.stderr
+    assert re.search(said, run.stdout + run.stderr)
