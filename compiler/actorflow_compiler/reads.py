@@ -84,29 +84,30 @@ class Reads:
         if self._refused:
             raise self._refused[0]
 
+    def refusal(self, text: str) -> CaptureError:
+        """The error that refuses what the user's line does, which is raised again where the step catches it."""
+        error = CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(1)))}\n  {text}")
+        self._refused.append(error)
+        return error
+
     def _seen(self, name: str, read: Callable[[], Any]) -> Any:
         text = TEXTS.get(name, LOOKS_AT_A_VALUE)
         asking = sys._getframe(2)
         if text in FOR_USERS:
             if not _asked_by_user(asking):
                 return read()
-            refusal = self._refusal(text)
+            refusal = self.refusal(text)
             if _is_in(asking, logging.__file__):  # which prints what is raised there, and goes on
                 return "a tensor without values"
             raise refusal
         if text is SAVES and not _is_in(asking, copy.__file__, depth=1):
-            raise self._refusal(text)
+            raise self.refusal(text)
         found: Any = None
         with contextlib.suppress(*DATA_DEPENDENT, RuntimeError, TypeError):
             found = read()
         if found is None or any(isinstance(leaf, SYMBOLS) for leaf in pytree.tree_leaves(found)):
-            raise self._refusal(text)
+            raise self.refusal(text)
         return found
-
-    def _refusal(self, text: str) -> CaptureError:
-        error = CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(3)))}\n  {text}")
-        self._refused.append(error)
-        return error
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:

@@ -38,6 +38,7 @@ __all__ = [
     "before_each_op",
     "captured_graph",
     "compile_graph",
+    "constant_in_trace",
     "constant_of",
     "end_of_graph",
     "fake_mode",
@@ -55,6 +56,7 @@ __all__ = [
     "make_wrapper",
     "memory_of",
     "no_torch_function",
+    "node_of",
     "only_dispatch",
     "packs_saved",
     "plain_apply",
@@ -76,6 +78,7 @@ __all__ = [
     "watching_reads",
     "when_cuda_starts",
     "without_dispatch",
+    "without_functions_of_autograd",
 ]
 
 R = TypeVar("R")
@@ -567,6 +570,37 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
 def hooks_made() -> int:
     """How many hooks were registered in this process so far."""
     return RemovableHandle.next_id
+
+
+def node_of(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """What makes a tensor in the trace that is under way; None outside of one, or for a tensor that it has not seen."""
+    mode = get_proxy_mode()
+    slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    node: torch.fx.Node | None = None if slot is None else slot.proxy.node
+    return node
+
+
+def constant_in_trace(name: str) -> torch.Tensor | None:
+    """The values of a constant of the trace that is under way; None where they are not known."""
+    mode = get_proxy_mode()
+    held = None if mode is None else getattr(mode.tracer.root, name, None)
+    return constant_of(held) if isinstance(held, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def without_functions_of_autograd(check: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Call ``check(arguments)`` before each ``torch.autograd.Function`` that is applied."""
+    plain = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        check((*args, *kwargs.values()))
+        return plain.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain
 
 
 def is_read(tensor: torch.Tensor) -> bool:
