@@ -29,7 +29,8 @@ __all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
 
 LOOKS_AT_A_VALUE = (
     "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
-    "inputs; expected: the same ops in every call. Use torch.where, or move this line out of the job"
+    "inputs; expected: the same ops in every call. Use torch.where, a count as it is, without .item() (where it "
+    "may be 0: count.clamp(min=1)), or move this line out of the job"
 )
 DEPENDS_ON_VALUES = (
     "how large a tensor is depends on values here (x[mask], nonzero, unique, one_hot without num_classes), but a plan "

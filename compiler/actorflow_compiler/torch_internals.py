@@ -583,7 +583,7 @@ def node_of(tensor: torch.Tensor) -> torch.fx.Node | None:
 def constant_in_trace(name: str) -> torch.Tensor | None:
     """The values of a constant of the trace that is under way; None where they are not known."""
     mode = get_proxy_mode()
-    held = None if mode is None else getattr(mode.tracer.root, name, None)
+    held = None if mode is None else getattr(getattr(mode.tracer, "root", None), name, None)
     return constant_of(held) if isinstance(held, torch.Tensor) else None
 
 
@@ -596,11 +596,12 @@ def without_functions_of_autograd(check: Callable[[Sequence[Any]], None]) -> Ite
         check((*args, *kwargs.values()))
         return plain.__func__(cls, *args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    changed: Any = torch.autograd.Function
+    changed.apply = classmethod(apply)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = plain
+        changed.apply = plain
 
 
 def is_read(tensor: torch.Tensor) -> bool:

@@ -14,20 +14,30 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.masked import losses, reduce, rows, tensor
+from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
 from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, set_item, where
-from actorflow_compiler.masked.tensor import Masked, refuse, tensors_in
+from actorflow_compiler.masked.tensor import Masked, read, refuse, tensors_in
 from actorflow_compiler.torch_internals import without_functions_of_autograd
 
 __all__ = ["Selecting", "check_results", "selected"]
 
-_ = losses, reduce, rows  # which enter their rules
+_ = gathers, losses, products, reduce, rows, shapes  # which enter their rules
+PROPERTIES = (
+    "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_nested", "is_sparse", "is_quantized",
+    "is_meta", "is_mkldnn",
+)  # fmt: skip
 OF_THE_WHOLE = (
-    *(getattr(Tensor, name).__get__ for name in ("dtype", "device", "ndim", "requires_grad", "is_cuda", "layout")),
-    Tensor.dim, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, Tensor.ndimension,
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES), Tensor.dim, Tensor.ndimension,
+    Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex,
     Tensor.get_device, Tensor.element_size, Tensor.is_signed,
 )  # fmt: skip
+
+
+READS = ("item", "tolist", "numpy", "__repr__", "__str__", "__format__", "__bool__", "__float__", "__int__",
+         "__index__", "__array__", "__reduce_ex__")  # fmt: skip
+NOT_BY_ROWS = ("grad", "unique", "unique_consecutive", "bincount", "histc")
+MAKES = (torch.zeros, torch.ones, torch.full)
 
 
 def _sizes(v: Masked) -> tuple[Any, ...]:
@@ -60,20 +70,28 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return args[0].detach()
     if func in SELECTING:
         return _select_again(func, args, kwargs)
-    (first, *_others) = tensors_in((args, kwargs))
+    (first, *others) = tensors_in((args, kwargs))
     name = called(func)
-    refuse(first, f"{name} is called with", f"what {name} does to rows that do not count is not known")
+    if name in READS:
+        raise read(name)
+    told = first._chosen.told
+    by_rows = not (others or told.indices or name in NOT_BY_ROWS or name.startswith("_"))
+    after = f"{name}({told.source})[{told.mask}], which selects afterwards; or " * by_rows
+    return refuse(
+        first, f"{name} is called with", f"what {name} does to rows that do not count is not known",
+        instead=f"{after}{told.rewritten('0')}",
+    )  # fmt: skip
 
 
 def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in((args, kwargs))
     if called(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], Masked):
         return get_item(args[0], args[1])
-    refuse(rows[0], f"{called(func)} numbers", "which is where among them depends on values",
+    return refuse(rows[0], f"{called(func)} numbers", "which is where among them depends on values",
            instead="the mask of both: (mask & (x > 0)).nonzero()")  # fmt: skip
 
 
-tensor.call = call
+tensor.rules.append(call)
 
 
 class Selecting(TorchFunctionMode):
@@ -87,6 +105,13 @@ class Selecting(TorchFunctionMode):
             if not is_selecting(func, args, kwargs):
                 return func(*args, **kwargs)
             return (get_item if func is Tensor.__getitem__ else set_item)(*args)
+        if func in MAKES:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else kwargs.get("size", args)
+            rest = args[1:] if args and sizes is args[0] else ()
+            made = pointwise.of_count(
+                lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
+            )
+            return func(*args, **kwargs) if made is None else made
         if is_selecting(func, args, kwargs):
             return (where if func in (torch.where, Tensor.where) else SELECTING[func])(*args, **kwargs)
         return func(*args, **kwargs)

@@ -1,7 +1,7 @@
 """A mask goes in; a key comes out that equals that of another mask only if both are sure to hold the same values.
 
-What a trace has computed by the same ops of the same tensors, none of which was written in between, is the same.  A mask
-that depends on nothing but constants has its values already.
+What a trace has computed by the same ops of the same tensors, none of which was written in between, is the same.  A
+mask that depends on nothing but constants has its values already.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from actorflow_compiler.torch_internals import constant_in_trace, constant_of, n
 
 __all__ = ["Key", "known_indices"]
 
+aten = torch.ops.aten
 MOST = 300  # ops that are compared, or computed, before it is given up
 LARGEST = 1 << 20  # elements of a mask whose values are computed in the capture
 
@@ -42,7 +43,7 @@ def _equal(one: torch.fx.Node, other: torch.fx.Node) -> bool:
     """Whether two nodes of a trace have computed the same."""
     pairs, seen = [(one, other)], set[tuple[torch.fx.Node, torch.fx.Node]]()
     while pairs:
-        a, b = pairs.pop()
+        a, b = (_peeled(n) for n in pairs.pop())
         if a is b or (a, b) in seen:
             continue
         seen.add((a, b))
@@ -126,6 +127,30 @@ def _written(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torc
         if any(_memory(c) in roots for c in changed):
             return True
     return False
+
+
+def _peeled(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node has one of: of a tensor that was repeated along a new dim, that tensor."""
+    while node.target is aten.select.int:
+        spread, dim, *_ = node.args
+        if not isinstance(spread, torch.fx.Node) or spread.target is not aten.expand.default:
+            break
+        one = spread.args[0]
+        if not isinstance(one, torch.fx.Node) or one.target is not aten.unsqueeze.default:
+            break
+        of, new = one.args
+        shapes: list[Any] = [
+            n.meta["val"].shape if isinstance(n, torch.fx.Node) and "val" in n.meta else None
+            for n in (of, spread, node)
+        ]
+        if None in shapes or shapes[0] != shapes[2] or not isinstance(new, int) or not isinstance(dim, int):
+            break
+        dims = len(shapes[1])
+        if dims != len(shapes[0]) + 1 or new % dims != dim % dims:
+            break
+        assert isinstance(of, torch.fx.Node)
+        node = of
+    return node
 
 
 def _memory(node: torch.fx.Node) -> torch.fx.Node:

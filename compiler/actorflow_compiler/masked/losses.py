@@ -6,10 +6,10 @@ import inspect
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+import torch.nn.functional as F
 
+from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.reduce import mean, total
-from actorflow_compiler.masked.rows import pointwise
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
 from actorflow_compiler.masked.tensor import Masked, common, filled, refuse, tensors_in, wrap
 
@@ -30,7 +30,9 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[di
     given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
     rows = tensors_in(given)
     if given.get("size_average") is not None or given.get("reduce") is not None:
-        refuse(rows[0], "size_average and reduce, which are no more, reduce", "use reduction=", instead="reduction='mean'")
+        refuse(
+            rows[0], "size_average and reduce, which are no more, reduce", "use reduction=", instead="reduction='mean'"
+        )
     return given, rows, given.pop("reduction", "mean")
 
 
@@ -40,7 +42,7 @@ def _reduced(losses: Masked, reduction: str) -> Any:
 
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = called(func)
-    given, rows, reduction = _given(func, args, kwargs)
+    given, _, reduction = _given(func, args, kwargs)
     safe = OF_ELEMENTS[name]
     if safe is not None:
         given = {k: wrap(filled(v, safe), v._at, v._chosen) if isinstance(v, Masked) else v for k, v in given.items()}

@@ -1,4 +1,4 @@
-"""Reductions of selected rows go in; the same over whole tensors, in which rows that do not count add nothing, come out.
+"""Reductions of selected rows go in; the same over whole tensors, to which other rows add nothing, come out.
 
 Of nothing a sum is 0, a mean, a variance and a maximum NaN; torch raises for the last.
 """
@@ -6,7 +6,7 @@ Of nothing a sum is 0, a mean, a variance and a maximum NaN; torch raises for th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,21 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.decomposed import widened
+from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.rules import bound, called, rule
-from actorflow_compiler.masked.tensor import Masked, Selection, filled, normal, refuse, tensors_in, wrap
+from actorflow_compiler.masked.tensor import Masked, filled, normal, refuse, tensors_in, wrap
 
 __all__ = ["mean", "total"]
 
-FILLS = {"sum": 0.0, "nansum": 0.0, "count_nonzero": 0.0, "any": False, "all": True, "prod": 1.0, "logsumexp": -math.inf}
+FILLS = {
+    "sum": 0.0,
+    "nansum": 0.0,
+    "count_nonzero": 0.0,
+    "any": False,
+    "all": True,
+    "prod": 1.0,
+    "logsumexp": -math.inf,
+}
 EXTREMES = {"amax": -math.inf, "amin": math.inf, "max": -math.inf, "min": math.inf}
 WITHIN = ("argmax", "argmin", "median", "nanmedian", "mode", "kthvalue", "quantile", "nanquantile", "aminmax")
 NAMES = ("input", "dim", "keepdim")
@@ -88,9 +97,7 @@ def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The largest or the smallest."""
     name = called(func)
     args = _several(func, args, kwargs)
-    if len(args) > 1 and isinstance(args[1], Tensor) or isinstance(kwargs.get("other"), Tensor):
-        from actorflow_compiler.masked.rows import pointwise
-
+    if (len(args) > 1 and isinstance(args[1], Tensor)) or isinstance(kwargs.get("other"), Tensor):
         return pointwise(torch.maximum if name == "max" else torch.minimum, (*args, *kwargs.values()), {})
     given = _first(func, args, kwargs)
     v, dim = given["input"], given.get("dim")
@@ -117,7 +124,12 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     if called(func) == "nanmean":
-        refuse(v, "nanmean counts those that are numbers of", "that is not known here", instead="x[mask & ~x.isnan()].mean()")
+        refuse(
+            v,
+            "nanmean counts those that are numbers of",
+            "that is not known here",
+            instead="x[mask & ~x.isnan()].mean()",
+        )
     if not (v._whole.is_floating_point() or v._whole.is_complex() or dtype is not None):
         return func(v._whole)  # torch says that there is no mean of whole numbers
     return mean(v, over, bool(given.get("keepdim")), dtype)
@@ -190,12 +202,15 @@ def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What sorts or numbers elements: within rows alone."""
     name = called(func)
     second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
-    given = _first(func, args, kwargs, second if name not in WITHIN[:5] + ("aminmax",) else NAMES)
+    given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)
     v, dim = given["input"], given.get("dim", -1 if name in ("mode", "kthvalue") else None)
     over = Over(v, dim)
     if over.rows or "quantile" in name:
-        refuse(v, f"{name} sorts, or numbers,", "their order and their number depend on values", AGAINST.get(name, "0"))
+        line = v._chosen.told.rewritten("float('nan')")  # which nanmedian and nanquantile leave out
+        instead = line.replace(f".{name}(", f".nan{name}(")
+        skips = "quantile" in name or name == "median"
+        refuse(
+            v, f"{name} sorts, or numbers,", "their order and their number depend on values", AGAINST.get(name, "0"),
+            "" if not skips else instead if instead != line else f"nan{name}, and {line}",
+        )  # fmt: skip
     return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
-
-
-Reduction = Callable[[Masked, Selection], Tensor]

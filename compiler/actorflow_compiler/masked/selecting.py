@@ -1,4 +1,4 @@
-"""What selects by values (``x[mask]``, ``masked_select``, ``nonzero``, ``torch.where(mask)``) goes in; selections come out."""
+"""What selects by values (``x[mask]``, ``nonzero``, ``torch.where(mask)``) goes in; selections come out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from actorflow_compiler.masked.tensor import (
     common,
     filled,
     refuse,
-    rows_of,
+    repeated,
     same,
     tensors_in,
     wrap,
 )
 from actorflow_compiler.masked.told import here
-from actorflow_compiler.torch_internals import only_dispatch
 
-__all__ = ["SELECTING", "get_item", "is_selecting", "set_item"]
+__all__ = ["BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "of_rows", "position", "set_item"]
 
+BROADCAST: Any = torch.broadcast_tensors  # has no types
 Index = tuple[Any, ...]
 FULL = slice(None)
 
@@ -43,14 +43,26 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None) -> Masked:
             f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of the indexed tensor "
             f"{list(x.shape)}"
         )
+    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
+        rows = select(x, mask.select(-1, 0), at)
+        chosen = repeated(rows._chosen, mask.shape[-1])
+        made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
+        made._raw = lambda: _plain(x, at, mask)
+        return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
     chosen = Selection(flat, Key(mask) if key is None else key, here(x.dim() - at - count), mask.shape)
-    made = _of_rows(x.flatten(at, at + count - 1), at, chosen)
-    made._raw = lambda: x[(*[FULL] * at, mask)]
+    made = of_rows(x.flatten(at, at + count - 1), at, chosen)
+    made._raw = lambda: _plain(x, at, mask)
     return made
 
 
-def _of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
+def _plain(x: Tensor, at: int, mask: Tensor) -> Tensor:
+    """What torch selects, whose size depends on values."""
+    index: Any = (*[FULL] * at, mask)
+    return x[index]
+
+
+def of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
     """With zeros in rows that do not count, whatever was there."""
     return wrap(filled(wrap(whole, at, chosen), 0), at, chosen)
 
@@ -58,9 +70,10 @@ def _of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
 def masked_select(x: Tensor, mask: Tensor) -> Masked:
     """``torch.masked_select``."""
     if isinstance(x, Masked) or isinstance(mask, Masked):
-        return get_item(x, mask)
+        again: Masked = get_item(x, mask)
+        return again
     key = Key(mask)
-    whole, spread = torch.broadcast_tensors(x, mask)
+    whole, spread = BROADCAST(x, mask)
     return select(whole, spread, key=key if spread.shape == mask.shape else (key, spread.shape))
 
 
@@ -71,7 +84,7 @@ def positions(x: Tensor) -> Masked:
     chosen = Selection(flat, Key(mask), here(0), mask.shape)
     index = torch.arange(flat.shape[0], device=x.device)
     each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
-    made = _of_rows(torch.stack(each, 1), 0, chosen)
+    made = of_rows(torch.stack(each, 1), 0, chosen)
     made._raw, made._position = x.nonzero, -1
     return made
 
@@ -183,22 +196,26 @@ def _by_rows(x: Tensor, index: Index) -> Any:
         made = select(x, masks[0])
         common([made, *rows])
         at = torch.arange(made._whole.shape[0], device=x.device)
-        return _of_rows(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
-    plain = all(isinstance(e, slice) and e == FULL for e in (*index[:lead], *index[lead + len(rows) :]))
+        return of_rows(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
+    after = index[lead + len(rows) :]
+    basic = all(e is None or isinstance(e, slice | int) for e in after)
+    if not lead and basic and any(e != FULL for e in after):
+        return _of_selected(_by_rows(x, inside), (FULL, *after))
+    plain = all(isinstance(e, slice) and e == FULL for e in (*index[:lead], *after))
     if not plain or not all(_is_rows(e) and e.dim() == 1 for e in inside):
         refuse(rows[0], "an index has, beside others,", "only x[:, rows], x[rows] and x[rows, columns] are known")
     chosen = common(rows)
     shape, which = chosen.shape, [r._position for r in rows]
     if which == [*range(len(shape))] and x.shape[lead : lead + len(shape)] == shape:
-        return _of_rows(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return of_rows(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
     d = which[0]
     if len(rows) == 1 and d is not None and d >= 0 and x.shape[lead] == shape[d]:
         for other in range(len(shape)):
             x = x if other == d else x.unsqueeze(lead + other)
         spread = x.expand(*x.shape[:lead], *shape, *x.shape[lead + len(shape) :])
-        return _of_rows(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return of_rows(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
     found = x[(*index[:lead], *(filled(r, 0) for r in rows))]
-    return _of_rows(found, lead, chosen)
+    return of_rows(found, lead, chosen)
 
 
 def _of_selected(v: Masked, index: Any) -> Any:
@@ -219,7 +236,10 @@ def _of_selected(v: Masked, index: Any) -> Any:
             continue
         if d == v._at:
             if not isinstance(entry, slice) or entry != FULL:
-                refuse(v, f"[{_said(entry)}] takes some of", "which ones depends on values")
+                refuse(
+                    v, f"[{_said(entry)}] takes some of", "which ones depends on values",
+                    instead="a mask that has those alone, x[mask & …], or their numbers in the whole tensor",
+                )  # fmt: skip
             at = to
         elif isinstance(entry, Tensor) and (entry.dim() != 1 or is_mask(entry)):
             refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
@@ -234,7 +254,9 @@ def _of_selected(v: Masked, index: Any) -> Any:
 
 def _said(entry: Any) -> str:
     if isinstance(entry, slice):
-        return ":".join("" if e is None else str(e) for e in (entry.start, entry.stop))
+        return ":".join(
+            "" if e is None else "n" if isinstance(e, Tensor) else str(e) for e in (entry.start, entry.stop)
+        )
     return "…" if isinstance(entry, Tensor) else str(entry)
 
 
@@ -247,7 +269,7 @@ def _again(v: Masked, mask: Masked) -> Masked:
     both = filled(mask, False)
     key = ("and", chosen.key, Key(mask._whole))
     made = Selection(both.reshape(-1).clone(), key, here(v._whole.dim() - dims), both.shape)
-    return _of_rows(v._whole.flatten(0, dims - 1), 0, made)
+    return of_rows(v._whole.flatten(0, dims - 1), 0, made)
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
@@ -273,7 +295,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     elif len(entries) == 1 and is_mask(entries[0]):
         mask, key = entries[0], Key(entries[0])
     if mask is None or not isinstance(value, Masked):
-        if rows and mask is None or isinstance(value, Masked):
+        if (rows and mask is None) or isinstance(value, Masked):
             refuse(
                 (rows or [value])[0], "an assignment has", "it has to be to a mask, of rows of the same mask",
                 instead="x[mask] = y[mask], or x = torch.where(mask, y, x)",

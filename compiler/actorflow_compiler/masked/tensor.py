@@ -7,6 +7,8 @@ comes back, so that no NaN of theirs reaches a parameter.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
@@ -16,20 +18,43 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.masked.told import Told
+from actorflow_compiler.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
 from actorflow_compiler.torch_internals import make_wrapper
 
-__all__ = ["Masked", "Selection", "common", "filled", "normal", "refuse", "rows_of", "same", "tensors_in", "wrap"]
+__all__ = [
+    "Masked",
+    "Selection",
+    "alone",
+    "common",
+    "filled",
+    "normal",
+    "pairs",
+    "read",
+    "refuse",
+    "repeated",
+    "rows_of",
+    "same",
+    "tensors_in",
+    "wrap",
+]
 
-call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]  # ``calls.py`` sets it
+COUNTS = "_actorflow_counts"  # what a count has its selection in
+rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` enters the one there is
 refusing: list[Callable[[str], Exception]] = []  # of the captures under way: what makes an error of a refusal
 
 
 class Selection:
-    """Which rows count: ``mask``, bool ``[N]``; equal ``key``, equal mask."""
+    """Which rows count: ``mask``, bool ``[N]``; equal ``key``, equal mask.
 
-    def __init__(self, mask: Tensor, key: Hashable, told: Told, shape: Sequence[int]) -> None:
-        self.mask, self.key, self.told = mask, key, told
-        self.shape = tuple(shape)  # of the mask as the step has it
+    ``shape`` is the mask's as the step has it.  ``each`` is another selection, and how many times each of its rows is
+    one of this.
+    """
+
+    def __init__(
+        self, mask: Tensor, key: Hashable, told: Told, shape: Sequence[int], each: tuple[Selection, int] | None = None
+    ) -> None:
+        self.mask, self.key, self.told, self.each = mask, key, told, each
+        self.shape = tuple(shape)
         self._count: Tensor | None = None
 
     @property
@@ -37,6 +62,7 @@ class Selection:
         """How many rows count; int64, without dims."""
         if self._count is None:
             self._count = self.mask.sum()
+            vars(self._count)[COUNTS] = self
         return self._count
 
 
@@ -66,23 +92,25 @@ class Masked(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return call(func, args, kwargs or {})
+        return rules[0](func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # of a method that is no more
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         (first, *_) = tensors_in((args, kwargs))
         refuse(first, f"{func} cannot see", "a library calls it on selected rows", "0")
 
     def __len__(self) -> int:
         refuse(
             self, "len() asks for the number of", "it has to be a number at once",
-            instead=f"{self._chosen.told.mask}.sum(), which is a tensor and divides as well",
+            instead=f"{self._chosen.told.named}.sum(), or x.shape[0], which is a tensor and divides as well",
         )  # fmt: skip
 
     def __iter__(self) -> Any:
         if self._at == 0:
             refuse(self, "a loop goes over", "its length depends on values", "0")
-        return iter(self.unbind(0))  # type: ignore[no-untyped-call]
+        return iter(self.unbind(0))
 
 
 def refuse(of: Masked, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:
@@ -91,8 +119,16 @@ def refuse(of: Masked, what: str, why: str, fill: str = "0", instead: str = "") 
     ``what`` is followed by "the rows that … selects".  Expected is ``instead``, or the line with ``fill`` where the
     mask does not choose.
     """
-    text = of._chosen.told.refusal(what, why, fill, instead)
-    raise refusing[-1](text) if refusing else CaptureError(text)
+    told = of._chosen.told
+    place = place_of(traceback.extract_stack(sys._getframe(1)))
+    text = told.refusal(what, why, instead or told.rewritten(fill), place)
+    raise refusing[-1](text) if refusing else CaptureError(f"{place}\n  {text}")
+
+
+def read(name: str) -> Exception:
+    """The error of a function that reads values."""
+    text = TEXTS.get(name, LOOKS_AT_A_VALUE)
+    return refusing[-1](text) if refusing else CaptureError(text)
 
 
 def tensors_in(tree: Any) -> list[Masked]:
@@ -136,6 +172,31 @@ def common(of: Sequence[Masked]) -> Selection:
                 instead="one mask for both, in a variable: keep = …; a[keep], b[keep]",
             )  # fmt: skip
     return first._chosen
+
+
+def repeated(chosen: Selection, times: int) -> Selection:
+    """Each row as so many rows."""
+    if times == 1:
+        return chosen
+    mask = chosen.mask[:, None].expand(-1, times).reshape(-1)
+    return Selection(mask, ("each", chosen.key, times), chosen.told, (*chosen.shape, times), (chosen, times))
+
+
+def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Masked, int]:
+    """The first argument, which alone may be selected."""
+    rows = tensors_in((args, kwargs))
+    if not args or args[0] is not rows[0] or len(rows) > 1:
+        refuse(rows[0], f"{name} takes, beside others,", "only its first argument may be selected rows")
+    return rows[0], rows[0]._at
+
+
+def pairs(v: Masked, what: str) -> NoReturn:
+    """Refuse what meets each other row."""
+    mask = v._chosen.told.named
+    refuse(
+        v, what, "each meets each, or a row of a whole tensor that is not one of them",
+        instead=f"the pairs of all rows, of which a mask selects: pairs[{mask}[:, None] & {mask}[None, :]]",
+    )  # fmt: skip
 
 
 def normal(dim: int, of: int) -> int:

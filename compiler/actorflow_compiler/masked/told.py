@@ -27,24 +27,33 @@ class Told:
     source: str = "x"
     mask: str = "mask"
     dims: int = 0  # of the source that are behind those of the mask
+    indices: bool = False  # what is selected are indices
 
     def whole(self, fill: str) -> str:
         """The expression over the whole tensor."""
-        plain = self.mask.replace(".", "").isidentifier()
-        mask = self.mask if plain or not self.dims else f"({self.mask})"
+        mask = self.named if self.dims else self.mask
         behind = f"[{', '.join(['...', *['None'] * self.dims])}]" if self.dims else ""
         return f"torch.where({mask}{behind}, {self.source}, {fill})"
 
-    def refusal(self, what: str, why: str, fill: str, instead: str) -> str:
-        """What is found, and what is expected."""
-        at = f" ({self.line})" if self.line else ""
-        if not instead:
-            whole = self.whole(fill)
-            rewritten = self.code.replace(self.written, whole) if self.written in self.code else whole
-            instead = f"the whole tensor, with a number that does not count: {rewritten}"
+    @property
+    def named(self) -> str:
+        """The mask, as something can be called on it."""
+        return self.mask if self.mask.replace(".", "").isidentifier() else f"({self.mask})"
+
+    def rewritten(self, fill: str) -> str:
+        """The line over the whole tensor."""
+        if self.indices:
+            return f"the mask in place of its indices: x[{self.mask}], or torch.where({self.mask}, x, {fill})"
+        whole = self.whole(fill)
+        line = self.code.replace(self.written, whole) if self.written in self.code else whole
+        return f"the whole tensor, with a number that does not count there: {line}"
+
+    def refusal(self, what: str, why: str, instead: str, here: str) -> str:
+        """What is found, and what is expected; ``here`` is the line that is refused."""
+        at = "" if not self.line or self.line == here else f" ({self.line})"
         return (
-            f"{what} the rows that {self.written} selects{at}: {why}. How many they are depends on values, but a plan has "
-            f"fixed sizes; what is computed for each row, and sums, means and losses over them, may stay as written; "
+            f"{what} the rows that {self.written} selects{at}: {why}. A plan has fixed sizes: of rows that values "
+            f"select it computes what each gives by itself, and sums, means, losses and other reductions over them; "
             f"expected: {instead}"
         )
 
@@ -61,7 +70,7 @@ def here(dims: int) -> Told:
     found = _selecting(frame)
     if found is None:
         return Told(f"{path}:{number}: {code}", code, dims=dims)
-    return Told(f"{path}:{number}: {code}", code, *found, dims)
+    return Told(f"{path}:{number}: {code}", code, *found[:3], dims, not found[1])
 
 
 def _selecting(frame: FrameType) -> tuple[str, str, str] | None:
@@ -83,7 +92,7 @@ def _selecting(frame: FrameType) -> tuple[str, str, str] | None:
         case ast.Call(ast.Attribute(value, "masked_select"), [index]):
             return written, ast.unparse(value), ast.unparse(index)
         case ast.Call(ast.Attribute(ast.Name("torch"), "nonzero" | "where" | "argwhere"), [mask, *_]):
-            return written, "x", ast.unparse(mask)
+            return written, "", ast.unparse(mask)
         case ast.Call(ast.Attribute(mask, "nonzero" | "argwhere")):
-            return written, "x", ast.unparse(mask)
+            return written, "", ast.unparse(mask)
     return None
