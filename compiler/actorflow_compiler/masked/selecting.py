@@ -21,7 +21,7 @@ from actorflow_compiler.masked.tensor import (
     tensors_in,
     wrap,
 )
-from actorflow_compiler.masked.told import here
+from actorflow_compiler.masked.told import Told, here
 
 __all__ = ["BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "of_rows", "position", "set_item"]
 
@@ -35,7 +35,7 @@ def is_mask(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) and x.dim() > 0
 
 
-def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None) -> Masked:
+def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | None = None) -> Masked:
     """``x[:, …, mask]`` with ``at`` full slices before the mask."""
     count = mask.dim()
     if x.shape[at : at + count] != mask.shape:
@@ -43,14 +43,15 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None) -> Masked:
             f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of the indexed tensor "
             f"{list(x.shape)}"
         )
+    told = told or here(x.dim() - at - count)
     if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
-        rows = select(x, mask.select(-1, 0), at)
+        rows = select(x, mask.select(-1, 0), at, told=told)
         chosen = repeated(rows._chosen, mask.shape[-1])
         made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
         made._raw = lambda: _plain(x, at, mask)
         return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
-    chosen = Selection(flat, Key(mask) if key is None else key, here(x.dim() - at - count), mask.shape)
+    chosen = Selection(flat, Key(mask) if key is None else key, told, mask.shape)
     made = of_rows(x.flatten(at, at + count - 1), at, chosen)
     made._raw = lambda: _plain(x, at, mask)
     return made
