@@ -230,7 +230,7 @@ def a_count_of_nonzero(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return entropy(model, x, y) / max(len(torch.nonzero(y == 1)), 1)
 
 
-@told(r"\[:2\] takes some of the rows that torch\.nonzero\(y == 1\) selects .*: which ones depends on values.*a mask that")
+@told(r"\[:2\] takes some of the rows that torch\.nonzero\(y == 1\) selects .*: which ones depends on.*a mask that")
 def rows_of_nonzero(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     rows = torch.nonzero(y == 1).squeeze(1)
     return entropy(model, x[rows[:2]], y[rows[:2]])

@@ -7,6 +7,7 @@ from recipes import (
     graphs,
     keeping,
     losses,
+    masks,
     optimizers,
     precision,
     reinforcement,
@@ -17,6 +18,6 @@ from recipes import (
 )
 
 __all__ = [
-    "adversarial", "functional", "generative", "graphs", "keeping", "losses", "optimizers", "precision",
+    "adversarial", "functional", "generative", "graphs", "keeping", "losses", "masks", "optimizers", "precision",
     "reinforcement", "science", "sequences", "tuning", "vision",
 ]  # fmt: skip
