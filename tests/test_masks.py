@@ -109,6 +109,29 @@ def test_masks_that_are_computed_twice_are_the_same_unless_something_was_written
             trained(loss, True)
 
 
+def test_what_was_written_since_it_was_selected_is_seen() -> None:
+    def rows(out: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        found = torch.where(y > 0)[0]
+        found -= 1
+        return out[found + 1].mean() + out[found].square().mean()
+
+    def column(out: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        found = out[y > 0]
+        found[:, 1].mul_(2)
+        return (found * z[y > 0]).sum()
+
+    for loss in (rows, column):
+        torch.testing.assert_close(trained(loss, True), trained(loss, False), rtol=1e-9, atol=1e-9)
+
+    def sized(out: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        found = out[y > 0]
+        found.mul_(2)
+        return found.view(5, 4).sum()
+
+    with pytest.raises(CaptureError, match=r"view has other sizes than those of the rows"):
+        trained(sized, True)
+
+
 REFUSED: dict[str, tuple[Loss, str]] = {
     "an order": (
         lambda out, y, z: out[y > 0].sort(0).values[0].sum(),
@@ -200,6 +223,19 @@ def test_evaluation_reduces_over_a_selection() -> None:
     right, largest = predict(x, y)
     assert float(right) == float((x[y >= 0].argmax(-1) == y[y >= 0]).float().mean())
     assert float(largest) == float(x[y >= 0].amax())
+
+
+def test_so_does_inference_mode() -> None:
+    @flow.global_function(type="predict")
+    @torch.inference_mode()
+    def predict(x: Tensor, y: Tensor) -> Tensor:
+        rows, found = torch.where(y > 0)[0], x * 2
+        found[y == 1] += 1
+        return F.cross_entropy(found[y >= 0], y[y >= 0]) + found[rows].mean()
+
+    x, y = torch.randn(8, 4), torch.tensor([0, 1, -1, 3, 2, -1, 0, 1])
+    found = torch.where((y == 1)[:, None], x * 2 + 1, x * 2)
+    torch.testing.assert_close(predict(x, y) + 0, F.cross_entropy(found[y >= 0], y[y >= 0]) + found[y > 0].mean())
 
 
 def test_a_selection_within_what_a_checkpoint_computes_again() -> None:

@@ -15,18 +15,29 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
 
-__all__ = ["Key", "known_indices"]
+__all__ = ["Key", "known_indices", "version"]
 
 aten = torch.ops.aten
 MOST = 300  # ops that are compared, or computed, before it is given up
 LARGEST = 1 << 20  # elements of a mask whose values are computed in the capture
 
 
+def version(tensor: Tensor) -> int:
+    """Another number once a tensor, or what shares memory with it, was written; torch's own but in inference mode."""
+    if not tensor.is_inference():
+        return tensor._version
+    node = node_of(tensor)
+    if node is None:
+        return 0
+    root = _memory(node)
+    return sum(_writes(n) and any(_memory(c) is root for c in n.all_input_nodes) for n in node.graph.nodes)
+
+
 class Key:
     """Of one tensor, as it is now."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version, self._node = tensor, tensor._version, node_of(tensor)
+        self._tensor, self._version, self._node = tensor, version(tensor), node_of(tensor)
 
     def __hash__(self) -> int:
         return hash(Key)
@@ -121,7 +132,7 @@ def _written(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torc
     begun = False
     for n in graph.nodes:
         begun = begun or n in since
-        if not begun or not isinstance(n.target, torch._ops.OpOverload) or not n.target._schema.is_mutable:
+        if not begun or not _writes(n):
             continue
         changed: Sequence[torch.fx.Node] = n.all_input_nodes
         if any(_memory(c) in roots for c in changed):
@@ -151,6 +162,11 @@ def _peeled(node: torch.fx.Node) -> torch.fx.Node:
         assert isinstance(of, torch.fx.Node)
         node = of
     return node
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node is an op that writes what it is called with."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _memory(node: torch.fx.Node) -> torch.fx.Node:

@@ -85,7 +85,7 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         losses = func(**{**given, "input": x._whole, "target": target._whole}, reduction="none")
         return _reduced(wrap(losses, 0, chosen), reduction)
     ignored = given.get("ignore_index", -100)
-    found = func(**{**given, "input": x._whole, "target": filled(target, ignored)}, reduction=reduction)
+    found = func(**{**given, "input": x._whole, "target": filled(target.long(), ignored)}, reduction=reduction)
     return wrap(found, 0, chosen) if reduction == "none" else found
 
 

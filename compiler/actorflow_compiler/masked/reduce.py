@@ -85,6 +85,8 @@ def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     over = Over(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
+    if called(func) == "logsumexp" and not v._whole.is_floating_point():
+        v = v.to(torch.get_default_dtype())
     return func(filled(v, FILLS[called(func)]), *args[1:], **_rest(kwargs))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.masked.keys import Key, known_indices
+from actorflow_compiler.masked.keys import Key, known_indices, version
 from actorflow_compiler.masked.tensor import (
     Masked,
     Selection,
@@ -48,19 +48,20 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | N
         rows = select(x, mask.select(-1, 0), at, told=told)
         chosen = repeated(rows._chosen, mask.shape[-1])
         made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
-        made._raw = lambda: _plain(x, at, mask)
+        made._plainly = _plain(x, at, mask)
         return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
     chosen = Selection(flat, Key(mask) if key is None else key, told, mask.shape)
     made = of_rows(x.flatten(at, at + count - 1), at, chosen)
-    made._raw = lambda: _plain(x, at, mask)
+    made._plainly = _plain(x, at, mask)
     return made
 
 
-def _plain(x: Tensor, at: int, mask: Tensor) -> Tensor:
-    """What torch selects, whose size depends on values."""
+def _plain(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
+    """What gives what torch selects, whose size depends on values; None once one of them was written."""
+    before = version(x), version(mask)
     index: Any = (*[FULL] * at, mask)
-    return x[index]
+    return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
 def of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
@@ -86,14 +87,14 @@ def positions(x: Tensor) -> Masked:
     index = torch.arange(flat.shape[0], device=x.device)
     each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
     made = of_rows(torch.stack(each, 1), 0, chosen)
-    made._raw, made._position = x.nonzero, -1
+    made._index = -1
     return made
 
 
 def position(table: Masked, d: int) -> Masked:
     """The indices along one dim."""
     made = wrap(table._whole[:, d], 0, table._chosen)
-    made._position = d % len(table._chosen.shape)
+    made._index = d % len(table._chosen.shape)
     return made
 
 
@@ -235,6 +236,9 @@ def _of_selected(v: Masked, index: Any) -> Any:
         if entry is None:
             to += 1
             continue
+        columns = isinstance(entry, list) and all(type(e) is int for e in entry)
+        if not columns and (isinstance(entry, bool) or not isinstance(entry, slice | int | Tensor)):
+            refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
         if d == v._at:
             if not isinstance(entry, slice) or entry != FULL:
                 refuse(
@@ -309,6 +313,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             instead="one mask for both sides, in a variable: keep = …; x[keep] = y[keep]",
         )  # fmt: skip
     rest = x.dim() - mask.dim()
+    if value._whole.dim() - 1 != rest:
+        refuse(value, "an assignment has", f"they have {value._whole.dim() - 1} dims each, where {rest} were expected")
     new = value._whole.view(*mask.shape, *value._whole.shape[1:]).to(x.dtype)
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        x.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), new, x))
+    x.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), new, x))

@@ -67,8 +67,9 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sizes = list(given_sizes[0] if isinstance(given_sizes[0], list | tuple) else given_sizes)
     sizes = [-1 if s is v._chosen._count else s for s in sizes]
     if not _ints(sizes) or sizes.count(-1) != 1:
-        if _ints(sizes) and -1 not in sizes and v._raw is not None:
-            return v._raw().view(sizes)  # as many as are said, whatever the mask: checked where it runs
+        plain = v._raw() if _ints(sizes) and -1 not in sizes else None
+        if plain is not None:
+            return plain.view(sizes)  # as many as are said, whatever the mask: checked where it runs
         refuse(
             v, f"{name} has other sizes than those of", "the number of rows is no number of the capture; write -1 there"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.masked.keys import version
 from actorflow_compiler.masked.told import Told
 from actorflow_compiler.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
 from actorflow_compiler.torch_internals import make_wrapper
@@ -70,15 +71,16 @@ class Masked(Tensor):
     """The rows of ``_whole`` along dim ``_at`` that ``_chosen`` says count.
 
     What reaches it without a rule is refused; it never runs a kernel.  ``_raw`` makes the tensor whose size depends on
-    values, where nothing was done to it since it was selected.  ``_position`` is d for the indices along dim d of what
-    ``_chosen`` was made of; -1 for the table of all of them.
+    values, and knows whether it still would.  ``_position`` is d for the indices along dim d of what ``_chosen`` was
+    made of; -1 for the table of all of them.  Both hold until it is written.
     """
 
     _whole: Tensor
     _at: int
     _chosen: Selection
-    _raw: Callable[[], Tensor] | None
-    _position: int | None
+    _plainly: Callable[[], Tensor | None] | None
+    _index: int | None
+    _begun: int  # the version of ``_whole`` as it was wrapped
 
     @staticmethod
     def __new__(cls, whole: Tensor, at: int, chosen: Selection) -> Masked:
@@ -87,8 +89,17 @@ class Masked(Tensor):
         made: Masked = make_wrapper(cls, shape, dtype=dtype, device=device, requires_grad=whole.requires_grad)
         assert shape[at] == chosen.mask.shape[0], (shape, at, chosen.mask.shape)
         made._whole, made._at, made._chosen = whole, at, chosen
-        made._raw = made._position = None
+        made._plainly = made._index = None
+        made._begun = version(whole)
         return made
+
+    @property
+    def _position(self) -> int | None:
+        return self._index if version(self._whole) == self._begun else None
+
+    def _raw(self) -> Tensor | None:
+        written = self._plainly is None or version(self._whole) != self._begun
+        return None if written or self._plainly is None else self._plainly()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
