@@ -1,6 +1,6 @@
 """Trains small models whose losses select by masks, as jobs and eagerly; prints what differs.
 
-python tests/scripts/masks.py [LAYOUT …]
+python tests/scripts/masks.py LAYOUT … [LOSS …]
 """
 
 from __future__ import annotations

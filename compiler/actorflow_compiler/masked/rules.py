@@ -12,7 +12,7 @@ __all__ = ["RULES", "Rule", "called", "named", "rule"]
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # function, args, kwargs
 RULES: dict[Any, Rule] = {}
-OWNERS = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, torch._C._nn)
+OWNERS = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg)
 
 
 def named(name: str) -> list[Any]:
