@@ -33,6 +33,7 @@ from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.indexing import Indexing
 from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
+from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.number_ops import open_numbers
 from actorflow_compiler.numbers import Numbers
@@ -135,11 +136,20 @@ def capture(
             recording = tags.recording(hints.places, names, outputs, hints.around)
             averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
             with recording as recorder, mark_gradients(fakes, hints.zero), averaged:
-                recorder.during_backward = watch.backward
+                selecting = selected(reads.refusal)
+
+                @contextlib.contextmanager
+                def backward() -> Iterator[None]:
+                    with watch.backward(), Selecting():
+                        yield
+
+                recorder.during_backward = backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
-                        results = [r.detach() for r in step(tensors)]
+                        results = step(tensors)
+                        check_results(results)
+                        results = [r.detach() for r in results]
                         reads.check()
                         indexing.check()
                         stepped.settle(assigned.of)
@@ -148,7 +158,7 @@ def capture(
 
                 streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
-                unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state)
+                unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 ragged = packing(), indexing.following(), unrolled()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged):
@@ -210,7 +220,9 @@ def without_memory(
         with mode:
             tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
         gradients = torch.enable_grad() if train else torch.no_grad()
-        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(Reads()), values_not_seen(), gradients
+        reads = Reads()
+        selecting = selected(reads.refusal)
+        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
             for context in (*plainly, _scaled(state)):
                 stack.enter_context(context)

@@ -31,7 +31,8 @@ __all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
 
 LOOKS_AT_A_VALUE = (
     "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
-    "inputs; expected: the same ops in every call. Use torch.where, or move this line out of the job"
+    "inputs; expected: the same ops in every call. Use torch.where, a count as it is, without .item() (where it "
+    "may be 0: count.clamp(min=1)), or move this line out of the job"
 )
 DEPENDS_ON_VALUES = (
     "how large a tensor is depends on values here (x[mask], nonzero, unique, one_hot without num_classes), but a plan "
@@ -94,6 +95,16 @@ class Reads:
         if self._refused:
             raise self._refused[0]
 
+    def refusal(self, text: str) -> CaptureError:
+        """The error that refuses what the user's line does, which is raised again where the step catches it."""
+        frames = traceback.extract_stack(sys._getframe(1))
+        return self._refused_at(place_of(frames), text + remedy(frames))
+
+    def _refused_at(self, place: str, text: str) -> CaptureError:
+        error = CaptureError(f"{place}\n  {text}")
+        self._refused.append(error)
+        return error
+
     def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
         frame = sys._getframe(2)
 
@@ -118,27 +129,18 @@ class Reads:
         if text in FOR_USERS:
             if not _asked_by_user(asking):
                 return read()
-            refusal = self._refusal(text)
+            refusal = self.refusal(text)
             if _is_in(asking, logging.__file__):  # which prints what is raised there, and goes on
                 return "a tensor without values"
             raise refusal
         if text is SAVES and not _is_in(asking, copy.__file__, depth=1):
-            raise self._refusal(text)
+            raise self.refusal(text)
         found: Any = None
         with contextlib.suppress(*DATA_DEPENDENT, RuntimeError, TypeError):
             found = read()
         if found is None or any(isinstance(leaf, SYMBOLS) for leaf in pytree.tree_leaves(found)):
-            raise self._refusal(text)
+            raise self.refusal(text)
         return found
-
-    def _refusal(self, text: str) -> CaptureError:
-        frames = traceback.extract_stack(sys._getframe(3))
-        return self._refused_at(place_of(frames), text + remedy(frames))
-
-    def _refused_at(self, place: str, text: str) -> CaptureError:
-        error = CaptureError(f"{place}\n  {text}")
-        self._refused.append(error)
-        return error
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "before_each_op",
     "captured_graph",
     "compile_graph",
+    "constant_in_trace",
     "constant_of",
     "end_of_graph",
     "fake_mode",
@@ -82,6 +83,7 @@ __all__ = [
     "watching_reads",
     "when_cuda_starts",
     "without_dispatch",
+    "without_functions_of_autograd",
 ]
 
 R = TypeVar("R")
@@ -667,6 +669,30 @@ def node_of(tensor: torch.Tensor) -> tuple[torch.fx.Node, torch.nn.Module] | Non
     slot: Any = get_proxy_slot(tensor, mode.tracer, None)
     tracer: Any = mode.tracer
     return None if slot is None else (slot.proxy.node, tracer.root)
+
+
+def constant_in_trace(name: str) -> torch.Tensor | None:
+    """The values of a constant of the trace that is under way; None where they are not known."""
+    mode = get_proxy_mode()
+    held = None if mode is None else getattr(getattr(mode.tracer, "root", None), name, None)
+    return constant_of(held) if isinstance(held, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def without_functions_of_autograd(check: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Call ``check(arguments)`` before each ``torch.autograd.Function`` that is applied."""
+    plain = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        check((*args, *kwargs.values()))
+        return plain.__func__(cls, *args, **kwargs)
+
+    changed: Any = torch.autograd.Function
+    changed.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        changed.apply = plain
 
 
 def is_read(tensor: torch.Tensor) -> bool:

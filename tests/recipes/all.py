@@ -9,6 +9,7 @@ from recipes import (
     graphs,
     keeping,
     losses,
+    masks,
     optimizers,
     precision,
     reinforcement,
@@ -21,4 +22,5 @@ from recipes import (
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
+    "masks",
 ]  # fmt: skip

@@ -342,26 +342,6 @@ def masked(job):
     return training(job, network(11, 11), loss, tokens(4, 11))
 
 
-@recipe(
-    "losses",
-    "a label mask by indexing",
-    refused=Refused(
-        "data-dependent|values",
-        "How many rows a mask leaves is known only when its values are, and a plan has fixed shapes.",
-        "Multiply by the mask and divide by its sum, or `ignore_index`; the mean is the same.",
-    ),
-)
-def picked(job):
-    """logits[mask], whose shape depends on values."""
-
-    def loss(model, words, following):
-        x = F.one_hot(words, 11).to(torch.get_default_dtype())
-        mask = following > 3
-        return F.cross_entropy(model(x)[mask], following[mask])
-
-    return training(job, network(11, 11), loss, tokens(4, 11))
-
-
 @recipe("losses", "sliced Wasserstein and MMD")
 def distances(job):
     """Sorted projections of the batch, a kernel over all pairs, cdist."""

@@ -1,0 +1,147 @@
+"""Calls of torch's functions in a step go in; those that select by values, or work on what was selected, are rewritten.
+
+``Selecting`` is the mode of a capture in which that is so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
+from actorflow_compiler.masked.rules import RULES, called
+from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, set_item, where
+from actorflow_compiler.masked.tensor import Masked, read, refuse, tensors_in
+from actorflow_compiler.torch_internals import without_functions_of_autograd
+
+__all__ = ["Selecting", "check_results", "selected"]
+
+_ = gathers, losses, products, reduce, rows, shapes  # which enter their rules
+PROPERTIES = (
+    "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_nested", "is_sparse", "is_quantized",
+    "is_meta", "is_mkldnn",
+)  # fmt: skip
+OF_THE_WHOLE = (
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES), Tensor.dim, Tensor.ndimension,
+    Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex,
+    Tensor.get_device, Tensor.element_size, Tensor.is_signed,
+)  # fmt: skip
+
+
+READS = ("item", "tolist", "numpy", "__repr__", "__str__", "__format__", "__bool__", "__float__", "__int__",
+         "__index__", "__array__", "__reduce_ex__")  # fmt: skip
+NOT_BY_ROWS = ("grad", "unique", "unique_consecutive", "bincount", "histc")
+MAKES = (torch.zeros, torch.ones, torch.full)
+
+
+def _sizes(v: Masked) -> tuple[Any, ...]:
+    """The shape, with a tensor where the number of rows is."""
+    return tuple(v._chosen.count if d == v._at else n for d, n in enumerate(v._whole.shape))
+
+
+def _numel(v: Masked) -> Any:
+    each = v._whole.numel() // max(1, v._whole.shape[v._at])
+    return v._chosen.count if each == 1 else v._chosen.count * each
+
+
+def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch where there are selections among the arguments."""
+    found = RULES.get(func)
+    if found is not None:
+        return found(func, tuple(args), kwargs)
+    if func in OF_THE_WHOLE:
+        return func(args[0]._whole)
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        return (get_item if func is Tensor.__getitem__ else set_item)(*args)
+    if func == Tensor.shape.__get__:  # type: ignore[attr-defined]
+        return _sizes(args[0])
+    if func is Tensor.size:
+        d = args[1] if len(args) > 1 else kwargs.get("dim")
+        return _sizes(args[0]) if d is None else _sizes(args[0])[d]
+    if func in (Tensor.numel, Tensor.nelement, torch.numel):
+        return _numel(args[0])
+    if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+        return args[0].detach()
+    if func in SELECTING:
+        return _select_again(func, args, kwargs)
+    (first, *others) = tensors_in((args, kwargs))
+    name = called(func)
+    if name in READS:
+        raise read(name)
+    told = first._chosen.told
+    by_rows = not (others or told.indices or name in NOT_BY_ROWS or name.startswith("_"))
+    after = f"{name}({told.source})[{told.mask}], which selects afterwards; or " * by_rows
+    return refuse(
+        first, f"{name} is called with", f"what {name} does to rows that do not count is not known",
+        instead=f"{after}{told.rewritten('0')}",
+    )  # fmt: skip
+
+
+def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    rows = tensors_in((args, kwargs))
+    if called(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], Masked):
+        return get_item(args[0], args[1])
+    return refuse(rows[0], f"{called(func)} numbers", "which is where among them depends on values",
+           instead="the mask of both: (mask & (x > 0)).nonzero()")  # fmt: skip
+
+
+tensor.rules.append(call)
+
+
+class Selecting(TorchFunctionMode):
+    """In which what selects by values gives selections of known size."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(t, Masked) for t in types):
+            return call(func, args, kwargs)
+        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+            if not is_selecting(func, args, kwargs):
+                return func(*args, **kwargs)
+            return (get_item if func is Tensor.__getitem__ else set_item)(*args)
+        if func in MAKES:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else kwargs.get("size", args)
+            rest = args[1:] if args and sizes is args[0] else ()
+            made = pointwise.of_count(
+                lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
+            )
+            return func(*args, **kwargs) if made is None else made
+        if is_selecting(func, args, kwargs):
+            return (where if func in (torch.where, Tensor.where) else SELECTING[func])(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selecting]]:
+    """In which a step is captured; gives what makes the mode, for backward passes, which run outside of it.
+
+    ``refusal`` makes the error of what selected rows cannot be used for.
+    """
+
+    def check(given: Sequence[Any]) -> None:
+        for v in tensors_in(given):
+            refuse(v, "a torch.autograd.Function is called with", "what it does to rows that do not count is not known")
+
+    tensor.refusing.append(refusal)
+    try:
+        with without_functions_of_autograd(check), Selecting():
+            yield Selecting
+    finally:
+        tensor.refusing.pop()
+
+
+def check_results(results: Any) -> None:
+    """Raise CaptureError where a step returns selected rows."""
+    for v in pytree.tree_leaves(results):
+        if isinstance(v, Masked):
+            told = v._chosen.told
+            refuse(
+                v, "the step returns, or keeps,", "a result has a fixed size",
+                instead=f"return {told.source} and {told.mask}, and select outside of the job",
+            )  # fmt: skip

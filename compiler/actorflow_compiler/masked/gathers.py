@@ -1,0 +1,103 @@
+"""Functions that take and put by numbers go in, with the selected rows in their arguments; what they give comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.selecting import BROADCAST, masked_select
+from actorflow_compiler.masked.tensor import (
+    Masked,
+    common,
+    filled,
+    normal,
+    refuse,
+    same,
+    tensors_in,
+    wrap,
+)
+
+__all__: list[str] = []
+
+
+@rule("gather", "take_along_dim")
+def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of each row what its indices say."""
+    first = ("input", "dim", "index") if called(func) == "gather" else ("input", "index", "dim")
+    given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
+    v, index = given["input"], given["index"]
+    rows = tensors_in(given)
+    if not (isinstance(v, Masked) and isinstance(index, Masked)) or v._at != index._at:
+        refuse(rows[0], f"{called(func)} takes indices for all rows and", "both have to be selected by the same mask")
+    chosen = common(rows)
+    if given.get("dim") is None or normal(given["dim"], v._whole.dim()) == v._at:
+        refuse(v, f"{called(func)} goes along", "which is where depends on values")
+    found = [v._whole, filled(index, 0), given["dim"]]
+    return wrap(func(*(found if called(func) != "gather" else [found[0], found[2], found[1]])), v._at, chosen)
+
+
+@rule("index_select")
+def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a table the rows that are selected, or some columns of selected rows."""
+    given = bound(("input", "dim", "index"), args, kwargs)
+    v, dim, index = given["input"], given["dim"], given["index"]
+    if isinstance(v, Masked):
+        if normal(dim, v._whole.dim()) == v._at or isinstance(index, Masked):
+            refuse(v, "index_select takes some of", "which is where depends on values")
+        return wrap(func(v._whole, dim, index), v._at, v._chosen)
+    dim = normal(dim, v.dim())
+    return v[(*[slice(None)] * dim, index)]
+
+
+@rule("index_add", "index_add_", "scatter_add", "scatter_add_")
+def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows that are added to those of a whole tensor: the ones that do not count add zeros to its first."""
+    given = bound(
+        ("input", "dim", "index", "source"), args, {("source" if k == "src" else k): a for k, a in kwargs.items()}
+    )
+    v, dim, index, source = (given[k] for k in ("input", "dim", "index", "source"))
+    rows = tensors_in(given)
+    both = isinstance(index, Masked) and isinstance(source, Masked)
+    if isinstance(v, Masked) or not both or given.get("alpha", 1) != 1:
+        refuse(rows[0], f"{called(func)} takes, beside others,", "indices and rows have to be selected alike")
+    common(rows)
+    d = normal(dim, v.dim())
+    if index._at != (0 if index._whole.dim() == 1 else d) or source._at != d:
+        refuse(rows[0], f"{called(func)} adds along another dim than that of", "rows are added to rows")
+    return func(v, dim, filled(index, 0), filled(source, 0))
+
+
+@rule("masked_scatter")
+def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Into a whole tensor, by the mask that has selected what is scattered."""
+    given = bound(("input", "mask", "source"), args, kwargs)
+    x, mask, source = given["input"], given["mask"], given["source"]
+    if isinstance(x, Masked) or isinstance(mask, Masked):
+        refuse(tensors_in(given)[0], "masked_scatter writes among", "which is where depends on values")
+    x, mask = BROADCAST(x, mask)
+    flat, found = source.reshape(-1), masked_select(x, mask)
+    if not same(flat._chosen, found._chosen):
+        refuse(source, "masked_scatter writes", "they are not sure to be as many as its mask has",
+               instead="x.masked_scatter(mask, y[mask]), with one mask")  # fmt: skip
+    return torch.where(mask, flat._whole.view(x.shape), x)
+
+
+@rule("scatter", "scatter_")
+def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Into columns of each row."""
+    rows = tensors_in((args, kwargs))
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    aligned = all(r._at == rows[0]._at and r._whole.dim() == rows[0]._whole.dim() for r in rows)
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    if len(tensors) != len(rows) or not aligned or dim is None or normal(dim, rows[0]._whole.dim()) == rows[0]._at:
+        refuse(rows[0], "scatter writes, beside others,", "all have to be selected by the same mask")
+    chosen, index = common(rows), kwargs["index"] if "index" in kwargs else args[2]
+    plain, named_plain = pytree.tree_map(
+        lambda a: a if not isinstance(a, Masked) else filled(a, 0) if a is index else a._whole, (args, kwargs)
+    )
+    out = func(*plain, **named_plain)
+    return args[0] if called(func).endswith("_") else wrap(out, rows[0]._at, chosen)

@@ -1,0 +1,185 @@
+"""A mask goes in; a key comes out that equals that of another mask only if both are sure to hold the same values.
+
+What a trace has computed by the same ops of the same tensors, none of which was written in between, is the same.  A
+mask that depends on nothing but constants has its values already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
+
+__all__ = ["Key", "known_indices", "version"]
+
+aten = torch.ops.aten
+MOST = 300  # ops that are compared, or computed, before it is given up
+LARGEST = 1 << 20  # elements of a mask whose values are computed in the capture
+
+
+def version(tensor: Tensor) -> int:
+    """Another number once a tensor, or what shares memory with it, was written; torch's own but in inference mode."""
+    if not tensor.is_inference():
+        return tensor._version
+    node = _made_by(tensor)
+    if node is None:
+        return 0
+    root = _memory(node)
+    return sum(_writes(n) and any(_memory(c) is root for c in n.all_input_nodes) for n in node.graph.nodes)
+
+
+class Key:
+    """Of one tensor, as it is now."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self._node = tensor, version(tensor), _made_by(tensor)
+
+    def __hash__(self) -> int:
+        return hash(Key)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Key):
+            return NotImplemented
+        if self._tensor is other._tensor:
+            return self._version == other._version
+        return self._node is not None and other._node is not None and _equal(self._node, other._node)
+
+
+def _equal(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    """Whether two nodes of a trace have computed the same."""
+    pairs, seen = [(one, other)], set[tuple[torch.fx.Node, torch.fx.Node]]()
+    while pairs:
+        a, b = (_peeled(n) for n in pairs.pop())
+        if a is b or (a, b) in seen:
+            continue
+        seen.add((a, b))
+        if len(seen) > MOST or not _is_plain(a) or not _is_plain(b) or a.target != b.target:
+            return False
+        mine, form = pytree.tree_flatten((a.args, a.kwargs))
+        theirs, form_of_theirs = pytree.tree_flatten((b.args, b.kwargs))
+        if form != form_of_theirs:
+            return False
+        for x, y in zip(mine, theirs, strict=True):
+            if isinstance(x, torch.fx.Node) and isinstance(y, torch.fx.Node):
+                pairs.append((x, y))
+            elif type(x) is not type(y) or x != y:
+                return False
+    touched = {n for pair in seen for node in pair for n in (node, *node.all_input_nodes)}
+    return not _written(one.graph, touched, {node for pair in seen for node in pair})
+
+
+def known_indices(mask: Tensor) -> tuple[Tensor, ...] | None:
+    """The indices along each dim that a mask selects which depends on constants alone; None for others."""
+    values = _known_values(mask)
+    if values is None:
+        return None
+    with real_tensors():
+        columns = [c.tolist() for c in values.nonzero(as_tuple=True)]
+    return tuple(torch.tensor(c, dtype=torch.long, device=mask.device) for c in columns)
+
+
+def _known_values(mask: Tensor) -> Tensor | None:
+    constant = constant_of(mask)
+    if constant is not None:
+        return constant
+    node = _made_by(mask)
+    if node is None or mask.numel() > LARGEST:
+        return None
+    needed, pending = set[torch.fx.Node](), [node]
+    while pending:
+        n = pending.pop()
+        if n in needed:
+            continue
+        needed.add(n)
+        if len(needed) > MOST or not (_is_plain(n) or n.op == "get_attr"):
+            return None
+        pending += n.all_input_nodes
+    if _written(node.graph, needed, needed):
+        return None
+    values: dict[torch.fx.Node, Any] = {}
+    constants = {n: constant_in_trace(str(n.target)) for n in needed if n.op == "get_attr"}
+    with real_tensors(), torch.no_grad():
+        for n in node.graph.nodes:
+            if n not in needed:
+                continue
+            if n.op == "get_attr":
+                values[n] = constants[n]
+                if values[n] is None:
+                    return None
+            else:
+                args, kwargs = pytree.tree_map_only(torch.fx.Node, values.__getitem__, (n.args, n.kwargs))
+                values[n] = n.target(*args, **kwargs)
+    found = values[node]
+    return found if isinstance(found, Tensor) and found.shape == mask.shape else None
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """Whether a node is an op that writes nothing and draws nothing."""
+    op = node.target
+    if node.op != "call_function" or not isinstance(op, torch._ops.OpOverload):
+        return False
+    return op.namespace == "aten" and not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def _written(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torch.fx.Node]) -> bool:
+    """Whether one of some nodes, or what shares memory with it, was written after the first of ``since``."""
+    roots = {_memory(n) for n in touched}
+    begun = False
+    for n in graph.nodes:
+        begun = begun or n in since
+        if not begun or not _writes(n):
+            continue
+        changed: Sequence[torch.fx.Node] = n.all_input_nodes
+        if any(_memory(c) in roots for c in changed):
+            return True
+    return False
+
+
+def _peeled(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node has one of: of a tensor that was repeated along a new dim, that tensor."""
+    while node.target is aten.select.int:
+        spread, dim, *_ = node.args
+        if not isinstance(spread, torch.fx.Node) or spread.target is not aten.expand.default:
+            break
+        one = spread.args[0]
+        if not isinstance(one, torch.fx.Node) or one.target is not aten.unsqueeze.default:
+            break
+        of, new = one.args
+        shapes: list[Any] = [
+            n.meta["val"].shape if isinstance(n, torch.fx.Node) and "val" in n.meta else None
+            for n in (of, spread, node)
+        ]
+        if None in shapes or shapes[0] != shapes[2] or not isinstance(new, int) or not isinstance(dim, int):
+            break
+        dims = len(shapes[1])
+        if dims != len(shapes[0]) + 1 or new % dims != dim % dims:
+            break
+        assert isinstance(of, torch.fx.Node)
+        node = of
+    return node
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether a node is an op that writes what it is called with."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _memory(node: torch.fx.Node) -> torch.fx.Node:
+    """The node in whose memory a view lies."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes:
+        returns = node.target._schema.returns
+        if not returns or returns[0].alias_info is None:
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _made_by(tensor: Tensor) -> torch.fx.Node | None:
+    """What makes a tensor in the trace that is under way; None for a tensor that it has not seen."""
+    found = node_of(tensor)
+    return None if found is None else found[0]

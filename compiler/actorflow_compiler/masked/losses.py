@@ -1,0 +1,110 @@
+"""Losses over selected rows go in; the same losses over whole tensors, reduced over the rows that count, come out."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from actorflow_compiler.masked.pointwise import pointwise
+from actorflow_compiler.masked.reduce import mean, total
+from actorflow_compiler.masked.rules import RULES, bound, called, rule
+from actorflow_compiler.masked.tensor import Masked, common, filled, refuse, tensors_in, wrap
+
+__all__: list[str] = []
+
+OF_ELEMENTS = {  # losses of each element, and a number that they are finite at
+    "mse_loss": None, "l1_loss": None, "smooth_l1_loss": None, "huber_loss": None, "soft_margin_loss": None,
+    "binary_cross_entropy_with_logits": None, "binary_cross_entropy": 0.5, "kl_div": 0.0, "poisson_nll_loss": 0.0,
+    "hinge_embedding_loss": None, "margin_ranking_loss": None,
+}  # fmt: skip
+OF_ROWS = (  # losses of each row of a matrix
+    "cosine_embedding_loss", "triplet_margin_loss", "multi_margin_loss", "multilabel_soft_margin_loss",
+)  # fmt: skip
+
+
+def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[Masked], str]:
+    """Arguments by name, the selections among them, and the reduction."""
+    given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
+    rows = tensors_in(given)
+    if given.get("size_average") is not None or given.get("reduce") is not None:
+        refuse(
+            rows[0], "size_average and reduce, which are no more, reduce", "use reduction=", instead="reduction='mean'"
+        )
+    return given, rows, given.pop("reduction", "mean")
+
+
+def _reduced(losses: Masked, reduction: str) -> Any:
+    return {"mean": mean, "sum": total}[reduction](losses) if reduction != "none" else losses
+
+
+def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    name = called(func)
+    given, _, reduction = _given(func, args, kwargs)
+    safe = OF_ELEMENTS[name]
+    if safe is not None:
+        given = {k: wrap(filled(v, safe), v._at, v._chosen) if isinstance(v, Masked) else v for k, v in given.items()}
+    losses = pointwise(func, (), {**given, "reduction": "none"})
+    if reduction == "batchmean":
+        n = losses._chosen.count if losses._at == 0 else losses._whole.shape[0]
+        return total(losses) / n
+    return _reduced(losses, reduction)
+
+
+def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given, rows, reduction = _given(func, args, kwargs)
+    chosen = common(rows)
+    tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "weight"]
+    if len(tensors) != len(rows) or any(v._at for v in rows) or rows[0]._whole.dim() != 2:
+        refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
+    if called(func) == "multi_margin_loss":
+        given["target"] = filled(given["target"], 0)
+    plain = {k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}
+    return _reduced(wrap(func(**plain, reduction="none"), 0, chosen), reduction)
+
+
+for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
+    for _name in _names:
+        RULES[getattr(F, _name)] = _rule
+
+
+@rule("cross_entropy", "nll_loss")
+def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows that do not count have the class that is ignored: what a mean is divided by is right by itself."""
+    given, rows, reduction = _given(func, args, kwargs)
+    x, target, chosen = given["input"], given["target"], common(rows)
+    pair = isinstance(x, Masked) and isinstance(target, Masked)
+    if not pair or x._at or target._at or x._whole.dim() < 2 or len(rows) > 2:
+        refuse(
+            rows[0], f"{called(func)} pairs", "scores and targets have to be selected by the same mask",
+            instead=f"both of the same rows: F.{called(func)}(x[{chosen.told.mask}], y[{chosen.told.mask}])",
+        )  # fmt: skip
+    if target._whole.is_floating_point():
+        losses = func(**{**given, "input": x._whole, "target": target._whole}, reduction="none")
+        return _reduced(wrap(losses, 0, chosen), reduction)
+    ignored = given.get("ignore_index", -100)
+    found = func(**{**given, "input": x._whole, "target": filled(target.long(), ignored)}, reduction=reduction)
+    return wrap(found, 0, chosen) if reduction == "none" else found
+
+
+@rule("cosine_similarity", "pairwise_distance")
+def alike(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of pairs of rows, over their columns."""
+    distance = called(func) == "pairwise_distance"
+    names = ("x1", "x2", "p", "eps", "keepdim") if distance else ("x1", "x2", "dim", "eps")
+    given = bound(names, args, kwargs)
+    one, other = given["x1"], given["x2"]
+    rows = tensors_in(given)
+    chosen = common(rows)
+    dims = max(x._whole.dim() if isinstance(x, Masked) else x.dim() for x in (one, other))
+    dim = -1 if distance else given.get("dim", 1)
+    backs = {r._at - r._whole.dim() for r in rows}
+    plain = [x for x in (one, other) if not isinstance(x, Masked)]
+    (back, *others) = backs
+    if others or dim % dims == dims + back or any(p.dim() >= -back and p.shape[back] != 1 for p in plain):
+        refuse(rows[0], f"{called(func)} pairs others with", "rows can be paired with rows of the same mask alone")
+    out = func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()})
+    at = dims + back
+    return wrap(out, at - (out.dim() < dims and dim % dims < at), chosen)

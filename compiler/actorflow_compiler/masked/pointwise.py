@@ -1,0 +1,179 @@
+"""Functions of elements go in, with the selected rows that they are called with; rows of what they give come out.
+
+A function that is not finite everywhere, or whose slope is not, is called on whole tensors that hold a harmless number
+in rows that do not count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.masked.rules import RULES, bound, called, named, rule
+from actorflow_compiler.masked.selecting import BROADCAST
+from actorflow_compiler.masked.tensor import (
+    COUNTS,
+    Masked,
+    common,
+    filled,
+    pairs,
+    refuse,
+    tensors_in,
+    wrap,
+)
+
+__all__ = ["of_count", "pointwise"]
+
+FINITE = (  # of finite numbers, with finite slopes
+    "add", "sub", "subtract", "rsub", "mul", "multiply", "neg", "negative", "positive", "abs", "absolute", "square",
+    "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "softshrink",
+    "hardshrink", "hardtanh", "hardswish", "hardsigmoid", "tanhshrink", "threshold", "logsigmoid", "sigmoid", "expit",
+    "tanh", "sin", "cos", "atan", "arctan", "asinh", "arcsinh", "erf", "erfc", "sign", "sgn", "signbit", "floor",
+    "ceil", "round", "trunc", "frac", "heaviside", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum",
+    "fmax", "fmin", "where", "lerp", "addcmul", "nan_to_num", "masked_fill", "logaddexp", "isnan", "isinf", "isfinite",
+    "isclose", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal", "less_equal", "not_equal",
+    "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_not", "detach", "clone", "contiguous", "float", "double", "half", "bfloat16", "long", "int",
+    "short", "bool", "cpu", "cuda", "zeros_like", "ones_like", "full_like", "real", "imag", "conj",
+    "view_as_real", "requires_grad_", "nan_to_num", "__and__", "__or__", "__xor__", "__invert__", "__rsub__",
+    "__rmul__", "__radd__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "dropout", "alpha_dropout",
+    "feature_dropout",
+)  # fmt: skip
+SAFE: dict[str, float] = {  # by name: a number at which a function and its slope are finite
+    **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "pow", "float_power", "lgamma", "digamma",
+                     "xlogy", "atan2", "arctan2", "hypot", "fmod", "remainder", "addcdiv", "div", "divide",
+                     "true_divide", "floor_divide", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__", "__pow__",
+                     "__floordiv__", "__rmod__"), 1.0),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh", "tan", "acos", "arccos", "asin", "arcsin", "atanh",
+                     "arctanh", "log1p", "erfinv", "sinc"), 0.0),
+    "acosh": 2.0, "arccosh": 2.0, "logit": 0.5,
+}  # fmt: skip
+DIVIDE = ("div", "divide", "true_divide")  # only what they divide by has to be safe
+DROPS = ("dropout", "alpha_dropout", "feature_dropout")
+RANDOM = ("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal_", "uniform_", "bernoulli_")
+
+
+def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of elements, whose operands broadcast."""
+    name = called(func)
+    rows = tensors_in((args, kwargs))
+    if name in DROPS:
+        given = bound(("input", "p", "training", "inplace"), args, kwargs)
+        if given.get("training", True) and given.get("p", 0.5):
+            refuse(
+                rows[0], "dropout draws numbers for", "which number an element gets depends on how many are before it",
+                instead="dropout over the whole tensor, before it is selected: drop(x)[mask]",
+            )  # fmt: skip
+        return rows[0]
+    if kwargs.get("out") is not None:
+        refuse(rows[0], "out= is written with", "their size is not known", "0")
+    chosen, behind = common(rows), {r._at - r._whole.dim() for r in rows}
+    (at, *others) = behind
+    if others:
+        pairs(rows[0], f"{name} pairs")
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Masked) and leaf.dim() >= -at and leaf.shape[at] != 1:
+            mask = chosen.told.mask
+            refuse(
+                rows[0], f"{name} pairs a tensor of shape {list(leaf.shape)} with", "it has a row for each, also for "
+                "those that the mask leaves out", instead=f"the same rows of it: y[{mask}]",
+            )  # fmt: skip
+    safe = SAFE.get(name)
+    divides = name in DIVIDE
+
+    def operand(leaf: Any, number: int) -> Any:
+        if not isinstance(leaf, Masked):
+            return leaf
+        return leaf._whole if safe is None or (divides and number == 0) else filled(leaf, safe)
+
+    plain = [pytree.tree_map(lambda leaf, i=i: operand(leaf, i), a) for i, a in enumerate(args)]
+    named_plain = {k: pytree.tree_map(lambda leaf: operand(leaf, 1), v) for k, v in kwargs.items()}
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, out.dim() + at, chosen), func(*plain, **named_plain))
+
+
+@rule("to", "type", "type_as")
+def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As another dtype, or where another tensor is."""
+    v, *others = args
+    if not isinstance(v, Masked):
+        return func(v, *(o._whole if isinstance(o, Masked) else o for o in others), **kwargs)
+    out = func(v._whole, *(o._whole if isinstance(o, Masked) else o for o in others), **kwargs)
+    return wrap(out, v._at, v._chosen) if isinstance(out, Tensor) else out
+
+
+@rule("broadcast_tensors")
+def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Each in the shape of all; what is no selection is repeated for each row."""
+    tensors = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    zero = pointwise(torch.add, (tensors[0], 0), {})
+    for t in tensors[1:]:
+        zero = pointwise(torch.logical_or, (zero, t), {})  # refuses what does not fit
+    whole = BROADCAST(*(t._whole if isinstance(t, Masked) else t for t in tensors))
+    return tuple(wrap(t, zero._at, zero._chosen) for t in whole)
+
+
+@rule(*RANDOM)
+def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Random numbers: those of all rows are others."""
+    (first, *_) = tensors_in((args, kwargs))
+    name, told = called(func), first._chosen.told
+    refuse(
+        first, f"{name} draws numbers for", "which number a row gets depends on how many are before it",
+        instead=f"numbers for the whole tensor, which are selected then: {name}({told.source})[{told.mask}]",
+    )  # fmt: skip
+
+
+@rule("new_zeros", "new_ones", "new_full")
+def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A number for each row."""
+    v, *rest = args
+    name = called(func)
+    sizes, fill = (rest[0], rest[1:]) if name == "new_full" or isinstance(rest[0], list | tuple) else (rest, ())
+    made = of_count(lambda shape: func(v._whole, shape, *fill, **kwargs), sizes)
+    return func(v._whole, *rest, **kwargs) if made is None else made
+
+
+def of_count(make: Any, sizes: Any) -> Masked | None:
+    """What is made for each row, where one of some sizes is a selection's count; None where none is."""
+    counts = [getattr(s, COUNTS, None) for s in sizes]
+    found = [(at, chosen) for at, chosen in enumerate(counts) if chosen is not None]
+    if len(found) != 1:
+        return None
+    ((at, chosen),) = found
+    shape = [chosen.mask.shape[0] if d == at else n for d, n in enumerate(sizes)]
+    return wrap(make(shape), at, chosen)
+
+
+def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.exp_()``: as out of place, and into the memory of x."""
+    first = args[0]
+    if not isinstance(first, Masked):
+        refuse(
+            tensors_in((args, kwargs))[0], f"{called(func)} changes a whole tensor by", "they are fewer than its rows"
+        )
+    plain = getattr(Tensor, called(func).removesuffix("_"))
+    before = wrap(first._whole.clone(), first._at, first._chosen)  # which a gradient may need
+    made = RULES[plain](plain, (before, *args[1:]), kwargs)
+    if made._whole.shape != first._whole.shape or not torch.can_cast(made.dtype, first.dtype):
+        refuse(first, f"{called(func)} changes", f"it would make {made.dtype} of {first.dtype}, or another shape")
+    first._whole.copy_(made._whole)
+    return first
+
+
+def fill_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``x.zero_()``, ``x.fill_(1)``."""
+    func(args[0]._whole, *args[1:], **kwargs)
+    return args[0]
+
+
+for _name in (*FINITE, *SAFE):
+    for _function in named(_name):
+        RULES[_function] = pointwise
+    _changes = getattr(Tensor, f"{_name}_", None)
+    if _changes is not None and hasattr(Tensor, _name) and not _name.startswith("_") and _name not in DROPS:
+        RULES[_changes] = in_place
+RULES[Tensor.requires_grad_] = pointwise
+RULES[Tensor.zero_] = RULES[Tensor.fill_] = fill_in_place

@@ -1,0 +1,218 @@
+"""Reductions of selected rows go in; the same over whole tensors, to which other rows add nothing, come out.
+
+Of nothing a sum is 0, a mean, a variance and a maximum NaN; torch raises for the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.decomposed import widened
+from actorflow_compiler.masked.pointwise import pointwise
+from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.tensor import Masked, filled, normal, refuse, tensors_in, wrap
+
+__all__ = ["mean", "total"]
+
+FILLS = {
+    "sum": 0.0,
+    "nansum": 0.0,
+    "count_nonzero": 0.0,
+    "any": False,
+    "all": True,
+    "prod": 1.0,
+    "logsumexp": -math.inf,
+}
+EXTREMES = {"amax": -math.inf, "amin": math.inf, "max": -math.inf, "min": math.inf}
+WITHIN = ("argmax", "argmin", "median", "nanmedian", "mode", "kthvalue", "quantile", "nanquantile", "aminmax")
+NAMES = ("input", "dim", "keepdim")
+AGAINST = {"max": "float('-inf')", "argmax": "float('-inf')", "min": "float('inf')", "argmin": "float('inf')"}
+
+
+class Over:
+    """The dims that a call reduces over."""
+
+    def __init__(self, v: Masked, dim: int | Sequence[int] | None) -> None:
+        dims = v._whole.dim()
+        several = range(dims) if dim is None or dim == () or dim == [] else [dim] if isinstance(dim, int) else dim
+        self.dims = sorted(normal(d, dims) for d in several)
+        self.rows = v._at in self.dims
+
+    def at(self, v: Masked, keepdim: bool) -> int:
+        """Where the rows are afterwards."""
+        return v._at if keepdim else v._at - sum(d < v._at for d in self.dims)
+
+    def count(self, v: Masked) -> Tensor:
+        """How many elements count in each sum over rows."""
+        each = math.prod(v._whole.shape[d] for d in self.dims if d != v._at)
+        return v._chosen.count if each == 1 else v._chosen.count * each
+
+
+def _first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = NAMES) -> dict[str, Any]:
+    """Arguments by name, of which the first alone is selected."""
+    given = bound(names, args, kwargs)
+    rows = tensors_in(given)
+    if given.get("input") is not rows[0] or len(rows) > 1:
+        refuse(rows[0], f"{called(func)} takes, beside others,", "only its first argument may be selected rows")
+    return given
+
+
+def _several(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """``x.sum(0, 1)`` as ``x.sum((0, 1))``."""
+    more = args[1:]
+    plain = called(func) in ("sum", "mean", "amax", "amin") and len(more) > 1
+    return (args[0], more) if plain and all(isinstance(d, int) and not isinstance(d, bool) for d in more) else args
+
+
+def _rowwise(func: Any, over: Over, v: Masked, keepdim: bool, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The reduction within each row."""
+    at = over.at(v, keepdim)
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *args, **kwargs))
+
+
+@rule(*FILLS)
+def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where one number changes nothing."""
+    args = _several(func, args, kwargs)
+    given = _first(func, args, kwargs)
+    v = given["input"]
+    over = Over(v, given.get("dim"))
+    if not over.rows:
+        return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
+    if called(func) == "logsumexp" and not v._whole.is_floating_point():
+        v = v.to(torch.get_default_dtype())
+    return func(filled(v, FILLS[called(func)]), *args[1:], **_rest(kwargs))
+
+
+def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k != "input"}
+
+
+@rule(*EXTREMES)
+def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The largest or the smallest."""
+    name = called(func)
+    args = _several(func, args, kwargs)
+    if (len(args) > 1 and isinstance(args[1], Tensor)) or isinstance(kwargs.get("other"), Tensor):
+        return pointwise(torch.maximum if name == "max" else torch.minimum, (*args, *kwargs.values()), {})
+    given = _first(func, args, kwargs)
+    v, dim = given["input"], given.get("dim")
+    over = Over(v, dim)
+    if not over.rows:
+        return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
+    if dim is not None and name in ("max", "min"):
+        refuse(v, f"{name} along a dim says which of", "its number among them depends on values",
+               instead=f"the value alone: a{name}(dim)")  # fmt: skip
+    if not v._whole.is_floating_point():
+        refuse(v, f"{name} is taken, as a whole number, of", "of no rows torch would raise, and there is no number to "
+               "say so", instead=f"floating point, which is NaN then: .double().{name}()")  # fmt: skip
+    out = func(filled(v, EXTREMES[name]), *args[1:], **_rest(kwargs))
+    return torch.where(v._chosen.count > 0, out, math.nan)
+
+
+@rule("mean", "nanmean")
+def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The sum, by how many count."""
+    args = _several(func, args, kwargs)
+    given = _first(func, args, kwargs)
+    v, dtype = given["input"], given.get("dtype")
+    over = Over(v, given.get("dim"))
+    if not over.rows:
+        return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
+    if called(func) == "nanmean":
+        refuse(
+            v,
+            "nanmean counts those that are numbers of",
+            "that is not known here",
+            instead="x[mask & ~x.isnan()].mean()",
+        )
+    if not (v._whole.is_floating_point() or v._whole.is_complex() or dtype is not None):
+        return func(v._whole)  # torch says that there is no mean of whole numbers
+    return mean(v, over, bool(given.get("keepdim")), dtype)
+
+
+def mean(v: Masked, over: Over | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    """Of all elements that count, or over some dims, with the rows' among them."""
+    over = over or Over(v, None)
+    whole = filled(v, 0) if dtype is None else filled(v, 0).to(dtype)
+    return (widened(whole).sum(over.dims, keepdim) / over.count(v)).to(dtype or v._whole.dtype)
+
+
+def total(v: Masked) -> Tensor:
+    """The sum of all elements that count."""
+    return widened(filled(v, 0)).sum().to(v._whole.dtype)
+
+
+def _variance(v: Masked, over: Over, correction: float, keepdim: bool) -> Tensor:
+    n = over.count(v)
+    wide = filled(v, 0)
+    wide = widened(wide)
+    away = wide - wide.sum(over.dims, True) / n
+    away = filled(Masked(away, v._at, v._chosen), 0)
+    return away.square().sum(over.dims, keepdim) / (n - correction).clamp(min=0)
+
+
+@rule("var", "std", "var_mean", "std_mean")
+def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Variances, in two passes as torch has them."""
+    name = called(func)
+    plain = len(args) > 1 and isinstance(args[1], bool)  # x.var(False)
+    given = _first(func, args, kwargs, ("input", "unbiased") if plain else ("input", "dim", "unbiased", "keepdim"))
+    v, keepdim = given["input"], bool(given.get("keepdim"))
+    over = Over(v, given.get("dim"))
+    if not over.rows:
+        return _rowwise(func, over, v, keepdim, args[1:], _rest(kwargs))
+    if v._whole.is_complex() or not v._whole.is_floating_point():
+        refuse(v, f"{name} is taken of", "they are no real numbers in floating point", instead="x.double() before")
+    correction = given.get("correction", int(given.get("unbiased", True)))
+    found = _variance(v, over, 1 if correction is None else correction, keepdim)
+    if name.startswith("std"):
+        none = found == 0  # whose root has no slope
+        found = torch.where(none, 0.0, torch.where(none, 1.0, found).sqrt())
+    found = found.to(v._whole.dtype)
+    return (found, mean(v, over, keepdim)) if name.endswith("mean") else found
+
+
+@rule("norm", "vector_norm")
+def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Norms of vectors: zeros add nothing."""
+    given = _first(func, args, kwargs, ("input", "ord", "dim", "keepdim", "dtype"))
+    v, dim = given["input"], given.get("dim")
+    order = given.get("ord", given.get("p", None))
+    linear = func is torch.linalg.norm
+    matrix = linear and order is not None and (v._whole.dim() == 2 if dim is None else not isinstance(dim, int))
+    over = Over(v, dim)
+    if not over.rows and not (matrix and order == "nuc"):
+        return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
+    usual = order in (None, "fro") or (isinstance(order, int | float) and order >= 1)
+    if not usual or (matrix and order != "fro"):
+        refuse(v, f"{called(func)} of order {order} is taken of", "only norms of vectors of order 1 and more are known")
+    out = func(filled(v, 0), *args[1:], **_rest(kwargs))
+    if order == math.inf:
+        return torch.where(v._chosen.count > 0, out, math.nan)
+    return out
+
+
+@rule(*WITHIN)
+def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What sorts or numbers elements: within rows alone."""
+    name = called(func)
+    second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
+    given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)
+    v, dim = given["input"], given.get("dim", -1 if name in ("mode", "kthvalue") else None)
+    over = Over(v, dim)
+    if over.rows or "quantile" in name:
+        line = v._chosen.told.rewritten("float('nan')")  # which nanmedian and nanquantile leave out
+        instead = line.replace(f".{name}(", f".nan{name}(")
+        skips = "quantile" in name or name == "median"
+        refuse(
+            v, f"{name} sorts, or numbers,", "their order and their number depend on values", AGAINST.get(name, "0"),
+            "" if not skips else instead if instead != line else f"nan{name}, and {line}",
+        )  # fmt: skip
+    return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))

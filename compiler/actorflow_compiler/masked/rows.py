@@ -1,0 +1,167 @@
+"""Functions that work on each row by itself go in, with the selected rows that they are called with; rows come out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.selecting import of_rows
+from actorflow_compiler.masked.tensor import (
+    Masked,
+    alone,
+    common,
+    filled,
+    normal,
+    pairs,
+    refuse,
+    tensors_in,
+    wrap,
+)
+
+__all__: list[str] = []
+
+ALONG = {  # functions of one dim, and of what that is where nothing is said: position, default
+    "softmax": (1, None), "log_softmax": (1, None), "softmin": (1, None), "cumsum": (1, None), "cumprod": (1, None),
+    "logcumsumexp": (1, None), "sort": (1, -1), "argsort": (1, -1), "topk": (2, -1), "flip": (1, None),
+    "roll": (2, None), "normalize": (2, 1), "glu": (1, -1), "cummax": (1, None), "cummin": (1, None), "diff": (2, -1),
+}  # fmt: skip  # fmt: skip
+OVER_ROWS = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -math.inf, "softmax": -math.inf, "log_softmax": -math.inf}
+BATCHED = {  # functions of a batch in dim 0, and how many dims say that there is one
+    "conv1d": 3, "conv2d": 4, "conv3d": 5, "max_pool1d": 3, "max_pool2d": 4, "avg_pool1d": 3, "avg_pool2d": 4,
+    "adaptive_avg_pool1d": 3, "adaptive_avg_pool2d": 4, "adaptive_max_pool1d": 3, "adaptive_max_pool2d": 4,
+    "pixel_shuffle": 4, "interpolate": None, "group_norm": None,
+}  # fmt: skip  # fmt: skip
+
+
+@rule(*ALONG)
+def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function along one dim, or some, that keeps them all."""
+    name = called(func)
+    v, at = alone(called(func), args, kwargs)
+    where, default = ALONG[name]
+    key = "dims" if name in ("flip", "roll") else "dim"
+    given = kwargs.get(key, args[where] if len(args) > where else default)
+    if name == "flip" and isinstance(given, int):
+        given = args[1:]
+    if given is None:
+        refuse(
+            v, f"{name} without a dim is taken of", "which dim it is depends on how many there are", instead="dim=-1"
+        )
+    dims = [normal(d, v._whole.dim()) for d in ([given] if isinstance(given, int) else given)]
+    if at not in dims:
+        rest = args[1:]
+        return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *rest, **kwargs))
+    if name not in OVER_ROWS:
+        most = {"topk": "float('-inf')", "sort": "float('inf')", "argsort": "float('inf')"}
+        refuse(v, f"{name} goes along", "their order and their number depend on values", most.get(name, "0"))
+    out = func(filled(v, OVER_ROWS[name]), *args[1:], **kwargs)
+    return of_rows(out, at, v._chosen)
+
+
+@rule("layer_norm", "rms_norm")
+def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A norm over the last dims."""
+    v, at = alone(called(func), args, kwargs)
+    shape = kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1]
+    if at >= v._whole.dim() - len(shape):
+        refuse(v, f"{called(func)} normalises over", "their number depends on values", "0")
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+
+
+@rule("linear")
+def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A linear map of the last dim."""
+    v, at = alone(called(func), args, kwargs)
+    if at == v._whole.dim() - 1:
+        refuse(v, "linear sums over", "its weight has a column for each", "0")
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+
+
+@rule(*BATCHED)
+def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of a batch, that does the same to each."""
+    v, at = alone(called(func), args, kwargs)
+    dims = BATCHED[called(func)]
+    if at or (dims is not None and v._whole.dim() != dims):
+        refuse(v, f"{called(func)} mixes", "they are not its batch")
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, 0, v._chosen), func(v._whole, *args[1:], **kwargs))
+
+
+@rule("scaled_dot_product_attention")
+def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Attention within each row."""
+    given = bound(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
+    rows = tensors_in(given)
+    three = [given[k] for k in ("query", "key", "value")]
+    if any(not isinstance(v, Masked) or v._at or v._whole.dim() < 3 for v in three) or given.get("dropout_p"):
+        refuse(rows[0], "attention looks among", "each of them has to look within itself, without dropout", "0")
+    extra = given.get("attn_mask")
+    if extra is not None and not isinstance(extra, Masked) and extra.dim() == three[0]._whole.dim() and len(extra) > 1:
+        refuse(rows[0], "attention's mask has a row for each of", "also for those that were left out")
+    chosen = common(rows)
+    return wrap(func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}), 0, chosen)
+
+
+@rule("batch_norm")
+def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With running statistics each row by itself."""
+    v, at = alone(called(func), args, kwargs)
+    given = bound(
+        ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), args, kwargs
+    )
+    if given.get("training") or at == 1:
+        refuse(v, "batch norm takes the mean and the variance of", "its statistics would count all rows",
+               instead="the norm over the whole tensor, before it is selected, or LayerNorm")  # fmt: skip
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+
+
+@rule("embedding")
+def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows of a table."""
+    names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = bound(names, args, kwargs)
+    v = given["input"]
+    if (
+        not isinstance(v, Masked)
+        or len(tensors_in(given)) > 1
+        or given.get("max_norm")
+        or given.get("scale_grad_by_freq")
+    ):
+        refuse(tensors_in(given)[0], "embedding is called with", "only plain ones are known: no max_norm, no counts")
+    given["input"] = filled(v, 0)
+    return wrap(func(**given), v._at, v._chosen)
+
+
+@rule("one_hot")
+def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With the number of classes."""
+    given = bound(("tensor", "num_classes"), args, {("tensor" if k == "input" else k): a for k, a in kwargs.items()})
+    v = given["tensor"]
+    if given.get("num_classes", -1) < 0:
+        refuse(v, "one_hot looks at the largest of", "that depends on values", instead="F.one_hot(y, num_classes)")
+    return wrap(func(filled(v, 0), given["num_classes"]), v._at, v._chosen)
+
+
+@rule("cdist")
+def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The distances of each row from those of a whole tensor."""
+    v, at = alone(called(func), args, kwargs)
+    other = args[1] if len(args) > 1 else kwargs["x2"]
+    if at != 0 or v._whole.dim() != 2 or other.dim() != 2:
+        pairs(v, "cdist pairs")
+    return wrap(func(v._whole, *args[1:], **kwargs), 0, v._chosen)
+
+
+@rule("pad")
+def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """More in other dims."""
+    v, at = alone(called(func), args, kwargs)
+    sizes = list(kwargs.get("pad", args[1] if len(args) > 1 else ()))
+    here = 2 * (v._whole.dim() - 1 - at)
+    if any(sizes[here : here + 2]):
+        refuse(v, "pad puts others beside", "their number depends on values")
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)

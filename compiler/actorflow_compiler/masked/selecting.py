@@ -1,0 +1,319 @@
+"""What selects by values (``x[mask]``, ``nonzero``, ``torch.where(mask)``) goes in; selections come out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.masked.keys import Key, known_indices, version
+from actorflow_compiler.masked.tensor import (
+    Masked,
+    Selection,
+    common,
+    filled,
+    refuse,
+    repeated,
+    same,
+    tensors_in,
+    wrap,
+)
+from actorflow_compiler.masked.told import Told, here
+
+__all__ = ["BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "of_rows", "position", "set_item"]
+
+BROADCAST: Any = torch.broadcast_tensors  # has no types
+Index = tuple[Any, ...]
+FULL = slice(None)
+
+
+def is_mask(x: Any) -> bool:
+    """Whether an index is a mask."""
+    return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) and x.dim() > 0
+
+
+def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | None = None) -> Masked:
+    """``x[:, …, mask]`` with ``at`` full slices before the mask."""
+    count = mask.dim()
+    if x.shape[at : at + count] != mask.shape:
+        raise IndexError(
+            f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of the indexed tensor "
+            f"{list(x.shape)}"
+        )
+    told = told or here(x.dim() - at - count)
+    if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
+        rows = select(x, mask.select(-1, 0), at, told=told)
+        chosen = repeated(rows._chosen, mask.shape[-1])
+        made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
+        made._plainly = _plain(x, at, mask)
+        return made
+    flat = mask.reshape(-1).to(torch.bool, copy=True)
+    chosen = Selection(flat, Key(mask) if key is None else key, told, mask.shape)
+    made = of_rows(x.flatten(at, at + count - 1), at, chosen)
+    made._plainly = _plain(x, at, mask)
+    return made
+
+
+def _plain(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
+    """What gives what torch selects, whose size depends on values; None once one of them was written."""
+    before = version(x), version(mask)
+    index: Any = (*[FULL] * at, mask)
+    return lambda: x[index] if (version(x), version(mask)) == before else None
+
+
+def of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
+    """With zeros in rows that do not count, whatever was there."""
+    return wrap(filled(wrap(whole, at, chosen), 0), at, chosen)
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Masked:
+    """``torch.masked_select``."""
+    if isinstance(x, Masked) or isinstance(mask, Masked):
+        again: Masked = get_item(x, mask)
+        return again
+    key = Key(mask)
+    whole, spread = BROADCAST(x, mask)
+    return select(whole, spread, key=key if spread.shape == mask.shape else (key, spread.shape))
+
+
+def positions(x: Tensor) -> Masked:
+    """``x.nonzero()``: a table with a row for each element that counts."""
+    mask = x if x.dtype == torch.bool else x != 0
+    flat = mask.reshape(-1).clone()
+    chosen = Selection(flat, Key(mask), here(0), mask.shape)
+    index = torch.arange(flat.shape[0], device=x.device)
+    each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
+    made = of_rows(torch.stack(each, 1), 0, chosen)
+    made._index = -1
+    return made
+
+
+def position(table: Masked, d: int) -> Masked:
+    """The indices along one dim."""
+    made = wrap(table._whole[:, d], 0, table._chosen)
+    made._index = d % len(table._chosen.shape)
+    return made
+
+
+def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
+    """``torch.nonzero``."""
+    known = known_indices(x) if x.dim() else None
+    if known is not None:
+        return known if as_tuple else torch.stack(known, 1)
+    if x.dim() == 0:
+        return x.nonzero(as_tuple=as_tuple)  # type: ignore[call-overload]  # refused there
+    table = positions(x)
+    return tuple(position(table, d) for d in range(x.dim())) if as_tuple else table
+
+
+def where(condition: Tensor) -> Any:
+    """``torch.where`` of one argument."""
+    return nonzero(condition, as_tuple=True)
+
+
+SELECTING: dict[Any, Callable[..., Any]] = {
+    torch.masked_select: masked_select, Tensor.masked_select: masked_select,
+    torch.nonzero: nonzero, Tensor.nonzero: nonzero, torch.argwhere: nonzero, Tensor.argwhere: nonzero,
+}  # fmt: skip
+
+
+def is_selecting(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function of plain tensors selects by values."""
+    if func in (Tensor.__getitem__, Tensor.__setitem__):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(is_mask(i) or _is_list_of_truths(i) for i in index)
+    if func in (torch.where, Tensor.where):
+        return len(args) + len(kwargs) == 1
+    return func in SELECTING and "out" not in kwargs
+
+
+def _is_list_of_truths(index: Any) -> bool:
+    return isinstance(index, list) and bool(index) and all(isinstance(i, bool) for i in index)
+
+
+def _as_tuple(x: Tensor, index: Any) -> Index:
+    """An index with one entry for what it takes, and no Ellipsis."""
+    entries = list(index if isinstance(index, tuple) else (index,))
+    for i, entry in enumerate(entries):
+        if _is_list_of_truths(entry):
+            entries[i] = torch.tensor([j for j, kept in enumerate(entry) if kept], dtype=torch.long, device=x.device)
+        elif isinstance(entry, Tensor) and entry.dtype == torch.uint8 and entry.dim():
+            entries[i] = entry.bool()
+    taken = sum(e.dim() if is_mask(e) and not _is_rows(e) else e is not None and e is not Ellipsis for e in entries)
+    for i, entry in enumerate(entries):
+        if entry is Ellipsis:
+            return (*entries[:i], *[FULL] * (x.dim() - taken), *entries[i + 1 :])
+    return tuple(entries)
+
+
+def _is_rows(x: Any) -> bool:
+    return isinstance(x, Masked)
+
+
+def _without_known(index: Index) -> Index:
+    """Masks whose values are known as indices."""
+    out: list[Any] = []
+    for i in index:
+        known = known_indices(i) if is_mask(i) and not _is_rows(i) else None
+        out += [i] if known is None else known
+    return tuple(out)
+
+
+def get_item(x: Tensor, index: Any) -> Any:
+    """``x[index]`` where one of them is a selection, or a mask is in the index."""
+    if isinstance(x, Masked):
+        return _of_selected(x, index)
+    found = _without_known(_as_tuple(x, index))
+    if tensors_in(found):
+        return _by_rows(x, found)
+    masks = [i for i, entry in enumerate(found) if is_mask(entry)]
+    if len(masks) != 1:
+        return x[found]
+    (i,) = masks
+    before, mask, after = found[:i], found[i], found[i + 1 :]
+    plain = all(e is None or isinstance(e, slice | int) for e in (*before, *after))
+    first = next((j for j, e in enumerate(before) if isinstance(e, int)), i)
+    apart = any(not isinstance(e, int) for e in before[first:]) or (
+        any(e is None or isinstance(e, slice) for e in before) and any(isinstance(e, int) for e in after)
+    )
+    if not plain or apart:
+        return x[found]  # torch says that its size depends on values
+    at = sum(not isinstance(e, int) for e in before)
+    made = select(x[before] if before else x, mask, at)
+    return _of_selected(made, (*[FULL] * (at + 1), *after)) if after else made
+
+
+def _by_rows(x: Tensor, index: Index) -> Any:
+    """A plain tensor at indices that are selections: one row of it for each."""
+    rows = tensors_in(index)
+    lead = next(i for i, e in enumerate(index) if _is_rows(e))
+    inside = index[lead : lead + len(rows)]
+    if is_mask(index[lead]) if lead < len(index) else False:
+        refuse(rows[0], "a mask that is itself selected indexes a whole tensor with", "they are fewer than its rows")
+    masks = [e for e in index[:lead] if is_mask(e)]
+    if lead == 1 and len(index) == 2 and masks and masks[0].dim() == 1:  # x[mask, y[mask]]
+        made = select(x, masks[0])
+        common([made, *rows])
+        at = torch.arange(made._whole.shape[0], device=x.device)
+        return of_rows(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
+    after = index[lead + len(rows) :]
+    basic = all(e is None or isinstance(e, slice | int) for e in after)
+    if not lead and basic and any(e != FULL for e in after):
+        return _of_selected(_by_rows(x, inside), (FULL, *after))
+    plain = all(isinstance(e, slice) and e == FULL for e in (*index[:lead], *after))
+    if not plain or not all(_is_rows(e) and e.dim() == 1 for e in inside):
+        refuse(rows[0], "an index has, beside others,", "only x[:, rows], x[rows] and x[rows, columns] are known")
+    chosen = common(rows)
+    shape, which = chosen.shape, [r._position for r in rows]
+    if which == [*range(len(shape))] and x.shape[lead : lead + len(shape)] == shape:
+        return of_rows(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
+    d = which[0]
+    if len(rows) == 1 and d is not None and d >= 0 and x.shape[lead] == shape[d]:
+        for other in range(len(shape)):
+            x = x if other == d else x.unsqueeze(lead + other)
+        spread = x.expand(*x.shape[:lead], *shape, *x.shape[lead + len(shape) :])
+        return of_rows(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
+    found = x[(*index[:lead], *(filled(r, 0) for r in rows))]
+    return of_rows(found, lead, chosen)
+
+
+def _of_selected(v: Masked, index: Any) -> Any:
+    """Selected rows, indexed."""
+    entries = _without_known(_as_tuple(v, index))
+    rows = tensors_in(entries)
+    if rows:
+        if len(entries) == 1 and is_mask(rows[0]):
+            return _again(v, rows[0])
+        refuse(v, "an index has", "rows of a selection are taken by a mask of the same selection, or gather(1, …)")
+    if v._position == -1 and len(entries) == 2 and entries[0] == FULL and isinstance(entries[1], int):
+        return position(v, entries[1])
+    d = to = 0
+    at = -1
+    for entry in entries:
+        if entry is None:
+            to += 1
+            continue
+        columns = isinstance(entry, list) and all(type(e) is int for e in entry)
+        if not columns and (isinstance(entry, bool) or not isinstance(entry, slice | int | Tensor)):
+            refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
+        if d == v._at:
+            if not isinstance(entry, slice) or entry != FULL:
+                refuse(
+                    v, f"[{_said(entry)}] takes some of", "which ones depends on values",
+                    instead="a mask that has those alone, x[mask & …], or their numbers in the whole tensor",
+                )  # fmt: skip
+            at = to
+        elif isinstance(entry, Tensor) and (entry.dim() != 1 or is_mask(entry)):
+            refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
+        d, to = d + 1, to + (not isinstance(entry, int))
+    if sum(isinstance(e, Tensor | list) for e in entries) > 1:
+        refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
+    if any(isinstance(e, Tensor | list) for e in entries) and any(isinstance(e, int) for e in entries):
+        refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
+    at = to + v._at - d if at < 0 else at
+    return wrap(v._whole[entries], at, v._chosen)
+
+
+def _said(entry: Any) -> str:
+    if isinstance(entry, slice):
+        return ":".join(
+            "" if e is None else "n" if isinstance(e, Tensor) else str(e) for e in (entry.start, entry.stop)
+        )
+    return "…" if isinstance(entry, Tensor) else str(entry)
+
+
+def _again(v: Masked, mask: Masked) -> Masked:
+    """What a mask selects of what is selected already."""
+    chosen = common([v, mask])
+    dims = mask._whole.dim()
+    if v._at != 0 or mask._at != 0 or v._whole.shape[:dims] != mask._whole.shape:
+        refuse(v, "a mask selects among", f"it is of shape {list(mask._whole.shape)}, and they {list(v._whole.shape)}")
+    both = filled(mask, False)
+    key = ("and", chosen.key, Key(mask._whole))
+    made = Selection(both.reshape(-1).clone(), key, here(v._whole.dim() - dims), both.shape)
+    return of_rows(v._whole.flatten(0, dims - 1), 0, made)
+
+
+def set_item(x: Tensor, index: Any, value: Any) -> None:
+    """``x[index] = value``, in place."""
+    entries = _as_tuple(x, index)
+    if isinstance(x, Masked):
+        if tensors_in(value) or isinstance(value, Tensor):
+            refuse(x, "an assignment changes some of", "only numbers can be assigned there", "0")
+        if len(entries) == 1 and _is_rows(entries[0]):
+            common([x, entries[0]])
+            x._whole[filled(entries[0], False)] = value
+            return
+        if tensors_in(entries) or len(entries) <= x._at or entries[x._at] != FULL:
+            refuse(x, "an assignment changes some of", "which ones depends on values", "0")
+        x._whole[entries] = value
+        return
+    rows = tensors_in(entries)
+    mask: Tensor | None = None
+    if rows:
+        chosen = common(rows)
+        if [r._position for r in rows] == [*range(len(chosen.shape))] and len(rows) == len(entries):
+            mask, key = chosen.mask.view(chosen.shape), chosen.key
+    elif len(entries) == 1 and is_mask(entries[0]):
+        mask, key = entries[0], Key(entries[0])
+    if mask is None or not isinstance(value, Masked):
+        if (rows and mask is None) or isinstance(value, Masked):
+            refuse(
+                (rows or [value])[0], "an assignment has", "it has to be to a mask, of rows of the same mask",
+                instead="x[mask] = y[mask], or x = torch.where(mask, y, x)",
+            )  # fmt: skip
+        x[mask if rows else index] = value
+        return
+    if not (same(value._chosen, Selection(mask, key, value._chosen.told, mask.shape)) and value._at == 0):
+        refuse(
+            value, "an assignment has", f"they are not sure to be those of {value._chosen.told.mask}",
+            instead="one mask for both sides, in a variable: keep = …; x[keep] = y[keep]",
+        )  # fmt: skip
+    rest = x.dim() - mask.dim()
+    if value._whole.dim() - 1 != rest:
+        refuse(value, "an assignment has", f"they have {value._whole.dim() - 1} dims each, where {rest} were expected")
+    new = value._whole.view(*mask.shape, *value._whole.shape[1:]).to(x.dtype)
+    x.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), new, x))
