@@ -228,6 +228,8 @@ def _make_plan(
         found = order.found
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
             returned = order.function(*args, **kwargs)
+            if numbers is not None:
+                numbers.end()
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
         return results

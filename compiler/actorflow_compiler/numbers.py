@@ -30,6 +30,7 @@ class Numbers:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
         self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
         self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
+        self._ended = False
         self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
         self._known: dict[str, str] = {}
 
@@ -40,11 +41,16 @@ class Numbers:
 
     def begin(self) -> None:
         """The step runs (again)."""
+        self._ended = False
         self.read.clear()
         self.kinds.clear()
         self.written.clear()
         self._conditions.clear()
         self._known.clear()
+
+    def end(self) -> None:
+        """The step has run: who looks at stand-ins from now on decides nothing."""
+        self._ended = True
 
     def stand_in(self, source: Source, value: Any) -> Number:
         """A stand-in for a number of the script."""
@@ -65,8 +71,9 @@ class Numbers:
 
     def settle(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""
-        condition = Condition(expression, value)
-        self._conditions.setdefault(repr(condition), condition)
+        if not self._ended:
+            condition = Condition(expression, value)
+            self._conditions.setdefault(repr(condition), condition)
         return value
 
 
