@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Attribute", "Cell", "Item", "Member", "PartialArgs", "Place"]
+__all__ = ["Attribute", "Cell", "Item", "Member", "OfOwner", "PartialArgs", "Place"]
 
 
 class Place(Protocol):
@@ -57,6 +57,14 @@ class Attribute:
     def get(self) -> Any:
         """What is there now; None if the attribute is gone."""
         return getattr(self._owner, self._name, None)
+
+
+class OfOwner(Attribute):
+    """An attribute of a class."""
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
+        setattr(self._owner, self._name, tensor)
 
 
 class Member:
