@@ -26,6 +26,7 @@ from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
 from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, state_of
 from actorflow.refusing import instead, refusing_clocks
+from actorflow.spans import overlap, span
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.expressions import Known, Source, number_of
 from actorflow_compiler.numbers import Number, Numbers, plain_now
@@ -146,6 +147,7 @@ class Run:
         Raises CaptureError for what calls of a plan could not repeat.
         """
         self._put_back()
+        self._results: list[tuple[int, Tensor]] = []
         pairs = [*zip(self._looked, self._now, strict=True)]
         if _generators() != self._drawn or any(isinstance(a, Generator) and a.values() != b for a, b in pairs):
             raise CaptureError(
@@ -167,6 +169,9 @@ class Run:
                     found.append(change)
         if self._counting:
             raise Counting(self._counting)
+        for at, result in enumerate(results):  # as it is before variables are written
+            if any(_shared(result, held) for held, _ in writes):
+                results[at] = result.detach().clone()
         with torch.no_grad():
             fresh = [(held, new.detach().clone()) for held, new in writes]
             for held, new in fresh:
@@ -203,7 +208,11 @@ class Run:
                 self._check(where, tensor)
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
         if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
-            writes += [(a, b) for a, b in zip(was, tensors, strict=True) if a is not b]
+            for a, b in zip(was, tensors, strict=True):
+                if a is not b and any(_shared(b, other) for _, other in writes):
+                    said = "and another one that the step sets would be one tensor"
+                    self._refuse(where, said, "keep a copy (.clone())")
+                writes += [(a, b)] if a is not b else []
             return None
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on
@@ -213,13 +222,21 @@ class Run:
         baked = not own or self._numbers is None or self._numbers.settled(old[key].expression)
         if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
-        base = len(results)
-        results += [tensor.detach() for tensor in tensors]
-        return Change(at, key, where, _numbered(shape, base), read, not tensors and baked)
+        numbers = [self._result(tensor, results) for tensor in tensors]
+        return Change(at, key, where, _numbered(shape, numbers), read, not tensors and baked)
 
     @staticmethod
     def _place(at: int, key: Any, where: str) -> Source:
         return Source("place", where, str(at), "" if isinstance(key, int) else key, key if isinstance(key, int) else -1)
+
+    def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
+        """Which result of each call a tensor is: one that is left in two places is one afterwards, too."""
+        for number, known in self._results:
+            if known is tensor:
+                return number
+        self._results.append((len(results), tensor))
+        results.append(tensor.detach())
+        return len(results) - 1
 
     def _fits(self, old: Tensor, new: Tensor) -> bool:
         """Whether a variable of the plan can take the value of a tensor that took its place."""
@@ -278,14 +295,24 @@ def _at(place: Any) -> Any:
     return place.get() if hasattr(place, "get") else None
 
 
-def _numbered(shape: tree.Shape, base: int) -> tree.Shape:
-    """A described value whose tensors come after ``base`` others."""
+def _numbered(shape: tree.Shape, numbers: Sequence[int]) -> tree.Shape:
+    """A described value whose tensors have other numbers."""
     if isinstance(shape, list):
-        return [_numbered(item, base) for item in shape]
+        return [_numbered(item, numbers) for item in shape]
     if isinstance(shape, dict):
         plain = ("value", "number")
-        return {k: v + base if k == "tensor" else v if k in plain else _numbered(v, base) for k, v in shape.items()}
+        return {
+            k: numbers[v] if k == "tensor" else v if k in plain else _numbered(v, numbers) for k, v in shape.items()
+        }
     return shape
+
+
+def _shared(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a capture would have some element in common."""
+    if one is other:
+        return True
+    a, b = span(one), span(other)
+    return a is not None and b is not None and overlap(a, b)
 
 
 def _restore(one: Looked, old: Mapping[Any, Any]) -> None:

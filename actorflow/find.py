@@ -7,8 +7,11 @@ functions and methods of the user's own code that it calls.  It is the same on e
 from __future__ import annotations
 
 import argparse
+import array
 import contextlib
+import contextvars
 import functools
+import operator
 import os
 import random
 import site
@@ -33,6 +36,7 @@ from actorflow.looked import (
     Array,
     Attributes,
     Closure,
+    Context,
     Counting,
     Defaults,
     Entries,
@@ -40,11 +44,14 @@ from actorflow.looked import (
     Generator,
     Hooks,
     Items,
+    Kind,
     Looked,
     Named,
     OfClass,
     OfLibrary,
     Slots,
+    Written,
+    WrittenOfClass,
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached
@@ -58,14 +65,21 @@ __all__ = ["Found", "Names", "find", "look"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
-METHODS = (types.FunctionType, staticmethod, classmethod, property)
+METHODS = (
+    types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools.partialmethod,
+    functools.singledispatchmethod,
+)  # fmt: skip
 OF_OPTIMIZERS = ("param_groups", "state", "defaults")  # attributes that are followed otherwise
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
-ALWAYS_CALLED = ("__call__", "forward", "__init__", "__new__", "__enter__", "__exit__", "__getitem__")
+ALWAYS_CALLED = ("forward", *MAKING)  # and methods by which Python's operators work
+UNCALLED = (  # of those: by which it prints, copies and ends things
+    "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
+    "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
+)  # fmt: skip
 
 
 class Names:
@@ -220,6 +234,8 @@ class _Search:
         self.types: dict[int, type] = {}  # of objects that hold something
         self.reads: dict[type | None, frozenset[str]] = {}  # class → attributes that code reads of its objects
         self.owners: dict[types.FunctionType, type] = {}  # of methods
+        self.stores: dict[str, None] = {}  # globals and attributes that code sets
+        self.written: dict[int, dict[str, Any]] = {}  # globals of functions, by their id
         self.objects: dict[type, bool] = {}  # classes of objects that are there → whether their making was followed
 
     @contextlib.contextmanager
@@ -263,6 +279,10 @@ class _Search:
                 follow = self.code if own else self.wrapped_by
                 if owner is not None:
                     self.owners[function] = owner
+                if isinstance(registry := vars(function).get("registry"), types.MappingProxyType):  # singledispatch
+                    self.value(f"{function.__name__}.registry", registry, Item({}, ""))
+                if own:
+                    self.of_function(self_name if owner is None else function.__qualname__, function)
                 self.pending.append(functools.partial(self.followed, follow, function, root))
         elif isinstance(function, classmethod):
             self.function(function.__func__, owner=owner, root=root)
@@ -270,10 +290,23 @@ class _Search:
             self.function(function.__func__, root=root)
         elif isinstance(function, property):
             self.function(function.fget, owner=owner, root=root)
+        elif isinstance(function, functools.cached_property | functools.partialmethod):
+            self.function(function.func, owner=owner, root=root)
+        elif isinstance(function, functools.singledispatchmethod):
+            self.value("registry", function.dispatcher.registry, Item({}, ""))
         elif hasattr(function, "__wrapped__"):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
             self.value(self_name, function, Item({}, ""))
+
+    def of_function(self, path: str, function: types.FunctionType) -> None:
+        """Look at the attributes that somebody has given a function."""
+        given = vars(function)
+        self.way(given, None)
+        with self.within(id(given)):
+            self.looked.append((id(given), Attributes(path, given, whole=False)))
+            for name, item in list(given.items()):
+                self.value(f"{path}.{name}", item, Item(given, name), name)
 
     def followed(self, follow: Callable[[types.FunctionType], None], function: types.FunctionType, root: int) -> None:
         with self.within(root):
@@ -302,6 +335,10 @@ class _Search:
             (self.others if owner is None else self.own.setdefault(owner, {})).update(named.own)
             self.others.update(named.others)
             self.any = self.any or named.any
+        self.stores.update(named.stores)
+        self.written[id(function.__globals__)] = function.__globals__
+        for name in named.imports:
+            self.imported(name, function.__globals__.get("__package__"))
         self.looks(Named("", function.__globals__, named.globals))
         for name in named.globals:
             self.globals.add(name)
@@ -318,13 +355,21 @@ class _Search:
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
-        if defaults:
-            self.looks(Defaults(function.__name__, function))
+        self.looks(Defaults(function.__name__, function))
         for index, (name, default) in enumerate(zip(names, defaults, strict=True)):
             self.value(name, default, Member(Attribute(function, "__defaults__"), index, tuple))
         if function.__kwdefaults__:
             self.way(function.__kwdefaults__, None)
             self.mapping("", function.__kwdefaults__)
+
+    def imported(self, name: str, package: str | None) -> None:
+        """Look at a module that a function imports, and at those that it is in."""
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            inner = ".".join(parts[:count])
+            for full in (inner, f"{package}.{inner}"):
+                if isinstance(module := sys.modules.get(full), types.ModuleType):
+                    self.value(inner, module, Item({}, ""))
 
     def looks(self, looked: Looked) -> None:
         """Note a holder that what is looked into has, in any case."""
@@ -342,6 +387,9 @@ class _Search:
             value = value.plain
             place(value)
         if isinstance(value, (*PLAIN, Result)):
+            made: Any = type(value)
+            if made not in PLAIN and made is not Result and is_user_class(made):
+                self.classes.append(made)
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
@@ -376,7 +424,9 @@ class _Search:
                 self.scalers.append((path, value))
         elif isinstance(value, Mapping):
             self.mapping(path, value)
+            self.attributes_of(path, value)
         elif isinstance(value, list | deque):
+            self.attributes_of(path, value)
             self.looked.append((id(value), Items(path, value)))
             for index, item in enumerate(value):
                 self.value(f"{path}.{index}", item, Item(value, index))
@@ -394,13 +444,24 @@ class _Search:
             if is_user_class(value):
                 self.classes.append(value)
                 self.made[value] = None
+            if is_user_class(type(value)):  # a metaclass
+                self.classes.append(type(value))
         elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
             self.object(path, value)
         elif isinstance(value, GENERATORS):
             self.looked.append((id(value), Generator(path, value)))
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray | bytearray | array.array):
             self.looked.append((id(value), Array(path, value)))
-        elif hasattr(value, "__wrapped__"):
+        elif isinstance(value, contextvars.ContextVar):
+            self.looked.append((id(value), Context(path, value)))
+            self.value(path, value.get(None), Item({}, ""))
+        elif isinstance(value, weakref.ReferenceType):
+            self.value(f"{path}()", value(), Item({}, ""))
+        elif isinstance(value, operator.attrgetter | operator.methodcaller):
+            said = dict.fromkeys(part for name in value.__reduce__()[1] for part in str(name).split("."))
+            self.attributes.update(said)
+            self.others.update(said)
+        elif _has(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
         elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
             self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
@@ -412,6 +473,8 @@ class _Search:
                 self.function(hook)
 
     def tuple(self, path: str, value: tuple[Any, ...], place: Place, attribute: str | None) -> None:
+        if type(value) is not tuple and is_user_class(type(value)):
+            self.classes.append(type(value))
         rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", type(value))
         for index, item in enumerate(value):
             self.value(f"{path}.{index}", item, Member(place, index, rebuild), attribute)
@@ -426,6 +489,8 @@ class _Search:
         """Look into an object, but for some attributes."""
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
+        if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
+            self.looked.append((id(value), Kind(path, value)))
         own = getattr(value, "__dict__", {})
         bases: tuple[Any, ...] = type(value).__mro__
         whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
@@ -438,8 +503,13 @@ class _Search:
             self.looked.append((id(value), Slots(path, value, slots)))
         for name in slots:
             self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
-        if hasattr(value, "__wrapped__"):
+        if _has(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
+
+    def attributes_of(self, path: str, value: Any) -> None:
+        """Look into a container of a class of the user's, which may have attributes."""
+        if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
+            self.object(path, value)
 
     def module(self, path: str, root: nn.Module) -> None:
         refuse_compiled(path, root)
@@ -473,7 +543,7 @@ class _Search:
                 self.pending.popleft()()
             before = len(followed)
             for owner in list(self.classes):
-                for name in [*ALWAYS_CALLED, *self.attributes]:
+                for name in [*ALWAYS_CALLED, *_operators(owner), *self.attributes]:
                     if (id(owner), name) not in followed:
                         if name in MAKING and owner not in self.made:
                             self.objects.setdefault(owner, False)
@@ -501,16 +571,20 @@ class _Search:
 
     def method(self, owner: type, name: str, root: int = ROOT) -> None:
         """Follow what a class has by this name, and what its bases have, which ``super()`` may call."""
-        for base in owner.__mro__:
-            if name in base.__dict__ and is_user_class(base):
+        users = [base for base in owner.__mro__ if is_user_class(base)]
+        if not any(name in base.__dict__ for base in owner.__mro__):
+            return
+        for base in users:  # also those that do not have it: they may get it
+            with self.within(root):
+                self.looks(OfClass(base.__name__, base, [name]))
+            if name in base.__dict__:
                 found = base.__dict__[name]
-                with self.within(root):
-                    self.looks(OfClass(base.__name__, base, [name]))
-                if isinstance(found, METHODS) or hasattr(found, "__wrapped__"):
-                    self.function(found, owner=base, root=root)
-                elif not hasattr(type(found), "__get__"):  # of a slot, say
+                described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, say
+                if not described and not name.startswith("__"):
                     with self.within(root):
                         self.value(f"{base.__name__}.{name}", found, OfType(base, name))
+                if isinstance(found, METHODS) or _has(found, "__wrapped__"):
+                    self.function(found, owner=base, root=root)
 
     def found(self) -> Found:
         """What was found, and what holds it."""
@@ -534,6 +608,12 @@ class _Search:
             self.looked.append((UNREAD, Counting(path, vars(scheduler))))
         for held in state.held.values():
             self.looked.append((id(held.tensor) if id(held.tensor) in reached else ROOT, Hooks(held.name, held.tensor)))
+        for namespace in self.written.values():
+            self.looked.append((UNREAD, Written("", namespace, self.stores)))
+        for path, module in self.namespaces:
+            self.looked.append((UNREAD, Written(path, module.__dict__, self.stores)))
+        for owner in dict.fromkeys(base for made in self.classes for base in made.__mro__ if is_user_class(base)):
+            self.looked.append((UNREAD, WrittenOfClass(owner.__name__, owner, self.stores)))
         apart = {(type(one), id(one.holder), one.names): (thing, one) for thing, one in self.looked[::-1]}
         looked = [*apart.values()][::-1]
         for thing, one in looked:
@@ -608,6 +688,27 @@ def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
             yield one
         elif found := names.pop((one.path, id(one.holder)), None):
             yield type(one)(one.path, one.holder, found)
+
+
+def _has(value: Any, name: str) -> bool:
+    """Whether something has an attribute; classes of users may raise anything where it has not."""
+    try:
+        getattr(value, name)
+    except Exception:
+        return False
+    return True
+
+
+def _operators(owner: type) -> Iterator[str]:
+    """The methods of users' by which operators and statements of Python work on objects of a class."""
+    for base in owner.__mro__:
+        if is_user_class(base):
+            for name, method in base.__dict__.items():
+                special = name.startswith("__") and name.endswith("__") and name not in (*MAKING, *UNCALLED)
+                if not special or not isinstance(method, types.FunctionType):
+                    continue
+                if method.__code__.co_filename != "<string>":  # which dataclasses make
+                    yield name
 
 
 def _slots(owner: type) -> Iterator[str]:

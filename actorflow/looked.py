@@ -22,10 +22,12 @@ from actorflow_compiler.torch_internals import hooks_of
 from actorflow_compiler.variables import RECURRENT
 
 __all__ = [
-    "Array", "Attributes", "Closure", "Counting", "Defaults", "Entries", "Generator", "Get", "Hooks", "Items",
-    "Environment", "Looked", "Named", "OfClass", "OfLibrary", "Slots", "state_of",
+    "Array", "Attributes", "Closure", "Context", "Counting", "Defaults", "Entries", "Environment", "Generator", "Get",
+    "Hooks", "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "Slots", "Written", "WrittenOfClass",
+    "state_of",
 ]  # fmt: skip
 
+_MISSING = object()
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
 # attributes by which modules and we work
@@ -145,6 +147,10 @@ class OfLibrary(Looked):
         delattr(self.holder, key)
 
 
+class Written(Named):
+    """Globals: of a dictionary what code sets, whether it reads it or not."""
+
+
 class OfClass(Looked):
     """What a class itself has: of its attributes those that code names."""
 
@@ -158,8 +164,8 @@ class OfClass(Looked):
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
-        names = tuple(read)
-        return (lambda owner: [owner.__dict__[name] for name in names],)
+        names = self.names  # also those that it does not have: it may get them
+        return (lambda owner: [owner.__dict__.get(name, _MISSING) for name in names],)
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""
@@ -168,6 +174,10 @@ class OfClass(Looked):
     def drop(self, key: Any) -> None:
         """See ``Looked``."""
         delattr(self.holder, key)
+
+
+class WrittenOfClass(OfClass):
+    """What code sets of a class, whether it reads it or not."""
 
 
 class Attributes(_Mapped):
@@ -302,14 +312,15 @@ class Slots(Looked):
 
 
 class Defaults(Looked):
-    """The default values of a function's parameters."""
+    """What makes a function what it is: its code, and the default values of its parameters."""
 
     def values(self) -> dict[Any, Any]:
         """See ``Looked``."""
         code = self.holder.__code__
         defaults = self.holder.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
-        return dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        return {"": code, "*": self.holder.__kwdefaults__, **found}
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
@@ -317,21 +328,64 @@ class Defaults(Looked):
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
+        if key in ("", "*"):
+            return f"the {'defaults of keywords' if key else 'code'} of {self.path}"
         return f"{key} (a default of {self.path})"
 
 
 class Array(Looked):
-    """An array of NumPy: its contents."""
+    """An array of NumPy or Python, or bytes that may change: its contents."""
 
     def values(self) -> dict[Any, Any]:
         """See ``Looked``."""
         array = self.holder
+        if not isinstance(array, np.ndarray):
+            return {"": bytes(array)}
         contents = zlib.crc32(array.tobytes()) if array.dtype.hasobject is False else 0
         return {"": (str(array.dtype), array.shape, contents)}
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
         return self.path
+
+
+class Context(Looked):
+    """A variable of a context: what it is now."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        try:
+            return {"": self.holder.get()}
+        except LookupError:  # nobody has set it
+            return {}
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder.set(value)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Kind(Looked):
+    """Of which class an object is."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {"": type(self.holder)}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_type,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder.__class__ = value
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the class of {self.path}"
 
 
 class Generator(Looked):
@@ -381,4 +435,8 @@ def _content(cell: types.CellType) -> Iterable[Any]:
 
 
 def _defaults(function: types.FunctionType) -> Iterable[Any]:
-    return function.__defaults__ or ()
+    return (function.__code__, function.__kwdefaults__, *(function.__defaults__ or ()))
+
+
+def _type(thing: Any) -> Iterable[Any]:
+    return (type(thing),)

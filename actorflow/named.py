@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Reads", "named_by"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
+NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # of their arguments the one that is the attribute's name
 ENVIRONMENT = frozenset(("environ", "getenv"))
+STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 
@@ -30,6 +32,9 @@ class Reads:
     modules: dict[int, tuple[types.ModuleType, dict[str, None]]] = field(default_factory=dict)  # by id, what of each
     strings: dict[str, None] = field(default_factory=dict)  # constants of code that reads the environment
     any: bool = False  # whether it may read attributes that it does not name
+    imports: dict[str, None] = field(default_factory=dict)  # modules that it imports itself
+    stores: dict[str, None] = field(default_factory=dict)  # globals and attributes that it sets or deletes
+    environment: bool = False  # whether it reads the environment's variables
 
 
 def named_by(function: types.FunctionType) -> Reads:
@@ -49,6 +54,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         kind, name = instruction.opname, instruction.argval
         if kind in ATTRIBUTES:
             found.attributes[name] = None
+            found.environment |= name in ENVIRONMENT
             if before == "layers":
                 found.globals[f"layers.{name}"] = None
             if isinstance(base, types.ModuleType):
@@ -61,15 +67,22 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.globals[name] = None
             base, of_own = scope.get(name), False
+            if name == "globals":  # by which strings of the code may say what they mean
+                found.globals.update(dict.fromkeys(c for c in code.co_consts if isinstance(c, str) and c in scope))
         elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # of ``self.count += 1``, too
             base, of_own = None, False
             if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
                 of_own = (name[-1] if isinstance(name, tuple) else name) == own != ""  # two at a time
+        if kind in STORES:
+            found.stores[name] = None
+        if kind == "IMPORT_NAME":
+            found.imports[name] = None
         loads = kind.startswith("LOAD_") and kind != "LOAD_CONST"
         if loads and name in ANY:
-            said = list(_said(instructions[at + 1 :]))
-            found.attributes.update(dict.fromkeys(said))
-            found.others.update(dict.fromkeys(said))
+            said = _said(name, instructions[at + 1 :])
+            if said:
+                found.attributes[said] = None
+                found.others[said] = None
             found.any = found.any or not said
         before = name
     asks = not ENVIRONMENT.isdisjoint(code.co_names)
@@ -81,10 +94,23 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             _follow(constant, "" if own in parameters else own, scope, found)
 
 
-def _said(instructions: Sequence[dis.Instruction]) -> Iterator[str]:
-    """The attributes that the next call names: ``getattr(x, "name")``."""
+def _said(reader: str, instructions: Sequence[dis.Instruction]) -> str:
+    """The attribute that is read: of ``getattr(x, "name")`` the name; empty where it is none that the code says."""
+    if reader == "__dict__":
+        first, second = (*instructions, None, None)[:2]
+        subscript = first and second and first.opname == "LOAD_CONST" and second.opname.startswith("BINARY_SUBSCR")
+        return first.argval if first and subscript and isinstance(first.argval, str) else ""
+    arguments: list[str] = []
     for instruction in instructions:
-        if instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str):
-            yield instruction.argval
-        elif instruction.opname.startswith(("CALL", "PRECALL")):
-            return
+        kind = instruction.opname
+        if kind == "LOAD_CONST":
+            arguments.append(instruction.argval if isinstance(instruction.argval, str) else "")
+        elif kind in ("LOAD_ATTR", "PUSH_NULL", "PRECALL", "NOP", "KW_NAMES", "RESUME", "EXTENDED_ARG", "CACHE"):
+            continue
+        elif kind.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")):
+            arguments += [""] * (len(instruction.argval) if isinstance(instruction.argval, tuple) else 1)
+        elif kind.startswith("CALL"):
+            return arguments[NAMED[reader]] if reader in NAMED and len(arguments) > NAMED[reader] else ""
+        else:
+            return ""
+    return ""

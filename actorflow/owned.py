@@ -13,6 +13,7 @@ from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.torch_internals import memory_of
+from actorflow_compiler.variables import attributes_given
 
 __all__ = ["Detached", "Owned", "Owner", "real"]
 
@@ -60,8 +61,9 @@ class Owned(Tensor):
     Everything else raises StateError.
     """
 
-    name_in_plan: str
-    _owner: Owner
+    name_in_plan: str = ""
+    _owner: Owner = None  # type: ignore[assignment]  # none without one
+    _is_param: bool = False
     gradients: Gradients | None = None
 
     @staticmethod
@@ -79,12 +81,13 @@ class Owned(Tensor):
         owned._owner = owner
         if isinstance(tensor, nn.Parameter):
             owned._is_param = True
+        vars(owned).update(attributes_given(tensor))
         return owned
 
     @property
     def is_parameter(self) -> bool:
         """Whether it stands for an nn.Parameter."""
-        return bool(self.__dict__.get("_is_param", False))
+        return self._is_param
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -59,13 +59,8 @@ class Attribute:
         return getattr(self._owner, self._name, None)
 
 
-class OfType:
+class OfType(Attribute):
     """An attribute of a class."""
-
-    __slots__ = ("_name", "_owner")
-
-    def __init__(self, owner: type, name: str) -> None:
-        self._owner, self._name = owner, name
 
     def __call__(self, tensor: Tensor) -> None:
         """Put a tensor there."""

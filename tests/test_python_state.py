@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,3 +165,135 @@ def test_what_made_plans_necessary_is_told(capsys: pytest.CaptureFixture[str]) -
     assert told[2] == "weighted, plan 3: weights['kl'] changed from 0.1 to 0.2"
     assert told[5] == "weighted, plan 6: other arguments"
     assert capsys.readouterr().err.count("weights['kl'] changed from 0.2 to 0.3, the 3rd plan") == 1
+
+
+WIDE = 6
+
+
+class _Overridden:
+    gain = 1.0
+
+    def get(self) -> float:
+        return self.gain
+
+
+class _Inherited(_Overridden):
+    pass
+
+
+class _Sized:
+    def __init__(self) -> None:
+        self.size = 1
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def _by(t: Tensor, by: float = 1.0) -> Tensor:
+    return t * by * getattr(_by, "gain", 1.0)
+
+
+SHELF = type("Shelf", (), {"items": [1.0, 2.0]})
+NAMES = SimpleNamespace(a1=1.0, a2=2.0)
+INHERITED, SIZED = _Inherited(), _Sized()
+UNREACHED: dict[str, Callable[[], None]] = {
+    "an attribute of a function": lambda: setattr(_by, "gain", 3.0),
+    "the code of a function": lambda: setattr(_by, "__code__", (lambda t, by=1.0: t * 5).__code__),
+    "a list of a class": lambda: SHELF.items.reverse(),  # type: ignore[attr-defined]
+    "an attribute that a class overrides": lambda: setattr(_Inherited, "gain", 4.0),
+    "what an operator reads": lambda: setattr(SIZED, "size", 3),
+    "an attribute whose name is made": lambda: setattr(NAMES, "a1", 7.0),
+    "a variable of the environment": lambda: os.environ.update(ACTORFLOW_TEST_GAIN="5"),
+}
+
+
+def _reads_all(x: Tensor) -> Tensor:
+    for by in SHELF.items:  # type: ignore[attr-defined]
+        x = (x * by).sin()
+    x = _by(x) * INHERITED.get() * len(SIZED) * sum(getattr(NAMES, f"a{k}") for k in (1, 2))
+    return x * float(os.environ.get("ACTORFLOW_TEST_GAIN", "1"))
+
+
+@pytest.mark.parametrize("case", UNREACHED)
+def test_what_scripts_reach_in_devious_ways_is_seen_to_change(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_by, "__code__", _by.__code__)
+    monkeypatch.setenv("ACTORFLOW_TEST_GAIN", "1")
+    job = flow.global_function(type="predict")(_reads_all)
+    x = torch.linspace(0.1, 1.0, WIDE)
+    assert torch.equal(job(x) + 0, _reads_all(x))
+    UNREACHED[case]()
+    assert torch.equal(job(x) + 0, _reads_all(x))
+    assert len(job.plans) == 2
+
+
+def test_a_parameter_in_place_of_another_is_not_stepped_by_the_optimizer_of_that_one() -> None:
+    def losses(job: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            model.zero_grad()
+            return loss
+
+        run, found = flow.global_function(step) if job else step, []
+        for i in range(5):
+            if i == 2:
+                model.weight = nn.Parameter(torch.ones(3, 4))
+            found.append(run(torch.ones(2, 4)).item())
+        return found
+
+    assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)
+
+
+def test_the_first_step_of_an_optimizer_may_come_after_calls_that_do_not_step() -> None:
+    def losses(job: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+
+        def step(x: Tensor, last: bool) -> Tensor:
+            loss: Tensor = model(x).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        run = flow.global_function(step) if job else step
+        return [run(torch.ones(2, 4), i % 2 == 1).item() for i in range(6)]
+
+    assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)
+
+
+def test_a_step_that_changes_a_tensor_of_which_there_is_a_view_is_refused() -> None:
+    whole = torch.ones(2, 4)
+    view = whole[0]
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        whole.mul_(0.9)
+        return x * view
+
+    with pytest.raises(CaptureError, match=r"test_python_state.py:\d+(.|\n)*view and whole share memory"):
+        step(torch.ones(3, 4))
+
+
+def test_a_tensor_that_starts_to_train_gets_gradients() -> None:
+    weight = torch.ones(4)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = (nn.functional.linear(x, other) * weight).pow(2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    other = torch.eye(4, requires_grad=True)
+    step(torch.ones(2, 4)).item()
+    weight.requires_grad_()
+    step(torch.ones(2, 4)).item()
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad + 0, torch.full((4,), 0.5))

@@ -69,6 +69,8 @@ class Kept:
         if key not in self._after:
             self._after[key] = gradients.after(self.standing)
         self.standing = self._after[key]
+        for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
+            del self._scripts[name]
         if self._stand_ins:
             self._forget(gradients.cleared | gradients.keeps | gradients.loses)
 

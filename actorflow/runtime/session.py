@@ -57,6 +57,7 @@ from actorflow.runtime.results import Results
 from actorflow.runtime.script_error import drop_echoes
 from actorflow.runtime.seats import Wishes, device_of, idle_oversubscribe
 from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
+from actorflow.runtime.shared_memory import refuse_shared
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
 from actorflow.runtime.turns import NCCL
@@ -289,6 +290,7 @@ class Session:
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
+        refuse_shared(job, made, state, self.variables if self.worker is not None else None)
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
@@ -314,7 +316,8 @@ class Session:
         actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
         if steps:
-            self._stepped.update(state.optimizers)
+            held = [v.name for v in made.plan.variables if v.kind == "optimizer"]
+            self._stepped.update(o for o in state.optimizers if any(name.startswith(f"{o}.") for name in held))
         reading = _reading(made.reading, actors)
         compiled = Compiled(
             spoken(asked.arguments, key),
@@ -374,6 +377,9 @@ class Session:
         assert self.worker is not None
         variables = self.variables
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
+        for variable in made.plan.variables:  # of which plans have only read, until now
+            if variables.borrows(variable.name) and variable.name not in made.lent:
+                variables.own(variable, state)
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):

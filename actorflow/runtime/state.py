@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import Deferred
@@ -26,6 +27,7 @@ from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
+from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import KEPT, SUFFIX
 from actorflow_compiler.plan import Variable
@@ -34,6 +36,8 @@ from actorflow_compiler.stepping import is_torchs
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Variables"]
+
+_WEAK: Any = StorageWeakRef  # has no types
 
 
 @dataclass(slots=True)
@@ -45,6 +49,20 @@ class _Borrowed:
     version: int  # of the tensor when it was copied
     alone: bool  # nothing else that a job reads holds it
     stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
+    memory: torch.UntypedStorage | None  # kept, so that other memory is elsewhere
+    copy: Tensor | None  # where others may change the memory without a word, as NumPy does
+
+    def is_as_before(self, now: Tensor) -> bool:
+        """Whether the plans' copy is what is there now."""
+        lies = self.memory is not None and _lies_in(now, self.memory)
+        same = now is self.tensor and now._version == self.version and lies
+        return same and (self.copy is None or torch.equal(now, self.copy))
+
+    def took(self, now: Tensor) -> None:
+        """The plans have what is there now."""
+        self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
+        self.copy = None if self.memory.resizable() else now.clone()
+        self.stood.update(_referred(now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,7 @@ class Variables:
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Stepped]]
         self._stepped = weakref.WeakKeyDictionary()
         self._watched: dict[int, _Watched] = {}  # by id of the module
+        self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
@@ -171,6 +190,12 @@ class Variables:
         self.layouts[name] = variable
         held = state.held.get(name)
         if held is not None:
+            self._borrowed.pop(name, None)
+            where = span(held.tensor)
+            if where is not None:
+                memory: Any = _WEAK(held.tensor.untyped_storage())
+                left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
+                self._memories[where[0]] = [*left, (memory, where, name)]
             self._stands_in(name, self._replace(held, state.optimizers.values()))
             return
         if variable.kind == KEPT:
@@ -200,10 +225,22 @@ class Variables:
         """The script keeps a tensor that plans only read."""
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
-        self._borrowed[variable.name] = _Borrowed(
-            held.tensor, place.get, held.tensor._version, len(held.places) == 1, _referred(held.tensor)
-        )
-        self._names.loosen(held.tensor)
+        tensor, alone = held.tensor, len(held.places) == 1
+        borrowed = _Borrowed(tensor, place.get, tensor._version, alone, {}, None, None)
+        borrowed.took(tensor)
+        self._borrowed[variable.name] = borrowed
+        self._names.loosen(tensor)
+
+    def borrows(self, name: str) -> bool:
+        """Whether the script keeps the tensor of a variable."""
+        return name in self._borrowed
+
+    def taken_from(self, span: Span) -> str:
+        """The name of a variable whose tensor lay there, where the script has still a view of it; empty otherwise."""
+        for memory, where, name in self._memories.get(span[0], ()):
+            if not memory.expired() and overlap(where, span):
+                return name
+        return ""
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Notice when one of these modules gets another tensor in place of one that is owned."""
@@ -227,7 +264,8 @@ class Variables:
         """No plan that is kept ready reads these any more: do not keep what the script may let go of."""
         for name in names:
             if name in self._borrowed:
-                self._borrowed[name].tensor, self._borrowed[name].get = None, _nothing
+                one = self._borrowed[name]
+                one.tensor, one.memory, one.copy, one.get = None, None, None, _nothing
 
     def resume(self, held: Held) -> None:
         """A plan that reads it is to be called again."""
@@ -321,18 +359,19 @@ class Variables:
             if borrowed.tensor is None:
                 continue
             now = borrowed.get()
-            if not isinstance(now, Tensor):
-                now = borrowed.tensor  # the variable holds something else by now, but the plan knows only this
-            if now is not borrowed.tensor or now._version != borrowed.version:
+            if not isinstance(now, Tensor) or isinstance(now, Owned) or not borrowed.alone:
+                now = borrowed.tensor  # what is there by now is another variable's, and this one may be read elsewhere
+            if not borrowed.is_as_before(now):
                 layout = self.layouts[name]
                 if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
+                    if now is not borrowed.tensor:  # a variable of its own
+                        continue
                     raise StateError(
                         f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: "
                         f"a tensor that a job reads and that is no argument keeps its shape; make it an argument"
                     )
                 self.write(name, now)
-                borrowed.tensor, borrowed.version = now, now._version
-                borrowed.stood.update(_referred(now))
+                borrowed.took(now)
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
@@ -348,6 +387,9 @@ class Variables:
                     f"{list(owned.shape)} was expected: after its first call a job works with the same parameters; "
                     f"make a new model and a new job"
                 )
+            if owned.is_parameter:  # a variable of its own: an optimizer that has the old one goes on with that
+                del known[key]
+                continue
             self.write(owned.name_in_plan, now.detach())
             if now.requires_grad != owned.requires_grad:
                 owned.requires_grad_(now.requires_grad)
@@ -420,6 +462,10 @@ class Variables:
 
 def _nothing() -> None:
     """What is where a tensor was that nobody looks for."""
+
+
+def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
+    return tensor.untyped_storage().data_ptr() == memory.data_ptr()
 
 
 def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:

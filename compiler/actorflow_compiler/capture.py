@@ -57,7 +57,7 @@ from actorflow_compiler.torch_internals import (
     scaling_in_the_graph,
     values_not_seen,
 )
-from actorflow_compiler.variables import State, group_names, stand_ins
+from actorflow_compiler.variables import State, attributes_given, group_names, stand_ins
 
 CPU = torch.device("cpu")
 TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
@@ -244,6 +244,7 @@ def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device
             if isinstance(real, nn.Parameter)
             else fake.requires_grad_(real.requires_grad)
         )
+    vars(fake).update(attributes_given(real))
     if fake.requires_grad:
         for kind, hooks in hooks_of(real).items():
             for hook in hooks:

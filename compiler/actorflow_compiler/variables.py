@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,13 @@ from actorflow_compiler.errors import CaptureError
 
 WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that lie as the parameter that they belong to
 RECURRENT = ("_flat_weights", "_flat_weight_refs")  # attributes by which recurrent layers work
+
+
+def attributes_given(tensor: Tensor) -> dict[str, Any]:
+    """The attributes that a script has given a tensor, or one that a stand-in is for."""
+    if type(tensor) not in (Tensor, nn.Parameter) and not hasattr(type(tensor), "name_in_plan"):
+        return {}
+    return {name: value for name, value in vars(tensor).items() if not hasattr(type(tensor), name)}
 
 
 @dataclass(slots=True)

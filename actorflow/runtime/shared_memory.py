@@ -1,0 +1,44 @@
+"""A plan and the tensors that its step can reach go in; an error comes out where two lie in one memory and one changes.
+
+A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from actorflow.runtime.compiling import Made, located
+from actorflow.spans import Span, overlap, span
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.variables import State
+
+__all__ = ["refuse_shared"]
+
+
+class Owns(Protocol):
+    """Who knows what plans have taken."""
+
+    def taken_from(self, span: Span) -> str:
+        """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
+
+
+def refuse_shared(job: Any, made: Made, state: State, owns: Owns | None) -> None:
+    """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach."""
+    spans = {name: found for name, h in state.held.items() if (found := span(h.tensor)) is not None}
+    by_memory: dict[int, list[str]] = {}
+    for name, (memory, _, _) in spans.items():
+        by_memory.setdefault(memory, []).append(name)
+    changed = {v.name for v in made.plan.variables} - made.lent
+    for name, where in spans.items():
+        other = "" if owns is None else owns.taken_from(where)
+        for beside in by_memory[where[0]]:
+            if beside != name and beside in changed and overlap(where, spans[beside]):
+                other = beside
+        if other:
+            raise located(
+                CaptureError(
+                    f"{name} and {other} share memory, as one is a view of the other, and a step changes {other}: a "
+                    f"plan would change only one of them; expected: take the view in the step, or keep a .clone() of it"
+                ),
+                job.function,
+            )
