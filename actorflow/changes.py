@@ -209,6 +209,8 @@ class Run:
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
         if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
             for a, b in zip(was, tensors, strict=True):
+                if any(a is held and b is new for held, new in writes):  # two holders of one thing: a class, say
+                    continue
                 if a is not b and any(_shared(b, other) for _, other in writes):
                     said = "and another one that the step sets would be one tensor"
                     self._refuse(where, said, "keep a copy (.clone())")

@@ -90,6 +90,9 @@ class Model(nn.Module):
             case "a counter":
                 self.calls += 1
                 h = h * self.calls
+            case "a size that grows":
+                self.calls += 1
+                h = h + h[: self.calls].sum()
             case "a list that grows":
                 self.log.append(middle)
             case "random numbers of Python":
@@ -240,6 +243,7 @@ BETWEEN = {
 }  # fmt: skip
 WITHIN = {  # what changes in the step → plans
     "nothing": 1,
+    "a counter": 1,
     "a flag that is set once": 2,
     "a flag that flips": 2,
     "a buffer that is replaced": 1,
@@ -257,7 +261,7 @@ WITHIN = {  # what changes in the step → plans
     "features of batches of two sizes": 4,
 }
 REFUSED = {  # what changes in the step → what is said of it
-    "a counter": r"python_state.py:\d+: self.model.calls changes from 3 to 4, and to another value in each call",
+    "a size that grows": r"python_state.py:\d+: self.model.calls changes from 3 to 4, and to another value in each call",
     "a list that grows": r"python_state.py:\d+: self.model.log has 0 items before the step and 1 after it",
     "random numbers of Python": r"python_state.py:\d+: step draws random numbers of Python or NumPy",
     "random numbers of NumPy": r"python_state.py:\d+: step draws random numbers of Python or NumPy",
