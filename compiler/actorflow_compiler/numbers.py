@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source
+from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source, sources
 
 __all__ = ["Number", "Numbers", "expression_of", "is_stand_in", "plain", "plain_now"]
 
@@ -66,8 +66,13 @@ class Numbers:
         return self._known[exact]
 
     def settled(self, source: Source) -> bool:
-        """Whether a number itself was taken for a constant, and not only what it decides."""
-        return any(condition.expression == source for condition in self._conditions.values())
+        """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a remainder."""
+        return any(
+            type(condition.value) is not bool
+            and getattr(condition.expression, "function", "") != "mod"
+            and source in sources(condition.expression)
+            for condition in self._conditions.values()
+        )
 
     def settle(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""

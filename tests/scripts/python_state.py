@@ -261,7 +261,7 @@ WITHIN = {  # what changes in the step → plans
     "features of batches of two sizes": 4,
 }
 REFUSED = {  # what changes in the step → what is said of it
-    "a size that grows": r"python_state.py:\d+: self.model.calls changes from 3 to 4, and to another value in each call",
+    "a size that grows": r"python_state.py:\d+: self.model.calls changes from 3 to 4, and to another value in each",
     "a list that grows": r"python_state.py:\d+: self.model.log has 0 items before the step and 1 after it",
     "random numbers of Python": r"python_state.py:\d+: step draws random numbers of Python or NumPy",
     "random numbers of NumPy": r"python_state.py:\d+: step draws random numbers of Python or NumPy",
