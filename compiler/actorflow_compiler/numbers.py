@@ -66,7 +66,7 @@ class Numbers:
         return self._known[exact]
 
     def settled(self, source: Source) -> bool:
-        """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a remainder."""
+        """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a rest."""
         return any(
             type(condition.value) is not bool
             and getattr(condition.expression, "function", "") != "mod"
