@@ -259,3 +259,18 @@ def test_a_value_that_is_asked_for_may_enter_arithmetic_and_nothing_else() -> No
         refused = flow.global_function(type="predict")(bad)
         with pytest.raises(CaptureError, match=r"test_changing_numbers.py:.*looks at the value of a tensor|looks at"):
             refused(torch.ones(2))
+
+
+def test_what_a_value_that_the_host_knows_decides_makes_a_plan_for_each_outcome() -> None:
+    layer = nn.Linear(2, 2)
+    layer.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def plain(x: Tensor) -> Tensor:
+        calls: Any = layer.calls
+        calls.add_(1)
+        return x * (10 if calls.item() > 3 else 1) * (1 + calls.item() / 10)
+
+    job = flow.global_function()(plain)
+    for i in range(1, 7):
+        assert float(job(torch.ones(2).double())[0]) == pytest.approx((10 if i > 3 else 1) * (1 + i / 10), abs=1e-12)
+    assert len(job.plans) == 2

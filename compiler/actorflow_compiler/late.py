@@ -60,6 +60,9 @@ class Late:
             tensor = function(*(_operand(o, whole) for o in operands))
         return Late(_widest(tensor), self.refusal)
 
+    def __bool__(self) -> bool:
+        return bool(self.tensor != 0)
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.array(self.decided(), *args, **kwargs)
 
@@ -143,15 +146,28 @@ for _name in REFLECTED:
     setattr(Late, f"__r{_name}__", _backward)
 
 
+def _compared(name: str) -> Callable[..., Any]:
+    def compare(self: Late, other: Any) -> Any:
+        if not _is_number(other):
+            return NotImplemented
+        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # which may be known, or is refused
+
+    return compare
+
+
 def _wanted(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.decided(), name)(*args)
 
 
 for _name in (
-    "bool", "float", "int", "index", "complex", "repr", "str", "format", "reduce_ex", "round", "floor", "ceil", "trunc",
-    "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
+    "float", "int", "index", "complex", "repr", "str", "format", "reduce_ex", "round", "floor", "ceil", "trunc",
+    "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
 ):  # fmt: skip
     setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Late, f"__{_name}__", _compared(_name))
 
 
 @contextmanager
