@@ -218,8 +218,10 @@ def test_a_budget_counts_what_other_jobs_hold() -> None:
             optimizer.step()
             return loss
 
-        return step(torch.randn(2, width))
+        step(torch.randn(2, width))
+        return model, optimizer
 
-    training(128)  # 3 × 66 KB
+    kept = training(128)  # 3 × 66 KB
     with pytest.raises(flow.LayoutError, match=r"of variables that only other jobs use"):
         training(8, memory_budget="198KB")
+    del kept

@@ -94,7 +94,7 @@ def item(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def caught_item(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     loss = entropy(model, x, y)
     try:
-        return loss * loss.item()
+        return loss * round(loss.item(), 2)
     except Exception:
         return loss
 
@@ -179,7 +179,7 @@ def membership(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @told(LOOKS)
 def the_larger(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return max(entropy(model, x, y), torch.tensor(0.1))
+    return sorted([entropy(model, x, y), torch.tensor(0.1)])[1]
 
 
 @told(SIZE)
@@ -538,7 +538,7 @@ def wrong_shape(loss, x, y, z):
 
 CHANGES = {
     "ARGUMENT": lambda loss, x, y, z: loss + z.mul_(2).sum(),
-    "ITEM": lambda loss, x, y, z: loss * loss.item(),
+    "ITEM": lambda loss, x, y, z: loss * int(loss.item()),
     "SHOWN": lambda loss, x, y, z: loss * len(f"{loss}"),
     "MASK": lambda loss, x, y, z: loss + x[y > 1].sort(0).values.sum(),
     "IF": lambda loss, x, y, z: loss if loss > 0 else -loss,

@@ -433,15 +433,7 @@ def scheduled(job):
     return Training(model, optimizer, train_step, classes(6, 4))
 
 
-@recipe(
-    KIND,
-    "a count of calls in Python",
-    refused=Refused(
-        r"calls changes from",
-        "A number that is new in every call would need a plan for each.",
-        "Count in a tensor with `.add_(1)`, or in the loop and pass it as a tensor.",
-    ),
-)
+@recipe(KIND, "a count of calls in Python")
 def counted(job):
     """self.calls += 1, and an annealing weight that depends on it."""
 

@@ -60,15 +60,7 @@ def _plain(name, make):
         return training(job, model, make(model.parameters()), classes(6, 4, steps=4))
 
 
-@recipe(
-    KIND,
-    "Adafactor",
-    refused=Refused(
-        "data-dependent|looks at the value|cannot step",
-        "torch's Adafactor takes the norm of a parameter into Python.",
-        "AdamW; with `flow.zero` its state is split over the devices.",
-    ),
-)
+@recipe(KIND, "Adafactor")
 def adafactor(job):
     """Factored second moments."""
     model = network()
