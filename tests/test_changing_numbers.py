@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +275,19 @@ def test_what_a_value_that_the_host_knows_decides_makes_a_plan_for_each_outcome(
     for i in range(1, 7):
         assert float(job(torch.ones(2).double())[0]) == pytest.approx((10 if i > 3 else 1) * (1 + i / 10), abs=1e-12)
     assert len(job.plans) == 2
+
+
+def test_what_a_cache_keeps_of_a_step_is_a_number_afterwards() -> None:
+    @functools.lru_cache
+    def weight(k: int) -> float:
+        return 0.5 * k
+
+    def plain(x: Tensor, k: int) -> Tensor:
+        return x * weight(k) + 2 * weight(k)
+
+    one, two = (flow.global_function(type="predict")(plain) for _ in range(2))
+    x = torch.ones(2)
+    for k in (1, 2, 1):
+        assert float(one(x, k)[0]) == 1.5 * k
+        assert float(two(x, k)[0]) == 1.5 * k
+        assert torch.equal(plain(x, k), torch.full((2,), 1.5 * k))

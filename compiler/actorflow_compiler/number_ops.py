@@ -140,11 +140,18 @@ def _holds(value: Any) -> bool:
 def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch that is given stand-ins."""
     handler = HANDLERS.get(getattr(func, "__name__", ""))
-    if handler is not None and not any(type(a) in (list, tuple, dict) and _holds(a) for a in (*args, *kwargs.values())):
+    if handler is not None and not any(map(_is_settled, (*args, *kwargs.values()))):
         made = handler(func, args, dict(kwargs))
         if made is not NotImplemented:
             return made
     return func(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+
+
+def _is_settled(value: Any) -> bool:
+    """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
+    if type(value) in (list, tuple, dict):
+        return _holds(value)
+    return type(value) is Number and value.numbers.ended
 
 
 def _settled(value: Any) -> Any:

@@ -30,7 +30,7 @@ class Numbers:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
         self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
         self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
-        self._ended = False
+        self.ended = False  # whether the step has run: stand-ins that somebody kept are plain numbers from then on
         self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
         self._known: dict[str, str] = {}
 
@@ -41,7 +41,7 @@ class Numbers:
 
     def begin(self) -> None:
         """The step runs (again)."""
-        self._ended = False
+        self.ended = False
         self.read.clear()
         self.kinds.clear()
         self.written.clear()
@@ -50,7 +50,7 @@ class Numbers:
 
     def end(self) -> None:
         """The step has run: who looks at stand-ins from now on decides nothing."""
-        self._ended = True
+        self.ended = True
 
     def stand_in(self, source: Source, value: Any) -> Number:
         """A stand-in for a number of the script."""
@@ -76,7 +76,7 @@ class Numbers:
 
     def settle(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""
-        if not self._ended:
+        if not self.ended:
             condition = Condition(expression, value)
             self._conditions.setdefault(repr(condition), condition)
         return value
@@ -117,7 +117,7 @@ class Number:
             value = FUNCTIONS[function](*map(plain_now, operands))
         except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
             value = None
-        if type(value) not in (int, float, bool):  # a complex number, say
+        if type(value) not in (int, float, bool) or self.numbers.ended:  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
         return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
 
