@@ -291,3 +291,28 @@ def test_what_a_cache_keeps_of_a_step_is_a_number_afterwards() -> None:
         assert float(one(x, k)[0]) == 1.5 * k
         assert float(two(x, k)[0]) == 1.5 * k
         assert torch.equal(plain(x, k), torch.full((2,), 1.5 * k))
+
+
+def test_a_learning_rate_in_a_tensor_is_read_at_each_call() -> None:
+    def trained(jobs: bool) -> tuple[list[float], int]:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3).double()
+        optimizer = torch.optim.RMSprop(layer.parameters(), lr=torch.tensor(0.1))  # type: ignore[arg-type]
+
+        def train(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step: Any = flow.global_function(train) if jobs else train
+        out = []
+        for _ in range(4):
+            out.append(float(step(torch.ones(2, 4).double())))
+            optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
+        return out, len(step.plans) if jobs else 0
+
+    found, made = trained(True)
+    assert found == pytest.approx(trained(False)[0], abs=1e-9)
+    assert made == 1

@@ -54,7 +54,7 @@ class Keys:
     def _read(self, name: str, group: Mapping[str, Any]) -> list[str]:
         if name in self._fused:
             return [key for key in READ if key in group]
-        return [key for key, value in group.items() if has_numbers(value)]
+        return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 
 def fresh(state: State, stepped: set[str]) -> bool:
@@ -136,13 +136,15 @@ def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) 
     """The settings that are constants of a plan; schedulers add keys that the optimizer does not know."""
     for key, value in group.items():
         if key in known and not (fused and key in READ):
-            yield key, _constant(value) if not fused else repr(value)
+            yield key, repr(value) if fused else _constant(value, rate=key == "lr")
         elif fused and key == "momentum":
             yield key, bool(value)  # without it there is no buffer
 
 
-def _constant(value: Any) -> str:
-    """A setting, but for numbers, which a plan says itself what they have to be."""
+def _constant(value: Any, rate: bool = False) -> str:
+    """A setting, but for numbers (a ``rate`` may be in a tensor), of which a plan says itself what they have to be."""
+    if rate and isinstance(value, torch.Tensor):
+        return "a tensor"
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(map(_constant, value))}"
     return type(value).__name__ if number_of(value) else repr(value)

@@ -197,6 +197,8 @@ def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int 
         for key, value in group.items():
             if number_of(value):
                 yield Source("setting", title, str(at), key), value
+            elif key == "lr" and isinstance(value, Tensor):  # a number while a step is captured
+                yield Source("setting", title, str(at), key), float(value)
             elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
                 yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
 
