@@ -292,6 +292,14 @@ def test_what_a_cache_keeps_of_a_step_is_a_number_afterwards() -> None:
         assert float(two(x, k)[0]) == 1.5 * k
         assert torch.equal(plain(x, k), torch.full((2,), 1.5 * k))
 
+    @flow.global_function(type="predict")
+    def other(x: Tensor, k: int, j: int) -> tuple[Tensor, float]:
+        return x * (k * weight(j)), weight(j)
+
+    for k in (7, 11):
+        found, half = other(x, k, 1)
+        assert (float(found[0]), half) == (k * 0.5, 0.5)
+
 
 def test_a_learning_rate_in_a_tensor_is_read_at_each_call() -> None:
     def trained(jobs: bool) -> tuple[list[float], int]:

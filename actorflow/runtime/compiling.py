@@ -197,14 +197,17 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
     """
     own: list[Source] = []
     while order.opens:
+        numbers = Numbers()
         try:
-            return _make_plan(order, world, told, Numbers(), own)
+            return _make_plan(order, world, told, numbers, own)
         except Counting as counting:
             own += counting.places
         except Exception:  # whatever code cannot do with stand-ins: it gets the numbers themselves
             if not own and not any(every_number(order.arguments, order.state, order.train)):
                 raise
             break
+        finally:
+            numbers.closed = True
     return _make_plan(order, world, told, None, ())
 
 

@@ -30,7 +30,8 @@ class Numbers:
         self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
         self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
         self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
-        self.ended = False  # whether the step has run: stand-ins that somebody kept are plain numbers from then on
+        self.ended = False  # whether the step has run: who looks at stand-ins decides nothing any more
+        self.closed = False  # whether it has been captured: stand-ins that somebody kept are plain numbers
         self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
         self._known: dict[str, str] = {}
 
@@ -230,9 +231,9 @@ def _comes_later(value: object) -> bool:
 
 
 def expression_of(value: Any) -> Operand:
-    """What a stand-in is a function of; a number itself."""
+    """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
     if type(value) is Number:
-        return value.expression
+        return value.value if value.numbers.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
