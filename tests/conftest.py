@@ -83,6 +83,13 @@ def _same_random_numbers() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _same_default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
 def _alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_current", cluster._current)  # `actorflow plan` pretends another one, for good
     monkeypatch.setattr(start, "_asked", start.Asked())

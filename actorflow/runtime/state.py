@@ -465,7 +465,10 @@ def _nothing() -> None:
 
 
 def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
-    return tensor.untyped_storage().data_ptr() == memory.data_ptr()
+    try:
+        return tensor.untyped_storage().data_ptr() == memory.data_ptr()
+    except RuntimeError:  # it has none yet: a deferred one
+        return True
 
 
 def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
