@@ -11,6 +11,7 @@ import contextlib
 import dis
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -24,15 +25,15 @@ from actorflow import tree
 from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
-from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, state_of
+from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, state_of
 from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
 from actorflow_compiler.errors import CallError, CaptureError
-from actorflow_compiler.expressions import Known, Source, number_of
-from actorflow_compiler.numbers import Number, Numbers, plain_now
+from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
+from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "place_key"]
+__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "counted", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
@@ -116,6 +117,8 @@ class Run:
             for key, value in values.items():
                 as_it_is = isinstance(one, Array | Generator | Hooks | OfLibrary)
                 stand_in = None if as_it_is else instead(value, one.say(key))
+                if isinstance(one, Scheduler) and type(value) is Counter:
+                    stand_in = Milestones(value)
                 if stand_in is not None:
                     with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
                         one.put(key, stand_in)
@@ -123,9 +126,15 @@ class Run:
         self._now = [dict(values) for values in self._values]  # with the stand-ins
         for source in self._own:
             assert self._numbers is not None
-            key, values = place_key(source), self._now[int(source.at)]
-            values[key] = self._numbers.stand_in(source, values[key])
-            self._looked[int(source.at)].put(key, values[key])
+            one, key, values = self._looked[int(source.at)], place_key(source), self._now[int(source.at)]
+            if key == source.key and source.index >= 0:
+                items = [*values[key]]
+                items[source.index] = self._numbers.stand_in(source, items[source.index])
+                values[key] = type(values[key])(items)
+                one.put(key, type(values[key])(items))  # another one, as the step may change it
+            else:
+                values[key] = self._numbers.stand_in(source, values[key])
+                one.put(key, values[key])
         self._clocks = refusing_clocks()
         self._clocks.__enter__()
         return self
@@ -183,11 +192,15 @@ class Run:
         writes: list[tuple[Tensor, Tensor]],
     ) -> Change | None:  # fmt: skip
         where = one.say(key)
-        read = (id(one.holder), type(one)) in self._read and key in one.read()
+        read = (id(one.holder), type(one)) in self._read and (one.counts or key in one.read())
         if isinstance(one, Array | Hooks):
             self._refuse(where, "is changed in the step")
-        own = type(old.get(key)) is Number  # of this step: what it computes is left there
-        if one.counts and not (own or (one.open and number_of(plain_now(now.get(key))))):
+        mine = _stand_ins(old.get(key))
+        own = bool(mine)  # of this step: what it computes is left there
+        if own and key in now and _alike(old[key], now[key]):
+            return None
+        alone = one.by_name and self._numbers is None  # the plan's ops would read what was there before
+        if one.counts and (alone or not (own or read or number_of(plain_now(now.get(key))))):
             there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
         if key not in now:
@@ -221,7 +234,7 @@ class Run:
         if not own and self._numbers is not None and read and number_of(old.get(key)) and number_of(plain_now(value)):
             self._counting.append(self._place(at, key, where))
             return None
-        baked = not own or self._numbers is None or self._numbers.settled(old[key].expression)
+        baked = not own or self._numbers is None or any(self._numbers.settled(number.expression) for number in mine)
         if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         numbers = [self._result(tensor, results) for tensor in tensors]
@@ -282,7 +295,35 @@ class Run:
 
 def place_key(source: Source) -> Any:
     """The key of a place, where it is held."""
-    return source.index if source.index >= 0 else source.key
+    return source.index if source.index >= 0 and not source.key else source.key
+
+
+def counted(found: Found) -> list[Source]:
+    """The numbers of schedulers that a step can read, as its own: it may count with them."""
+    read = {id(one.holder) for one in found.read if isinstance(one, Scheduler)}
+    places = []
+    for at, one in enumerate(found.looked):
+        if isinstance(one, Scheduler) and id(one.holder) in read:
+            for key, value in one.values().items():
+                several = range(len(value)) if isinstance(value, list | tuple) else (-1,)
+                places += [Source("place", one.say(key), str(at), key, i) for i in several if has_numbers(value)]
+    return places
+
+
+def _stand_ins(value: Any) -> list[Number]:
+    """Those that a value is, or a list or a tuple is made of."""
+    items = value if type(value) in (list, tuple) else (value,)
+    return [item for item in items if type(item) is Number]
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Whether a list or a tuple has the same stand-ins as before."""
+    return (
+        type(old) in (list, tuple)
+        and type(new) is type(old)
+        and len(old) == len(new)
+        and all(a is b or same(a, b) for a, b in zip(old, new, strict=True))
+    )
 
 
 def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:

@@ -37,7 +37,6 @@ from actorflow.looked import (
     Attributes,
     Closure,
     Context,
-    Counting,
     Defaults,
     Entries,
     Environment,
@@ -49,6 +48,8 @@ from actorflow.looked import (
     Named,
     OfClass,
     OfLibrary,
+    Scheduler,
+    Settings,
     Slots,
     Written,
     WrittenOfClass,
@@ -57,7 +58,8 @@ from actorflow.named import named_by
 from actorflow.owned import Detached
 from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled, refuse_prepared
-from actorflow_compiler.stepping import opens
+from actorflow_compiler.expressions import has_numbers
+from actorflow_compiler.stepping import is_fused
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State
 
@@ -70,6 +72,7 @@ METHODS = (
     functools.singledispatchmethod,
 )  # fmt: skip
 OF_OPTIMIZERS = ("param_groups", "state", "defaults")  # attributes that are followed otherwise
+STEPPING = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
@@ -418,7 +421,7 @@ class _Search:
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
                 self.object(path, value, OF_OPTIMIZERS)
         elif isinstance(value, LRScheduler):
-            self.schedulers.append((path, value))
+            self.scheduler(path, value)
         elif isinstance(value, torch.amp.GradScaler):
             if value.is_enabled():
                 self.scalers.append((path, value))
@@ -505,6 +508,17 @@ class _Search:
             self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
         if _has(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
+
+    def scheduler(self, path: str, value: LRScheduler) -> None:
+        """Look into a scheduler of learning rates, but for what it counts itself."""
+        self.schedulers.append((path, value))
+        self.classes.append(type(value))
+        self.types[id(value)] = type(value)
+        for name in STEPPING:
+            self.method(type(value), name, id(value))
+        for name, item in list(vars(value).items()):
+            if name != "optimizer" and not has_numbers(item):
+                self.value(f"{path}.{name}", item, Item(vars(value), name), None)
 
     def attributes_of(self, path: str, value: Any) -> None:
         """Look into a container of a class of the user's, which may have attributes."""
@@ -603,9 +617,9 @@ class _Search:
             for g, group in enumerate(optimizer.param_groups):
                 self.looked.append((ROOT, Items(f"{name}.param_groups[{g}]['params']", group["params"])))
                 by_code = ROOT if "param_groups" in everything else UNREAD  # else its values come with each call
-                self.looked.append((by_code, Counting(f"{name}.param_groups[{g}]", group, opens(optimizer))))
+                self.looked.append((by_code, Settings(f"{name}.param_groups[{g}]", group, is_fused(optimizer))))
         for path, scheduler in self.schedulers:
-            self.looked.append((UNREAD, Counting(path, vars(scheduler))))
+            self.looked.append((id(scheduler), Scheduler(path, vars(scheduler))))
         for held in state.held.values():
             self.looked.append((id(held.tensor) if id(held.tensor) in reached else ROOT, Hooks(held.name, held.tensor)))
         for namespace in self.written.values():

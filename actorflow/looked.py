@@ -14,17 +14,17 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from actorflow.beside import BESIDE
-from actorflow_compiler.expressions import has_numbers
+from actorflow_compiler.expressions import has_numbers, number_of
 from actorflow_compiler.torch_internals import hooks_of
 from actorflow_compiler.variables import RECURRENT
 
 __all__ = [
-    "Array", "Attributes", "Closure", "Context", "Counting", "Defaults", "Entries", "Environment", "Generator", "Get",
-    "Hooks", "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "Slots", "Written", "WrittenOfClass",
-    "state_of",
+    "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
+    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "Scheduler", "Settings", "Slots", "Written",
+    "WrittenOfClass", "state_of",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -41,8 +41,8 @@ class Looked:
     reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
     whole = False  # whether a library reads it, all of it
     foreign = False  # whether it is an object of a library, whose own affairs are let alone
-    counts = False  # whether what changes in it goes on from call to call, as a scheduler does
-    open = False  # whether a plan says itself what its numbers have to be
+    counts = False  # whether its numbers go on from call to call, and a plan says itself what they have to be
+    by_name = False  # whether plans read its numbers without Python
 
     def __init__(self, path: str, holder: Any) -> None:
         self.path, self.holder = path, holder
@@ -203,21 +203,40 @@ class Attributes(_Mapped):
 
 
 class Counting(Attributes):
-    """What a scheduler of learning rates has, or an optimizer's settings: a call changes them from what they are."""
+    """What has numbers that calls change from what they are."""
 
     counts = True
 
-    def __init__(self, path: str, holder: dict[str, Any], open: bool = False) -> None:
+    def __init__(self, path: str, holder: dict[str, Any]) -> None:
         super().__init__(path, holder, whole=True)
-        self.open = open
 
     def read(self) -> dict[Any, Any]:
         """See ``Looked``."""
-        return {k: v for k, v in super().read().items() if not (self.open and has_numbers(v))}
+        return {key: value for key, value in super().read().items() if not has_numbers(value)}
+
+
+class Scheduler(Counting):
+    """What a scheduler of learning rates has."""
+
+
+class Settings(Counting):
+    """The settings of a group of an optimizer's parameters; plans may read its rates ``by_name``."""
+
+    def __init__(self, path: str, holder: dict[str, Any], by_name: bool) -> None:
+        super().__init__(path, holder)
+        self.by_name = by_name
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``; a tensor that a rate is in is filled, as schedulers do it."""
+        now = self.holder.get(key)
+        if isinstance(now, Tensor) and number_of(value):
+            now.fill_(value)
+        else:
+            self.holder[key] = value
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
-        return f"{self.path}[{key!r}]" if self.path.endswith("]") else super().say(key)
+        return f"{self.path}[{key!r}]"
 
 
 class Entries(_Mapped):

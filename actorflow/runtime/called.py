@@ -101,7 +101,8 @@ class Compiled:
 def bound(steps: bool, guards: Guards, found: Found, reading: Reading) -> Bound:
     """What a plan with this reading of numbers, of a job that ``steps`` or not, was made with."""
     state = found.state
-    guards.without((found.looked[int(source.at)], place_key(source)) for source in reading.own)
+    own = ((found.looked[int(source.at)], place_key(source)) for source in reading.own)
+    guards.without((one, key) for one, key in own if not one.counts)
     return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state, REGISTRY), guards, found)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import OFTEN, Change, Counting, Run
+from actorflow.changes import OFTEN, Change, Counting, Run, counted
 from actorflow.find import Found
 from actorflow.owned import real
 from actorflow.runtime.agreement import Report, compare, differing, let_go
@@ -195,7 +195,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
     """
-    own: list[Source] = []
+    own: list[Source] = [] if order.found is None else counted(order.found)
     while order.opens:
         numbers = Numbers()
         try:
@@ -203,7 +203,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
         except Counting as counting:
             own += counting.places
         except Exception:  # whatever code cannot do with stand-ins: it gets the numbers themselves
-            if not own and not any(every_number(order.arguments, order.state, order.train)):
+            if not own and not any(every_number(order.arguments, order.state, order.train, order.found)):
                 raise
             break
         finally:
@@ -302,7 +302,10 @@ def _make_plan(
             raise refused(plan, error) from error
         if told:
             doing.sum_up(lambda: five_lines(scheduled, hardware))
-    reading = settled(order.arguments, order.state, order.train) if numbers is None else learned(numbers, own)
+    if numbers is None:
+        reading = settled(order.arguments, order.state, order.train, order.found)
+    else:
+        reading = learned(numbers, own)
     return Planned(scheduled, shapes[-1], learnt[0][0], tuple(changes[-1]), reading, learnt[0][1])
 
 

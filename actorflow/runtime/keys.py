@@ -10,13 +10,12 @@ import torch
 
 from actorflow.arguments import Arguments
 from actorflow_compiler.expressions import has_numbers, number_of
+from actorflow_compiler.optimizers import READ
 from actorflow_compiler.stepping import is_fused, is_torchs
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
 __all__ = ["Keys", "fresh", "lines", "spoken"]
-
-READ = ("lr", "weight_decay", "momentum", "betas")  # settings that are read at each call of a fused optimizer
 
 
 class Keys:
@@ -53,7 +52,7 @@ class Keys:
 
     def _read(self, name: str, group: Mapping[str, Any]) -> list[str]:
         if name in self._fused:
-            return [key for key in READ if key in group]
+            return [key for key in group if key in READ]
         return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 

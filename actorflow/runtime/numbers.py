@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from actorflow.arguments import Arguments
-from actorflow.changes import place_key
+from actorflow.changes import counted, place_key
+from actorflow.find import Found
 from actorflow.looked import Looked
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.expressions import (
@@ -27,8 +28,8 @@ from actorflow_compiler.expressions import (
     to_json,
 )
 from actorflow_compiler.numbers import Numbers
-from actorflow_compiler.optimizers import setting
-from actorflow_compiler.stepping import counts_of, settings_of
+from actorflow_compiler.optimizers import source_of
+from actorflow_compiler.stepping import counts_of, is_fused, settings_of
 from actorflow_compiler.variables import State
 
 __all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]
@@ -98,15 +99,26 @@ def learned(numbers: Numbers, own: Sequence[Source]) -> Reading:
     return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
-def settled(arguments: Arguments, state: State, train: bool) -> Reading:
-    """That all numbers are constants of the plan."""
-    return Reading({}, tuple(Condition(source, value) for source, value in every_number(arguments, state, train)))
+def settled(arguments: Arguments, state: State, train: bool, found: Found | None) -> Reading:
+    """That all numbers are constants of the plan, but for rates that its ops read by name and its code does not."""
+    read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
+
+    def by_name(source: Source) -> bool:
+        optimizer = state.optimizers[source.name]
+        return is_fused(optimizer) and id(optimizer.param_groups[int(source.at)]) not in read
+
+    numbers = every_number(arguments, state, train, found)
+    return Reading({}, tuple(Condition(s, value) for s, value in numbers if s.kind != "setting" or not by_name(s)))
 
 
-def every_number(arguments: Arguments, state: State, train: bool) -> Iterator[tuple[Source, Value]]:
+def every_number(
+    arguments: Arguments, state: State, train: bool, found: Found | None
+) -> Iterator[tuple[Source, Value]]:
     """The numbers that a step can compute with and that are not among what is compared at each call."""
     for path, value in arguments.numbers.items():
         yield Source("argument", path), value
+    for source in counted(found) if found is not None else ():
+        yield source, _placed(source, found.looked)
     for title, optimizer in state.optimizers.items() if train else ():
         yield from settings_of(title, optimizer)
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
@@ -136,16 +148,12 @@ def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Lo
         return arguments.numbers[source.name]
     value: Any
     if source.kind == "place":
-        value = looked[int(source.at)].values().get(place_key(source))
+        value = _placed(source, looked)
     elif source.kind == "state":
         value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
     else:
         group = state.optimizers[source.name].param_groups[int(source.at)]
-        if source.key in ("beta1", "beta2") and source.key not in group:
-            return setting(group, source.key)
-        value = group.get(source.key)
-        if source.index >= 0:
-            value = value[source.index] if isinstance(value, tuple | list) and len(value) > source.index else None
+        value = _item(group.get(source.key), source.index)
         if isinstance(value, torch.Tensor):
             value = value.item()
     if not isinstance(value, int | float):
@@ -153,10 +161,23 @@ def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Lo
     return value
 
 
+def _placed(source: Source, looked: Sequence[Looked]) -> Any:
+    """What is at a place."""
+    key = place_key(source)
+    value = looked[int(source.at)].values().get(key)
+    return _item(value, source.index) if key == source.key else value
+
+
+def _item(value: Any, index: int) -> Any:
+    """What a tuple or a list has there; the value itself for an index below 0, None for what is not there."""
+    if index < 0:
+        return value
+    return value[index] if isinstance(value, tuple | list) and len(value) > index else None
+
+
 def fused(names: Iterable[str]) -> dict[str, Operand]:
     """The scalars that ops of fused optimizers read, by name: settings of groups as they are."""
-    parts = ((name, *name.rsplit(".", 2)) for name in names)
-    return {name: Source("setting", title, group, key) for name, title, group, key in parts}
+    return {name: source_of(*name.rsplit(".", 1)) for name in names}
 
 
 def _said(condition: Condition, known: Known) -> str:

@@ -27,6 +27,7 @@ from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
+from actorflow_compiler.expressions import Operand
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
@@ -35,9 +36,9 @@ from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.mirrored import average_gradients, average_updates
-from actorflow_compiler.number_ops import open_numbers
+from actorflow_compiler.number_ops import RATES, open_numbers
 from actorflow_compiler.numbers import Numbers
-from actorflow_compiler.optimizers import expand_fused
+from actorflow_compiler.optimizers import expand_fused, source_of
 from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
@@ -176,7 +177,7 @@ def capture(
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
-            runner = _Expanding(raw, known, groups)
+            runner = _Expanding(raw, known, groups, numbers)
             functional = (
                 None
                 if again
@@ -267,10 +268,13 @@ class _Expanding(torch.fx.Interpreter):
     """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str]
-    ) -> None:
+        self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
+        numbers: Numbers | None,
+    ) -> None:  # fmt: skip
         super().__init__(module)
         self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
+        self._numbers = numbers
+        self._changed: dict[tuple[str, str], str] = {}  # groups, with rates that the step has given them → their names
         self._node: torch.fx.Node | None = None
         self.extra_traceback = False  # errors are told without torch's graph
 
@@ -296,9 +300,10 @@ class _Expanding(torch.fx.Interpreter):
             assert self._node is not None
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
-            optimizer = self._node.meta.get("custom", {}).get(STEPPING, "")
+            custom = self._node.meta.get("custom", {})
+            optimizer, rates = custom.get(STEPPING, ""), custom.get(RATES)
             names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
-            owners = [self._groups[optimizer, name] for name in names]
+            owners = [self._rated(self._groups[optimizer, name], rates) for name in names]
             if expand_fused(target, args, kwargs, owners):
                 return None
         if name.startswith("aten::_foreach_"):
@@ -314,6 +319,15 @@ class _Expanding(torch.fx.Interpreter):
         if name.startswith("profiler::"):
             return None
         return super().call_function(target, args, kwargs)
+
+    def _rated(self, group: str, rates: Mapping[str, Operand] | None) -> str:
+        """The name of a group whose rates are ``rates``: another one where the step has changed them."""
+        if rates is None or all(expression == source_of(group, key) for key, expression in rates.items()):
+            return group
+        assert self._numbers is not None
+        known = self._changed.setdefault((group, repr(rates)), f"{group}, {len(self._changed)}")
+        self._numbers.read.update({f"{known}.{key}": expression for key, expression in rates.items()})
+        return known
 
     @staticmethod
     def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

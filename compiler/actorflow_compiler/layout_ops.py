@@ -46,7 +46,8 @@ def pack(x: Tensor, dim: int, pieces: int) -> Tensor:
 
 def first(x: Tensor, piece: int) -> Tensor:
     """``x`` for the first piece and zeros for the others: one summand of a sum over the pieces."""
-    return x if piece == 0 else torch.zeros_like(x)
+    nothing = torch.zeros_like(x) if isinstance(x, Tensor) else 0  # a number of the script is none
+    return x if piece == 0 else nothing
 
 
 def identity(x: Tensor) -> Tensor:

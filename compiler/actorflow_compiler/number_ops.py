@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.late import Late, is_late, late_items
-from actorflow_compiler.numbers import Number, open_math, plain, plain_now
+from actorflow_compiler.numbers import Number, expression_of, open_math, plain, plain_now
 
-__all__ = ["AS_IT_IS", "NUMBER", "OPS", "OpenNumbers", "apply", "open_numbers"]
+__all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "open_numbers"]
 
+RATES = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
+FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
 NUMBER = "actorflow.number.default"  # in a trace: the value that a name stands for
 AS_IT_IS = frozenset({
     "aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "actorflow.add_scaled",
@@ -110,9 +113,23 @@ class OpenNumbers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in FUSED:
+            return _step(func, args, kwargs)
         if any(map(_holds, args)) or (kwargs and (any(map(_holds, kwargs.values())) or _asks(kwargs))):
             return apply(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A step of a fused optimizer, marked with what its rates are made of."""
+    rates = {key: kwargs[key] for key in ("lr", "weight_decay", "momentum", "beta1", "beta2") if key in kwargs}
+    before = fx_traceback.current_meta.get("custom") or {}
+    fx_traceback.current_meta["custom"] = before | {RATES: {key: expression_of(rate) for key, rate in rates.items()}}
+    try:
+        settled = {key: plain_now(value) if key in rates else plain(value) for key, value in kwargs.items()}
+        return func(*args, **settled)
+    finally:
+        fx_traceback.current_meta["custom"] = before
 
 
 @contextmanager

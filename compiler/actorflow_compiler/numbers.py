@@ -7,6 +7,7 @@ holds for other numbers, too.  What decides something (an ``if``, a size, an ind
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeGuard
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source, sources
 
-__all__ = ["Number", "Numbers", "expression_of", "is_stand_in", "plain", "plain_now"]
+__all__ = ["Milestones", "Number", "Numbers", "expression_of", "is_stand_in", "plain", "plain_now"]
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"}
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
@@ -213,6 +214,16 @@ class Number:
 
     def _refuse(self, name: str) -> NoReturn:
         raise AttributeError(f"{type(self.value).__name__!r} object has no attribute {name!r}")
+
+
+class Milestones(Counter[int]):
+    """Counts by step, in which a stand-in is looked for by comparison: a hash would make it a constant."""
+
+    def __contains__(self, step: object) -> bool:
+        return any(step == one for one in self)
+
+    def __getitem__(self, step: int) -> int:
+        return next((count for one, count in self.items() if step == one), 0)
 
 
 def is_stand_in(value: object) -> TypeGuard[Number]:

@@ -5,11 +5,13 @@ The functional ops exist so that a step can be traced; plans run torch's fused k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from actorflow_compiler.expressions import Source
 
 aten = torch.ops.aten
 
@@ -157,12 +159,15 @@ SCALARS: dict[str, tuple[str, ...]] = {  # functional op → arguments that are 
     "actorflow.sgd": ("lr", "weight_decay", "momentum"),
     "actorflow.adagrad": ("lr", "weight_decay"),
 }
+READ = frozenset(("lr", "weight_decay", "momentum", "betas"))  # settings of groups that ``SCALARS`` are
 OPS: dict[str, Callable[..., Any]] = {"adam_": adam_, "sgd_": sgd_, "adagrad_": adagrad_}
 
 
-def setting(group: Mapping[str, Any], key: str) -> float:
-    """What an argument that is read at each call is in a parameter group."""
-    return float(group["betas"][key == "beta2"] if key in ("beta1", "beta2") else group[key])
+def source_of(group: str, key: str) -> Source:
+    """Where an argument that is read at each call comes from, of a group that is named ``optimizer.0``."""
+    title, _, at = group.rpartition(".")
+    index = {"beta1": 0, "beta2": 1}.get(key, -1)
+    return Source("setting", title, at, key if index < 0 else "betas", index)
 
 
 def arguments(op: str) -> tuple[str, ...]:

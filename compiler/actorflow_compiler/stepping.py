@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from actorflow_compiler.errors import ActorflowError, CaptureError
 from actorflow_compiler.expressions import Source, number_of
 from actorflow_compiler.numbers import Number, Numbers, expression_of
+from actorflow_compiler.optimizers import READ
 from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import looks_compiling
 from actorflow_compiler.variables import State
@@ -181,20 +182,16 @@ def stepping(
                 vars(optimizer)[CHECKS_DEVICE] = checks
 
 
-def opens(optimizer: Optimizer) -> bool:
-    """Whether numbers among an optimizer's settings are computed with as they are in each call.
-
-    Not those of what steps in its fused form: its ops read what schedulers change.
-    """
-    return not is_fused(optimizer)
-
-
 def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
-    """The numbers among an optimizer's settings that a step may compute with, as they are now."""
-    if not opens(optimizer):
-        return
+    """The numbers among an optimizer's settings that a step may compute with, as they are now.
+
+    What steps in its fused form has constants among them.
+    """
+    constants = optimizer.defaults.keys() - READ if is_fused(optimizer) else ()
     for at, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
+            if key in constants:
+                continue
             if number_of(value):
                 yield Source("setting", title, str(at), key), value
             elif key == "lr" and isinstance(value, Tensor):  # a number while a step is captured
@@ -248,17 +245,18 @@ def _make_state(
     title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
     graded: Collection[int],
 ) -> None:  # fmt: skip
-    """Let an optimizer of torch's make its state, by a step without gradients."""
-    with mode, looks_compiling():
+    """Let an optimizer of torch's make its state, by a step without gradients, of which its hooks hear nothing."""
+    step = inspect.unwrap(type(optimizer).step)
+    with mode, looks_compiling(), torch.no_grad():
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in graded else None
         try:
             try:
-                type(optimizer).step(optimizer)
+                step(optimizer)
             except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
                 _stand_in(optimizer, before, state, fakes, mode)
-                type(optimizer).step(optimizer)
+                step(optimizer)
         except ActorflowError:
             raise
         except Exception as error:
