@@ -26,6 +26,7 @@ from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
 from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, state_of
+from actorflow.open_floats import open_floats
 from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
 from actorflow_compiler.errors import CallError, CaptureError
@@ -101,7 +102,7 @@ class Run:
         self, name: str, found: Found, before: Mapping[str, int], numbers: Numbers | None = None,
         own: Sequence[Source] = (),
     ) -> None:  # fmt: skip
-        self._name, self._looked, self._state = name, found.looked, found.state
+        self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
         self._numbers, self._own = numbers, own
         self._counting: list[Source] = []
         self._read = {(id(one.holder), type(one)) for one in found.read}
@@ -135,8 +136,10 @@ class Run:
             else:
                 values[key] = self._numbers.stand_in(source, values[key])
                 one.put(key, values[key])
-        self._clocks = refusing_clocks()
-        self._clocks.__enter__()
+        self._during = contextlib.ExitStack()
+        self._during.enter_context(refusing_clocks())
+        if self._numbers is not None:
+            self._during.enter_context(open_floats(self._found))
         return self
 
     def _put_back(self) -> None:
@@ -145,7 +148,7 @@ class Run:
                 one.put(key, value)
 
     def __exit__(self, *_: object) -> None:
-        self._clocks.__exit__(None, None, None)
+        self._during.close()
         for one, old in zip(self._looked, self._values, strict=True):
             if not isinstance(one, Array | Generator | Hooks):
                 _restore(one, old)
@@ -155,6 +158,7 @@ class Run:
 
         Raises CaptureError for what calls of a plan could not repeat.
         """
+        self._during.close()
         self._put_back()
         self._results: list[tuple[int, Tensor]] = []
         pairs = [*zip(self._looked, self._now, strict=True)]
@@ -234,7 +238,8 @@ class Run:
         if not own and self._numbers is not None and read and number_of(old.get(key)) and number_of(plain_now(value)):
             self._counting.append(self._place(at, key, where))
             return None
-        baked = not own or self._numbers is None or any(self._numbers.settled(number.expression) for number in mine)
+        sources = [number.expression for number in mine if isinstance(number.expression, Source)]
+        baked = not own or self._numbers is None or any(map(self._numbers.settled, sources))
         if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         numbers = [self._result(tensor, results) for tensor in tensors]

@@ -226,6 +226,10 @@ class Settings(Counting):
         super().__init__(path, holder)
         self.by_name = by_name
 
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: a rate in a tensor is a number, too."""
+        return {key: value for key, value in super().read().items() if key != "lr"}
+
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``; a tensor that a rate is in is filled, as schedulers do it."""
         now = self.holder.get(key)

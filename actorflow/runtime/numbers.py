@@ -117,8 +117,8 @@ def every_number(
     """The numbers that a step can compute with and that are not among what is compared at each call."""
     for path, value in arguments.numbers.items():
         yield Source("argument", path), value
-    for source in counted(found) if found is not None else ():
-        yield source, _placed(source, found.looked)
+    if found is not None:
+        yield from ((source, _placed(source, found.looked)) for source in counted(found))
     for title, optimizer in state.optimizers.items() if train else ():
         yield from settings_of(title, optimizer)
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})

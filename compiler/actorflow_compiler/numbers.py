@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source, sources
 
-__all__ = ["Milestones", "Number", "Numbers", "expression_of", "is_stand_in", "plain", "plain_now"]
+__all__ = ["Milestones", "Number", "Numbers", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"}
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
@@ -154,7 +154,7 @@ class Number:
         return float(plain(self))
 
     def __int__(self) -> int:
-        return int(plain(self))
+        return int(self._decided("int", self))
 
     def __index__(self) -> int:
         return plain(self).__index__()  # type: ignore[no-any-return]
@@ -224,6 +224,14 @@ class Milestones(Counter[int]):
 
     def __getitem__(self, step: int) -> int:
         return next((count for one, count in self.items() if step == one), 0)
+
+
+def as_float(*args: Any) -> Any:
+    """``float(…)``, which leaves a stand-in open."""
+    one = args[0] if len(args) == 1 else None
+    if not is_stand_in(one):
+        return float(*args)
+    return one if isinstance(one, float) else one._made("float", one)
 
 
 def is_stand_in(value: object) -> TypeGuard[Number]:

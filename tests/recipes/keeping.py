@@ -406,15 +406,7 @@ def values(job):
     return Training(model, optimizer, train_step, classes(6, 4))
 
 
-@recipe(
-    KIND,
-    "a scheduler in the step",
-    refused=Refused(
-        r"last_epoch changes",
-        "The scheduler counts in Python, which a plan does not repeat.",
-        "Call it behind the job; rates are read in every call.",
-    ),
-)
+@recipe(KIND, "a scheduler in the step")
 def scheduled(job):
     """scheduler.step() among the tensors."""
     model = nn.Linear(6, 4)

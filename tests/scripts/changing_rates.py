@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import Optimizer
 
-from scripts.changing_numbers import finish, plans
+from scripts.changing_numbers import finish
 from scripts.kept_gradients import Trained, batches, difference
 
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
@@ -250,7 +250,9 @@ def in_a_tensor(t: Trained, **how: Any) -> list[float]:
 
 
 CASES = [warmed_up, noam, twice, read, own, accumulated, changed_between, hooked, in_a_tensor]
-OPEN = {"warmed_up": 2, "noam": 2, "accumulated": 2, "ExponentialLR": 2, "CosineAnnealingLR": 4, "LambdaLR": 3, "read": 1}
+OPEN = {  # plans, at most
+    "warmed_up": 2, "noam": 2, "accumulated": 4, "read": 1, "ExponentialLR": 2, "CosineAnnealingLR": 4, "LambdaLR": 3,
+}  # fmt: skip
 EVERYWHERE = [*CASES, *(scheduled(name) for name in ("LambdaLR", "OneCycleLR"))]
 
 
@@ -261,4 +263,3 @@ if __name__ == "__main__":
                 off = difference(case, layout, kind)
                 told = "right" if off < 1e-9 else f"WRONG by {off}"
                 print(f"{case.__name__}, {kind}, {layout}: {told}", flush=True)
-    assert plans

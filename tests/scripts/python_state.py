@@ -244,6 +244,8 @@ BETWEEN = {
 WITHIN = {  # what changes in the step → plans
     "nothing": 1,
     "a counter": 1,
+    "a learning rate": 1,
+    "a scheduler": 3,
     "a flag that is set once": 2,
     "a flag that flips": 2,
     "a buffer that is replaced": 1,
@@ -270,8 +272,6 @@ REFUSED = {  # what changes in the step → what is said of it
     "the time": r"python_state.py:\d+: the step asks for the time",
     "the time by its own name": r"python_state.py:\d+: the step asks for the time",
     "an alias of a parameter": r"self.model.loose and self.model\S*.b.weight would be one tensor .*\.clone\(\)",
-    "a scheduler": r"self.scheduler.last_epoch changes from 0 to 1 in the step",
-    "a learning rate": r"self.optimizer\S*.param_groups\[0\]\['lr'\] changes from 0.01 to 0.005 in the step",
 }
 
 
