@@ -18,14 +18,14 @@ from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import place, resolve
-from actorflow_compiler.optimizers import SCALARS, setting
+from actorflow_compiler.optimizers import SCALARS
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.schedule import schedule
-from models import Mlp, digit_batches
+from models import Mlp, digit_batches, setting
 
 SIZE = 16  # samples in a batch
 CALLS = 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -192,6 +193,11 @@ def reference(
         step(model, optimizer, clip, scaler)
         losses.append(total)
     return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def setting(group: Mapping[str, Any], key: str) -> float:
+    """What an argument of a fused optimizer that is read at each call is in a parameter group."""
+    return float(group["betas"][key == "beta2"] if key in ("beta1", "beta2") else group[key])
 
 
 def step(

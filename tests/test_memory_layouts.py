@@ -16,8 +16,8 @@ import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.optimizers import SCALARS, setting
-from models import Batch, Case, reference
+from actorflow_compiler.optimizers import SCALARS
+from models import Batch, Case, reference, setting
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 
 SIZES = [4, 4]

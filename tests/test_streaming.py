@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.optimizers import SCALARS, setting
+from actorflow_compiler.optimizers import SCALARS
 from actorflow_compiler.plan import Actor, OfVariable, Plan
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import Span, simulate
-from models import CASES, Case, Mlp
+from models import CASES, Case, Mlp, setting
 from trained import Layout, plan_of
 
 VARIANTS = {"whole backward": Variant(), "weight gradients apart": Variant(weights=True)}

@@ -17,7 +17,7 @@ from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
 from actorflow_compiler.laid import Laid
-from actorflow_compiler.optimizers import SCALARS, setting
+from actorflow_compiler.optimizers import SCALARS
 from actorflow_compiler.placement import Placement, placement
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
@@ -26,7 +26,7 @@ from actorflow_compiler.stepping import FUSABLE
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_compiler.variant import Variant
 from actorflow_scheduler.schedule import schedule
-from models import Batch, Case, reference
+from models import Batch, Case, reference, setting
 from models import step as optimizer_step
 
 

@@ -18,12 +18,12 @@ from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints import resolve
-from actorflow_compiler.optimizers import SCALARS, setting
+from actorflow_compiler.optimizers import SCALARS
 from actorflow_compiler.plan import Plan
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.variables import real_optimizer_state
 from actorflow_scheduler.schedule import schedule
-from models import CASES, Batch, Case, digit_batches, reference
+from models import CASES, Batch, Case, digit_batches, reference, setting
 
 STEPS = 20
 

@@ -20,7 +20,7 @@ from actorflow.runtime.call import Call
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.trails import Passage, Trail, Trails, Waits
 from actorflow_compiler.hints import zero
-from actorflow_compiler.optimizers import SCALARS, setting
+from actorflow_compiler.optimizers import SCALARS
 from actorflow_compiler.plan import FromRegister, OfInput, OfPiece, OfVariable, Plan, Variable
 from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import B
