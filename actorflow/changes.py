@@ -109,7 +109,9 @@ class Run:
         self._codes, self._counts = found.codes, before
 
     def __enter__(self) -> Run:
+        self.rebound: list[tuple[int, Any]] = []  # places that get another tensor: whose value it is, and its key
         self._values = [one.values() for one in self._looked]
+        self._versions = {id(tensor): tensor._version for tensor in _tensors(self._values)}
         self._held = {id(_at(place)): h for h in self._state.held.values() for place in h.places}
         self._held.pop(id(None), None)
         self._drawn = _generators()
@@ -232,6 +234,8 @@ class Run:
                     said = "and another one that the step sets would be one tensor"
                     self._refuse(where, said, "keep a copy (.clone())")
                 writes += [(a, b)] if a is not b else []
+            if all(a._version == self._versions[id(a)] for a in was):
+                self.rebound.append((at, key))
             return None
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on
@@ -319,6 +323,14 @@ def _stand_ins(value: Any) -> list[Number]:
     """Those that a value is, or a list or a tuple is made of."""
     items = value if type(value) in (list, tuple) else (value,)
     return [item for item in items if type(item) is Number]
+
+
+def _tensors(values: Sequence[Mapping[Any, Any]]) -> list[Tensor]:
+    """The tensors among values."""
+    found: list[Tensor] = []
+    for value in (value for of in values for value in of.values()):
+        _described(value, found)
+    return found
 
 
 def _alike(old: Any, new: Any) -> bool:

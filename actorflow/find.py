@@ -55,7 +55,7 @@ from actorflow.looked import (
     WrittenOfClass,
 )  # fmt: skip
 from actorflow.named import named_by
-from actorflow.owned import Detached
+from actorflow.owned import Detached, Owned
 from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
 from actorflow.unreadable import refuse_compiled, refuse_prepared
 from actorflow_compiler.expressions import has_numbers
@@ -121,6 +121,10 @@ class Names:
         name = self._given.pop(id(old))[1]
         self._given[id(new)] = (_Kept(new), name)
         self._instead[id(old)] = (weakref.ref(old), new)
+
+    def hand_over(self, old: Any, new: Any) -> None:
+        """``new`` takes the name of ``old``, which stays where it is without one."""
+        self._given[id(new)] = (_Kept(new), self._given.pop(id(old))[1])
 
     def loosen(self, tensor: Tensor) -> None:
         """Let a tensor go with its last holder.
@@ -650,7 +654,8 @@ class _Search:
         held: dict[int, Held] = {}
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
-            now = self.names.current(tensor)
+            left = tensor.left if isinstance(tensor, Owned) else None
+            now = self.names.current(tensor) if left is None else left
             if now is not tensor:
                 place(now)
                 tensor = now

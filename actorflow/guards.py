@@ -37,6 +37,10 @@ class Guards:
         self._own: dict[tuple[int, type], set[Any]] = {}
         self._take()
 
+    def renew(self) -> None:
+        """Take things as they are now for what they have to be."""
+        self._take()
+
     def without(self, places: Iterable[tuple[Looked, Any]]) -> None:
         """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
         for one, key in places:

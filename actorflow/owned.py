@@ -15,7 +15,7 @@ from actorflow_compiler.errors import StateError
 from actorflow_compiler.torch_internals import memory_of
 from actorflow_compiler.variables import attributes_given
 
-__all__ = ["Detached", "Owned", "Owner", "real"]
+__all__ = ["Detached", "Owned", "Owner", "Past", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
@@ -39,6 +39,21 @@ class Owner(Protocol):
 
     def write(self, name: str, value: Tensor) -> None:
         """Replace the value, after all calls that were issued and before any that follows."""
+
+
+class Past:
+    """The owner of what plans have left to the script: a value that changes no more."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def read(self, name: str) -> Tensor:
+        """See ``Owner``."""
+        return self.value.clone()
+
+    def write(self, name: str, value: Tensor) -> None:
+        """See ``Owner``."""
+        self.value.copy_(value)
 
 
 class Gradients(Protocol):
@@ -83,6 +98,15 @@ class Owned(Tensor):
             owned._is_param = True
         vars(owned).update(attributes_given(tensor))
         return owned
+
+    def leave(self, past: Past) -> None:
+        """Stand for a value that is the script's from now on."""
+        self._owner, self.gradients = past, None
+
+    @property
+    def left(self) -> Tensor | None:
+        """The value that it stands for where that is the script's."""
+        return self._owner.value if isinstance(self._owner, Past) else None
 
     @property
     def is_parameter(self) -> bool:

@@ -15,10 +15,12 @@ from actorflow.classic.body import Body
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names
 from actorflow.guards import Guards, StandsFor
+from actorflow.looked import Looked
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
 from actorflow.runtime.parked import Parked
+from actorflow.runtime.rebound import Site
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
@@ -72,6 +74,8 @@ class Compiled:
     key: tuple[Any, ...]
     changes: tuple[Change, ...]  # that each call makes in the script
     decisions: Decisions  # by values of small variables
+    rebound: tuple[tuple[int, Any], ...]  # places that its step gives other tensors, see ``Made``
+    sites: tuple[Site, ...] = ()  # these places, as they are
     calls: int = 0
     parked: Parked | None = None  # in place of ``bound``, while the job works on something else
     _aside: tuple[bool, StandsFor] = (False, lambda old, new: False)
@@ -80,6 +84,7 @@ class Compiled:
         """Hold nothing of the script any more."""
         self.parked = Parked(self.bound.found, self.bound.guards.read, names, died)
         self._aside = bool(self.bound.optimizers), self.bound.guards.stands_for
+        self.sites = ()
         del self.bound
 
     def unpark(self, found: Found) -> bool:
@@ -90,6 +95,17 @@ class Compiled:
         self.bound = bound(steps, Guards(found, stands_for), found, self.reading)
         self.parked = None
         return True
+
+    @property
+    def places(self) -> list[tuple[Looked, Any]]:
+        """The places that its step gives other tensors."""
+        return [(self.bound.found.looked[at], key) for at, key in self.rebound]
+
+    def take_places(self, sites: tuple[Site, ...]) -> None:
+        """See to what these places hold instead of their guards."""
+        self.sites = sites
+        self.bound.guards.without((site.looked, site.key) for site in sites)
+        self.bound.guards.renew()
 
     @property
     def leaves(self) -> tuple[str, ...]:

@@ -129,6 +129,8 @@ class Made:
     changes: tuple[Change, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
     decisions: Decisions  # by values of small variables
+    rebound: tuple[tuple[int, Any], ...]  # places that the step gives other tensors: whose value it is, and its key
+    written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
 
@@ -142,6 +144,7 @@ class Planned:
     changes: tuple[Change, ...]
     reading: Reading
     decisions: Decisions
+    rebound: tuple[tuple[int, Any], ...]  # see ``Made``
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -165,6 +168,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         written = _written(plan)
         alone = {v.name for v in plan.variables if v.name + SUFFIX not in written}  # no gradient of it is kept
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in alone and v.name not in written}
+        changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         seed = torch.initial_seed()
@@ -173,6 +177,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
             "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
+            "rebound": planned.rebound, "written": sorted(changed),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -184,7 +189,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     cluster.scatter(f"plan {tag}", packages)
     return Made(
         plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions, let_go(found),
+        planned.decisions, planned.rebound, changed, let_go(found),
     )  # fmt: skip
 
 
@@ -221,6 +226,7 @@ def _make_plan(
     shapes: list[tree.Shape] = []
     learnt: list[tuple[Gradients, Decisions]] = []
     changes: list[list[Change]] = []
+    rebound: list[list[tuple[int, Any]]] = []
 
     def stand_in(path: str, value: int | float) -> Any:
         return value if numbers is None else numbers.stand_in(Source("argument", path), value)
@@ -235,6 +241,7 @@ def _make_plan(
                 numbers.end()
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
+            rebound.append([] if run is None else run.rebound)
         return results
 
     def learn(gradients: Gradients, decisions: Decisions) -> None:
@@ -306,7 +313,9 @@ def _make_plan(
         reading = settled(order.arguments, order.state, order.train, order.found)
     else:
         reading = learned(numbers, own)
-    return Planned(scheduled, shapes[-1], learnt[0][0], tuple(changes[-1]), reading, learnt[0][1])
+    return Planned(
+        scheduled, shapes[-1], learnt[0][0], tuple(changes[-1]), reading, learnt[0][1], tuple(rebound[-1])
+    )
 
 
 def make_pretended(order: Order, world: int) -> Plan:
@@ -424,4 +433,7 @@ def _unpack(data: bytes, name: str) -> Made:
     changes = tuple(Change(**change) for change in head["changes"])
     reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
-    return Made(plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, gone)
+    rebound, written = tuple((at, key) for at, key in head["rebound"]), frozenset(head["written"])
+    return Made(
+        plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, written, gone
+    )

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from actorflow.find import Found, Names, look
 from actorflow.guards import Guards
 from actorflow.lazy import known_now
 from actorflow.live import shown as live
+from actorflow.owned import Owned
 from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import Report, report
 from actorflow.runtime.called import Asked, Compiled, JobLike, bound
@@ -52,6 +53,7 @@ from actorflow.runtime.numbers import Reading, fused, known_to, write
 from actorflow.runtime.optimizer_state import count_as_stepped
 from actorflow.runtime.parked import names_in, owned_in
 from actorflow.runtime.planes import unshare
+from actorflow.runtime.rebound import Rebound, leaves_of
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.results import Results
 from actorflow.runtime.script_error import drop_echoes
@@ -97,6 +99,7 @@ class Session:
         self._tracer: Tracer | None = None
         self.variables: Variables
         self.results: Results
+        self._rebound: Rebound
         self._plans = 0
         self._kinds: tuple[str, ...] = ()  # of each rank's device; the first plan settles them
         self._stepped: set[str] = set()  # optimizers that a plan has run
@@ -133,6 +136,7 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.worker.check(NOT_MADE)
+            self._rebound.refresh(self._states)
             if self.world == 1:
                 self._let_go()
             self.variables.refresh()
@@ -200,6 +204,7 @@ class Session:
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         carry_out(compiled.changes, found.looked, handles, known)
         write(compiled.reading, found.state, known)
+        self._rebound.settle()
         return returned
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
@@ -243,6 +248,10 @@ class Session:
             None if self.worker is None else self.variables.values.of,
         )  # fmt: skip
 
+    def _states(self) -> Iterator[State]:
+        """What the plans that are ready were made with."""
+        return (plan.bound.found.state for job in self.jobs for plan in job.plans if plan.parked is None)
+
     def _standing(self, state: State) -> Standing:
         """How gradients stand as a call begins."""
         return standing_before(state, NONE if self.worker is None else self.variables.gradients.standing)
@@ -251,6 +260,9 @@ class Session:
         """What a plan takes for granted of gradients and values that is not so, for people; nothing where it holds."""
         if not self.variables.gradients.fit(compiled.gradients):
             return "gradients that calls have left changed"
+        for site in compiled.sites:
+            if misfit := site.misfit():
+                return misfit
         return self.variables.values.changed(compiled.decisions, compiled.bound.found.state)
 
     def _target(self) -> Target:
@@ -264,6 +276,8 @@ class Session:
         """
         if self.names.current(old) is new or (self.worker is not None and self.variables.takes_over(old, new)):
             return True
+        if isinstance(old, Owned) and isinstance(new, Owned) and old.name_in_plan == new.name_in_plan:
+            return old.left is not None and self.variables.owns(new)
         known = unused.get(id(old))
         if known is None or known() is not old:
             return False
@@ -299,8 +313,15 @@ class Session:
         assert worker is not None
         worker.wait_all(tell=False)
         self._drop(*made.gone)
-        self._adopt(made, state, number)
+        places = [(found.looked[at], key) for at, key in made.rebound]
+        rebound = {id(leaf) for one, key in places for leaf in leaves_of(one.values().get(key))}
+        apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
+        names = {held.name for held in apart.values()}
+        self._rebound.forget(made.written - names)
+        self._adopt(made, state, number, names)
         self.variables.adopted()
+        apart = {key: held for key, held in apart.items() if id(held.tensor) != key}  # that were taken in now
+        sites = self._rebound.adopt(places, apart, [state, *self._states()])
         used = {variable.name for variable in made.plan.variables}
         used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
@@ -332,7 +353,9 @@ class Session:
             key,
             made.changes,
             made.decisions,
+            made.rebound,
         )
+        compiled.take_places(sites)
         self._gone.installed(plan_number, used, compiled)
         return compiled
 
@@ -362,6 +385,7 @@ class Session:
             self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._gates.begun,
             self._together, self._gates.moved,
         )  # fmt: skip
+        self._rebound = Rebound(self.variables)
         self.worker = worker
         self._gates.moved()
         if self._tracer is not None:
@@ -372,14 +396,17 @@ class Session:
         if self.cluster.failure is not None:
             self._failed(self.cluster.failure)
 
-    def _adopt(self, made: Made, state: State, number: int) -> None:
-        """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins."""
+    def _adopt(self, made: Made, state: State, number: int, apart: Container[str]) -> None:
+        """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins.
+
+        Tensors of the script that are ``apart`` stay what they are, and others take their places.
+        """
         assert self.worker is not None
         variables = self.variables
         new = [v for v in made.plan.variables if v.name not in variables.layouts]
         for variable in made.plan.variables:  # of which plans have only read, until now
             if variables.borrows(variable.name) and variable.name not in made.lent:
-                variables.own(variable, state)
+                variables.own(variable, state, variable.name in apart)
         if made.differing:
             variables.offer(number, {v.name: variables.start_of(v, state) for v in new if v.name in made.differing})
         for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
@@ -393,17 +420,17 @@ class Session:
                     raise out_of_memory(self.rank, made.plan, f"rank {self.rank}, variable {name}", error) from error
                 raise
             if mine is not None:
-                self.worker.variables[name] = mine
+                self.worker.variables[name] = mine.clone() if name in apart else mine
             if name in made.lent:
                 variables.lend(variable, state.held[name])
             elif name not in made.differing:
-                variables.own(variable, state)
+                variables.own(variable, state, name in apart)
         if made.differing:
             self._warn(made)
             self.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
             for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
                 if variable.name in made.differing and variable.name not in made.lent:
-                    variables.own(variable, state)
+                    variables.own(variable, state, variable.name in apart)
             variables.offer(number, {})
         for root in state.modules.values():
             variables.watch(root.modules())
@@ -449,6 +476,7 @@ class Session:
         job.keys = Keys(found.state, REGISTRY)
         for plan in taken:
             self._gone.unpark(plan.number)
+            plan.take_places(self._rebound.adopt(plan.places, {}, self._states()))
             for name in self._gone.uses(plan.number) & found.state.held.keys():
                 self.variables.resume(found.state.held[name])
         self.variables.refresh()
@@ -480,6 +508,7 @@ class Session:
             self.worker.drop(plans)
         self._gone.drop(plans)
         self.variables.drop(frozenset(variables))
+        self._rebound.forget(frozenset(variables))
         self.names.sweep()
 
     # -- actorflow plan ----------------------------------------------------------------------------

@@ -184,19 +184,22 @@ class Variables:
         key, here = f"offer {number} {variable.name}", torch.device("cpu")
         return fetch_part(self._peers, 0, key, variable.shape, variable.dtype, here)
 
-    def own(self, variable: Variable, state: State) -> None:
-        """Put a stand-in wherever the script holds the variable's tensor."""
+    def own(self, variable: Variable, state: State, apart: bool = False) -> None:
+        """Put a stand-in wherever the script holds the variable's tensor.
+
+        The tensor itself becomes one; where it is ``apart`` it stays what and where it is.
+        """
         name = variable.name
         self.layouts[name] = variable
         held = state.held.get(name)
         if held is not None:
             self._borrowed.pop(name, None)
             where = span(held.tensor)
-            if where is not None:
+            if where is not None and not apart:
                 memory: Any = _WEAK(held.tensor.untyped_storage())
                 left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
                 self._memories[where[0]] = [*left, (memory, where, name)]
-            self._stands_in(name, self._replace(held, state.optimizers.values()))
+            self._stands_in(name, self._replace(held, state.optimizers.values(), apart))
             return
         if variable.kind == KEPT:
             self.gradients.adopted(name)
@@ -234,6 +237,22 @@ class Variables:
     def borrows(self, name: str) -> bool:
         """Whether the script keeps the tensor of a variable."""
         return name in self._borrowed
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the stand-in of a variable."""
+        one = self._owned.get(tensor.name_in_plan) if isinstance(tensor, Owned) else None
+        return one is not None and one() is tensor
+
+    def renew(self, owned: Owned) -> Owned:
+        """Another stand-in for a variable; the script may keep the one that there was."""
+        name = owned.name_in_plan
+        new = Owned.of(owned, name, self)
+        new.gradients = owned.gradients
+        self._names.hand_over(owned, new)
+        self._stands_in(name, new)
+        for watched in self._watched.values():
+            watched.buffers.update({key: new for key, one in watched.buffers.items() if one is owned})
+        return new
 
     def taken_from(self, span: Span) -> str:
         """The name of a variable whose tensor lay there, where the script has still a view of it; empty otherwise."""
@@ -309,10 +328,14 @@ class Variables:
             if watched.module() is None:
                 del self._watched[key]
 
-    def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer]) -> Owned:
-        """Make the tensor object itself a stand-in, so that every reference to it becomes one."""
+    def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
+        """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
         tensor = held.tensor
         owned = Owned.of(tensor, held.name, self)
+        if apart:
+            self._names.hand_over(tensor, owned)
+            held.tensor = owned
+            return owned
         self.gradients.take(held.name, tensor)
         if tensor.is_leaf:
             tensor.grad = None

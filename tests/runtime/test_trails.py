@@ -26,7 +26,7 @@ from actorflow_compiler.random_ops import SEED
 from actorflow_compiler.sbp import B
 from actorflow_compiler.stepping import FUSABLE
 from gpt import GPT
-from models import CASES, CONTEXT
+from models import CASES, CONTEXT, setting
 from runtime.fake_device import Bench, FakeMark, staged
 from runtime.programs import ADD, V0, V1, V2, V3, V4, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, TAKE, batches, training, weights

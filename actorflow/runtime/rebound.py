@@ -1,0 +1,191 @@
+"""Places that steps give other tensors go in; what they hold stays apart from what the script holds beside.
+
+``self.hidden = h.detach()`` gives the attribute another tensor and leaves the one that was there alone.  Plans write
+into one variable instead.  So a stand-in that the script has taken from such a place keeps its value from then on, and
+whatever tensor the script puts there is read, and nothing else is done to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.guards import say
+from actorflow.looked import Looked
+from actorflow.owned import Owned, Past, real
+from actorflow_compiler.variables import Held, State
+
+__all__ = ["Rebound", "Site", "leaves_of"]
+
+
+class Holder(Protocol):
+    """Who holds the values of variables."""
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the stand-in of one."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value, once all calls that were issued are done."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value, on all ranks alike."""
+
+    def renew(self, owned: Owned) -> Owned:
+        """Another stand-in for the variable."""
+
+
+class Site:
+    """A place that steps give another tensor, or a list, a tuple or a dictionary of others."""
+
+    def __init__(self, looked: Looked, key: Any, value: Any) -> None:
+        self.looked, self.key = looked, key
+        self._holders: list[int] = []  # references to what we have put there and to its parts, when only we had them
+        self._put(value)
+
+    def _put(self, value: Any) -> None:
+        self._value = value  # what we have put there
+        self.leaves, self._form = pytree.tree_flatten(value)
+        self.looked.put(self.key, value)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The variables whose stand-ins are there."""
+        return (leaf.name_in_plan for leaf in self.leaves)
+
+    def misfit(self) -> str:
+        """What is there that the plan does not know, for people; nothing where all is ours."""
+        now = self.looked.values().get(self.key)
+        leaves, form = pytree.tree_flatten(now)
+        if form == self._form and all(map(is_, leaves, self.leaves)):
+            return ""
+        return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
+
+    def refresh(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+        """Before a call: part with what the script holds, and take over what it has put there."""
+        now = self.looked.values().get(self.key)
+        there = now is self._value
+        tensors = self._tensors(now, holder)
+        if tensors is None:
+            return
+        now = None
+        held = self._references() != [self._holders[0] - (not there), *self._holders[1:]]
+        if held:
+            self.leave_behind(holder, states())
+        elif not there or any(new is not old for new, old in zip(tensors, self.leaves, strict=True)):
+            self._put(pytree.tree_unflatten(self.leaves, self._form))
+        for old, new in zip(self.leaves, tensors, strict=True):
+            if not (isinstance(new, Owned) and new.name_in_plan == old.name_in_plan and new.left is None):
+                holder.write(old.name_in_plan, real(new).detach())
+
+    def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
+        """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
+        others: dict[int, Owned] = {}
+        for old in self.leaves:
+            past = Past(holder.read(old.name_in_plan))
+            others[id(old)] = holder.renew(old)
+            old.leave(past)
+        for state in states:
+            for held in state.held.values():
+                held.tensor = others.get(id(held.tensor), held.tensor)
+        self._put(pytree.tree_unflatten([others[id(leaf)] for leaf in self.leaves], self._form))
+
+    def settle(self) -> None:
+        """After a call: nobody but us holds what we have put there."""
+        if not self.misfit():
+            self._value = self.looked.values().get(self.key)  # a capture has put others there, and made a tuple anew
+        self._holders = self._references()
+
+    def _references(self) -> list[int]:
+        found: list[int] = []
+        _count(self._value, found)
+        return found
+
+    def _tensors(self, now: Any, holder: Holder) -> Sequence[Tensor] | None:
+        """The tensors that are there now, if they are plain or ours, and like what we had."""
+        leaves, form = pytree.tree_flatten(now)
+        fits = form == self._form and all(
+            new is old or (isinstance(new, Tensor) and _is_like(old, new) and not holder.owns(new))
+            for old, new in zip(self.leaves, leaves, strict=True)
+        )
+        return leaves if fits else None
+
+
+class Rebound:
+    """The places of one rank; plans hold them."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._refs: list[weakref.ref[Site]] = []  # in an order that is the same on all ranks
+
+    @property
+    def _sites(self) -> list[Site]:
+        return [site for ref in self._refs if (site := ref()) is not None]
+
+    def adopt(
+        self, places: Iterable[tuple[Looked, Any]], new: Mapping[int, Held], states: Iterable[State]
+    ) -> tuple[Site, ...]:
+        """A plan was taken in whose step rebinds these places.
+
+        ``new`` are tensors of the script, by id, whose stand-ins lie nowhere yet; the script may hold those of others.
+        """
+        found = []
+        states = [*states]
+        for looked, key in places:
+            value = looked.values().get(key)
+            same = (one for one in self._sites if one.looked.holder is looked.holder and one.key == key)
+            site = next((one for one in same if not one.misfit()), None)
+            if site is not None:
+                found.append(site)
+                continue
+            value = pytree.tree_map(lambda leaf: new[id(leaf)].tensor if id(leaf) in new else leaf, value)
+            owned = pytree.tree_leaves(value)
+            if not all(isinstance(leaf, Owned) and self._holder.owns(leaf) for leaf in owned):
+                continue
+            known = any(not any(held.tensor is leaf for held in new.values()) for leaf in owned)
+            site = Site(looked, key, value)
+            self._refs = [*(ref for ref in self._refs if ref() is not None), weakref.ref(site)]
+            if known:
+                site.leave_behind(self._holder, states)
+            found.append(site)
+        placed = {id(leaf) for site in found for leaf in site.leaves}
+        for held in new.values():
+            if id(held.tensor) not in placed:
+                held.put(held.tensor)
+        return tuple(found)
+
+    def forget(self, names: Container[str]) -> None:
+        """Plans change these variables in place, or they are gone."""
+        left = (site for site in self._sites if not any(name in names for name in site.names))
+        self._refs = [weakref.ref(site) for site in left]
+
+    def refresh(self, states: Callable[[], Iterable[State]]) -> None:
+        """Before a call."""
+        for site in self._sites:
+            site.refresh(self._holder, states)
+
+    def settle(self) -> None:
+        """After a call."""
+        for site in self._sites:
+            site.settle()
+
+
+def leaves_of(value: Any) -> list[Tensor]:
+    """The tensors that a value is, or that lists, tuples and dictionaries in it hold."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _is_like(ours: Tensor, now: Tensor) -> bool:
+    return (ours.shape, ours.dtype, ours.device) == (now.shape, now.dtype, now.device) and not now.requires_grad
+
+
+def _count(value: Any, found: list[int]) -> None:
+    found.append(sys.getrefcount(value))
+    if not isinstance(value, Tensor):
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, Iterable) else ():
+            _count(part, found)

@@ -1,0 +1,112 @@
+"""What a script takes from a place that steps give other tensors stays as it was; what it puts there is read."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from scripts.rebound import CASES, KINDS, Trained, difference
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "rebound.py"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_what_a_script_holds_resets_and_restores_runs(case: Callable[[Trained], list[float]], kind: str) -> None:
+    off, plans = difference(case, "micro-batches", kind)
+    assert off < 1e-9
+    assert plans == 1 or kind == "deque"  # which is changed in place, and is another one where the script puts one
+
+
+def test_two_ranks_do_so_too() -> None:
+    layouts = ["data", "pipeline", "zero 3"]
+    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == len(layouts) * len(CASES) * len(KINDS)
+
+
+class Remembering(nn.Module):
+    """Adds what it remembers, which may need gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Parameter(torch.ones(3))
+        self.h: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A value for each row."""
+        h = self.begin if self.h is None else self.h
+        z = torch.tanh(x * self.begin + h)
+        self.h = z.mean(0).detach()
+        return z
+
+
+def trained(job: bool, put: Callable[[Remembering, int], None]) -> tuple[list[float], int]:
+    """The losses of some calls, between which something is put where the model remembers."""
+    torch.manual_seed(0)
+    model = Remembering().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def train(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).pow(2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    step = flow.global_function(train) if job else train
+    losses = []
+    for i in range(8):
+        put(model, i)
+        losses.append(float(step(torch.linspace(-1, 1, 6).view(2, 3).double() * (i + 1))))
+    return [*losses, *model.begin.detach().tolist()], len(step.plans) if job else 0  # type: ignore[attr-defined]
+
+
+def nothing(model: Remembering, i: int) -> None:
+    if i % 3 == 0:
+        model.h = None
+
+
+def of_another_shape(model: Remembering, i: int) -> None:
+    model.h = torch.zeros(1, 3).double() if i == 4 else torch.zeros(3).double() if i == 0 else model.h
+
+
+def changed_in_place(model: Remembering, i: int) -> None:
+    if i == 0:
+        model.h = torch.zeros(3).double()
+    elif model.h is not None:
+        model.h = model.h.detach().clone().mul_(0.5)
+
+
+@pytest.mark.parametrize(("put", "worth"), [(nothing, 2), (of_another_shape, 3), (changed_in_place, 1)])
+def test_whatever_is_put_there_is_what_runs(put: Callable[[Remembering, int], None], worth: int) -> None:
+    wanted, _ = trained(False, put)
+    found, plans = trained(True, put)
+    assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-9
+    assert plans <= worth
+
+
+def test_models_with_such_places_are_let_go() -> None:
+    def run() -> weakref.ref[nn.Module]:
+        model = Remembering()
+        model.h = torch.zeros(3)
+        job = flow.global_function(lambda x: model(x).mean())
+        kept = []
+        for _ in range(3):
+            job(torch.ones(2, 3))
+            kept.append(model.h)
+        assert len(kept) == 3
+        return weakref.ref(model)
+
+    gone = run()
+    gc.collect()
+    assert gone() is None
