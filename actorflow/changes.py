@@ -111,8 +111,9 @@ class Run:
     def __enter__(self) -> Run:
         self.rebound: list[tuple[int, Any]] = []  # places that get another tensor: whose value it is, and its key
         self._values = [one.values() for one in self._looked]
-        self._versions = {id(tensor): tensor._version for tensor in _tensors(self._values)}
-        self._held = {id(_at(place)): h for h in self._state.held.values() for place in h.places}
+        there = [(_at(place), h) for h in self._state.held.values() for place in h.places]
+        self._held = {id(tensor): h for tensor, h in there}
+        self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
         self._held.pop(id(None), None)
         self._drawn = _generators()
         self._instead = []
@@ -198,7 +199,7 @@ class Run:
         writes: list[tuple[Tensor, Tensor]],
     ) -> Change | None:  # fmt: skip
         where = one.say(key)
-        read = (id(one.holder), type(one)) in self._read and (one.counts or key in one.read())
+        read = (id(one.holder), type(one)) in self._read and (isinstance(one, Scheduler) or key in one.read())
         if isinstance(one, Array | Hooks):
             self._refuse(where, "is changed in the step")
         mine = _stand_ins(old.get(key))
@@ -323,14 +324,6 @@ def _stand_ins(value: Any) -> list[Number]:
     """Those that a value is, or a list or a tuple is made of."""
     items = value if type(value) in (list, tuple) else (value,)
     return [item for item in items if type(item) is Number]
-
-
-def _tensors(values: Sequence[Mapping[Any, Any]]) -> list[Tensor]:
-    """The tensors among values."""
-    found: list[Tensor] = []
-    for value in (value for of in values for value in of.values()):
-        _described(value, found)
-    return found
 
 
 def _alike(old: Any, new: Any) -> bool:
