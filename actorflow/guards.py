@@ -85,7 +85,7 @@ class Guards:
             and all(map(is_, now, self._values))
             and list(map(len, self._sized)) == self._lengths
             and hooks_made() == self._made
-            and all(self._read(one) == old for one, old in self._slow)
+            and all(_identical(self._read(one), old) for one, old in self._slow)
         )
 
     def difference(self) -> str:
@@ -112,6 +112,11 @@ class Guards:
 
     def _same(self, old: Any, new: Any) -> bool:
         return same(old, new, self.stands_for)
+
+
+def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+    """Whether a holder has the same things; tensors are not compared by value."""
+    return now.keys() == old.keys() and all(value is old[key] or same(old[key], value) for key, value in now.items())
 
 
 def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:
