@@ -160,7 +160,8 @@ class Session:
                     recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
                 finally:
                     self.capturing = False
-                state = self._look(job, recording, arguments).state if recording.variables or recording.optimizers else state
+                if recording.variables or recording.optimizers:
+                    state = self._look(job, recording, arguments).state
             job.keys = Keys(state, REGISTRY)
         return Asked(arguments, own, recording)
 

@@ -1,7 +1,7 @@
 """``p.data = x`` in a step goes in; a copy of ``x`` into ``p``, which a trace can see, comes out.
 
-In PyTorch the two share memory from then on.  Here they do not; so ``x`` may not be changed any more, nor read once ``p``
-has changed, and may not be what the script or an optimizer had before the step.
+In PyTorch the two share memory from then on.  Here they do not; so ``x`` may not be changed any more, nor read once
+``p`` has changed, and may not be what the script or an optimizer had before the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SET = Tensor.data.__set__  # type: ignore[attr-defined]
 _GRADIENT: Any = Tensor.grad  # a descriptor
 _GRAD = _GRADIENT.__get__
 _LOOKS = {  # that read no values
-    Tensor.untyped_storage, Tensor.storage_offset, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point,
+    Tensor.untyped_storage, Tensor.storage_offset, Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride,
+    Tensor.is_floating_point,
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad")),
 }  # fmt: skip
 _KEEPS_STATISTICS = {F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}  # of what they are given

@@ -61,7 +61,7 @@ def lay_variables(
             placement = parameter.placement
             wish = fit_hint(name, meta, hint if alike else None, placement)
             if alike and (kind != KEPT or name not in fixed):  # what one plan has left the next takes as it lies
-                lies = (fixed[name] if name in fixed else parameter).sbp  # they differ where inference has chosen both
+                lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
                 wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
         if name in fixed:
