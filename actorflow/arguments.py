@@ -44,6 +44,16 @@ class Arguments:
         """The numbers for people: ``step=3, kl=0.1``."""
         return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
 
+    @property
+    def objects(self) -> dict[str, Any]:
+        """What the step can look into, by path: modules, optimizers, functions, objects of any class."""
+        plain = [leaf for leaf in self.leaves if not isinstance(leaf, _Here)]
+        return {
+            path: leaf
+            for (path, _, _), leaf in zip(self.key[2], plain, strict=True)
+            if not isinstance(leaf, _SAYS_ITSELF)
+        }
+
     def restore(
         self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -201,12 +201,15 @@ def look(
     optimizer: Any = None,
     names: Names | None = None,
     more: Mapping[str, Any] = {},
+    passed: Mapping[str, Any] = {},
 ) -> Found:
-    """As ``find``, with all that holds values which the function can reach."""
+    """As ``find``, with all that holds values which the function can reach; ``passed`` are arguments of a call."""
     search = _Search(names if names is not None else Names())
     for name, given in (("model", model), ("optimizer", optimizer)):
         if given is not None:
             search.value(name, given, Item({name: given}, name))
+    for name, argument in passed.items():
+        search.value(name, argument, Item({name: argument}, name))
     with search.within(UNREAD):  # it may grow as other jobs need more of it
         for name, held in more.items():
             search.value(name, held, Item({}, ""))

@@ -89,7 +89,7 @@ class Guards:
             and all(map(is_, now, self._values))
             and list(map(len, self._sized)) == self._lengths
             and hooks_made() == self._made
-            and all(_equal(self._read(one), old) for one, old in self._slow)
+            and all(_identical(self._read(one), old) for one, old in self._slow)
         )
 
     def difference(self) -> str:
@@ -118,12 +118,9 @@ class Guards:
         return same(old, new, self.stands_for)
 
 
-def _equal(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
-    """Whether what is made anew each time is as it was; tensors are compared by identity."""
-    return [*now] == [*old] and all(
-        a is b or (not isinstance(a, Tensor | tuple) and a == b) or (isinstance(a, tuple) and same(b, a))
-        for a, b in zip(now.values(), old.values(), strict=True)
-    )
+def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+    """Whether a holder has the same things; tensors are not compared by value."""
+    return now.keys() == old.keys() and all(value is old[key] or same(old[key], value) for key, value in now.items())
 
 
 def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
+from actorflow_compiler.assigned import in_place
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.torch_internals import memory_of
 from actorflow_compiler.variables import attributes_given
@@ -22,11 +23,12 @@ _GRAD: Any = Tensor.grad  # a descriptor
 _GRADIENT = {_GRAD.__get__, _GRAD.__set__}
 _KNOWN = METADATA | {_GRAD.__get__, _GRAD.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
-_LIKE = {torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like}  # need no values; optimizers use them
-_SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")} | {
-    "__setitem__", "__idiv__",
+_LIKE = {  # need no values; optimizers use them, and what makes a hidden state
+    torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like, torch.rand_like, torch.randn_like,
+    Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros,
 }  # fmt: skip
+_ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
+_SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
@@ -147,6 +149,9 @@ class Owned(Tensor):
             if func == Tensor.__repr__ or func == Tensor.__format__:
                 kind = "parameter" if owned.is_parameter else "tensor"
                 return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+        if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], Owned):
+            like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
+            return func(args[0], like, *args[2:], **kwargs)
         raise StateError(
             f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first "
             f'call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict"); '
@@ -206,7 +211,7 @@ class Gradient(Owned):
 
         plain = pytree.tree_map_only(Gradient, value, (args, kwargs))
         result = func(*plain[0], **plain[1])
-        if not _in_place(func, kwargs):
+        if not in_place(func, kwargs):
             return result
         changed = kwargs["out"] if "out" in kwargs else args[0]
         for gradient in pytree.tree_leaves(changed):
@@ -242,7 +247,7 @@ class Detached(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d._plain, (args, kwargs))
-        if not _in_place(func, kwargs):
+        if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
             one = args[0] if args and isinstance(args[0], Detached) else None
             return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
@@ -268,13 +273,6 @@ def _saves(frame: Any) -> bool:
             return frame is not None
         frame = frame.f_back
     return False
-
-
-def _in_place(func: Any, kwargs: Any) -> bool:
-    """Whether a function of torch's changes its first argument, or ``out``."""
-    name = str(getattr(func, "__name__", func)).partition(".")[0]
-    dunder = name.startswith("__")
-    return "out" in kwargs or (name in _CHANGING if dunder else name.endswith("_"))
 
 
 def real(tensor: Tensor) -> Tensor:

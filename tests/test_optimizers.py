@@ -161,12 +161,48 @@ def test_data_that_the_script_keeps_is_refused() -> None:
     @flow.global_function
     def go_on(x: Tensor) -> Tensor:
         weight.data = y = x * 2
+        with torch.no_grad():
+            weight.add_(1)
         return y + 1
 
     with pytest.raises(CaptureError, match="lets two tensors of the script share memory"):
         share(torch.ones(3))
     with pytest.raises(CaptureError, match="x is used again"):
         go_on(torch.ones(3))
+
+
+def test_a_vector_of_all_parameters_is_cut_into_their_data() -> None:
+    def train(job: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+            vector = vector - 0.1 * nn.utils.parameters_to_vector(gradients)
+            nn.utils.vector_to_parameters(vector, model.parameters())
+            for p in model.parameters():
+                p.data -= 0.01 * p.data.sign()
+            return loss.detach()
+
+        run = flow.global_function(step) if job else step
+        return [*(run(torch.randn(4, 3)) + 0 for _ in range(3)), *(p.detach() + 0 for p in model.parameters())]
+
+    for mine, wanted in zip(train(True), train(False), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+
+
+def test_data_that_is_returned_is_refused() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        weight.data = y = x * 2
+        return y
+
+    with pytest.raises(CaptureError, match="x is returned, which is p's memory"):
+        step(torch.ones(3))
 
 
 def test_data_of_another_shape_is_refused() -> None:

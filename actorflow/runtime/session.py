@@ -157,20 +157,22 @@ class Session:
         body = job.body
         recording = body.recording(arguments)
         if recording is None or job.keys is None:
-            state = self._look(job, body.last).state
+            state = self._look(job, body.last, arguments).state
             if recording is None:
                 self.capturing = True
                 try:
                     recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
                 finally:
                     self.capturing = False
-                state = self._look(job, recording).state if recording.variables or recording.optimizers else state
+                if recording.variables or recording.optimizers:
+                    state = self._look(job, recording, arguments).state
             job.keys = Keys(state, REGISTRY)
         return Asked(arguments, own, recording)
 
-    def _look(self, job: JobLike, recording: Recording) -> Found:
+    def _look(self, job: JobLike, recording: Recording, arguments: Arguments) -> Found:
         try:
-            return look(job.function, job.model, job.optimizer, self.names, job.body.holds(recording))
+            held = job.body.holds(recording)
+            return look(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
 
@@ -288,7 +290,7 @@ class Session:
 
     def _compile(self, job: JobLike, asked: Asked, number: int) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
-        found = self._look(job, asked.recording)
+        found = self._look(job, asked.recording, asked.arguments)
         state = found.state
         order = self._order(job, asked, found, fixed)
         unused: dict[int, weakref.ref[Tensor]] = {}
@@ -463,7 +465,7 @@ class Session:
 
     def _unpark(self, job: JobLike, asked: Asked) -> bool:
         """Take back plans for what a job works on now; whether there were any."""
-        found = self._look(job, asked.recording)
+        found = self._look(job, asked.recording, asked.arguments)
         taken: list[Compiled] = []
 
         def binds(plan: Compiled) -> bool:
@@ -516,7 +518,7 @@ class Session:
     def _pretend(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.cluster.settings.plan_job
-        order = self._order(job, asked, self._look(job, asked.recording), dict(self._pretended))
+        order = self._order(job, asked, self._look(job, asked.recording, asked.arguments), dict(self._pretended))
         self.capturing = True
         try:
             plan = make_pretended(order, self.world)

@@ -150,6 +150,7 @@ def capture(
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
                         results = step(tensors)
                         check_results(results)
+                        assigned.returned(results)
                         results = [r.detach() for r in results]
                         reads.check()
                         indexing.check()

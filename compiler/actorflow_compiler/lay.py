@@ -61,7 +61,8 @@ def lay_variables(
             placement = parameter.placement
             wish = fit_hint(name, meta, hint if alike else None, placement)
             if alike and (kind != KEPT or name not in fixed):  # what one plan has left the next takes as it lies
-                wish = tuple(e if e or p == B else p for e, p in zip(wish, parameter.sbp, strict=True))
+                lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
+                wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
         if name in fixed:
             found[name] = as_fixed(fixed[name], wish, hint, zero)

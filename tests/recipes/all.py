@@ -7,6 +7,7 @@ from recipes import (
     generation,
     generative,
     graphs,
+    habits,
     keeping,
     losses,
     masks,
@@ -22,5 +23,5 @@ from recipes import (
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
-    "masks",
+    "habits", "masks",
 ]  # fmt: skip
