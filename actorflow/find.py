@@ -49,6 +49,7 @@ from actorflow.looked import (
     Named,
     OfClass,
     OfLibrary,
+    OfTensor,
     Slots,
     Written,
     WrittenOfClass,
@@ -59,7 +60,7 @@ from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs,
 from actorflow.unreadable import refuse_compiled, refuse_prepared
 from actorflow_compiler.stepping import opens
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
-from actorflow_compiler.variables import Held, State
+from actorflow_compiler.variables import Held, State, attributes_given
 
 __all__ = ["Found", "Names", "find", "look"]
 
@@ -393,7 +394,7 @@ class _Search:
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
-            self.hooks(value)
+            self.of_tensor(path, value)
             self.way(value, attribute)
             return
         if isinstance(value, tuple):
@@ -466,6 +467,15 @@ class _Search:
         elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
             self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
 
+    def of_tensor(self, path: str, tensor: Tensor) -> None:
+        """Follow a tensor's hooks, and look at the attributes that somebody has given it."""
+        self.hooks(tensor)
+        given = attributes_given(tensor)
+        if given and self.once(tensor):
+            with self.within(id(tensor)):
+                for name, item in given.items():
+                    self.value(f"{path}.{name}", item, Attribute(tensor, name))
+
     def hooks(self, thing: Any) -> None:
         """Follow what runs with a tensor's gradient or an optimizer's step."""
         for kind in hooks_of(thing).values():
@@ -521,8 +531,9 @@ class _Search:
             where = f"{path}.{prefix}" if prefix else path
             whole = any(_is_librarys(owner) for owner in type(module).__mro__)
             self.way(module, None)
-            for parameter in module._parameters.values():
-                self.hooks(parameter)
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self.of_tensor(f"{where}.{name}", tensor)
             held = [Attributes(where, vars(module), whole), Hooks(where, module)]
             held += [Entries(where, vars(module)[name], dots=True) for name in OWN_DICTS]
             self.looked += [(id(module), looked) for looked in held]
@@ -607,7 +618,8 @@ class _Search:
         for path, scheduler in self.schedulers:
             self.looked.append((UNREAD, Counting(path, vars(scheduler))))
         for held in state.held.values():
-            self.looked.append((id(held.tensor) if id(held.tensor) in reached else ROOT, Hooks(held.name, held.tensor)))
+            by = id(held.tensor) if id(held.tensor) in reached else ROOT
+            self.looked += [(by, Hooks(held.name, held.tensor)), (by, OfTensor(held.name, held.tensor))]
         for namespace in self.written.values():
             self.looked.append((UNREAD, Written("", namespace, self.stores)))
         for path, module in self.namespaces:
