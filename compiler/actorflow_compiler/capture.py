@@ -27,6 +27,7 @@ from actorflow_compiler.branches import unrolled
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
+from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
@@ -424,7 +425,9 @@ def _clear_errors(reads: Reads) -> Iterator[None]:
 def _refuse(place: str, error: Exception) -> NoReturn:
     """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
     text = _brief(error)
-    more = remedy(traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
+    more = remedy(frames) or (rewritten(frames) if looks else "")
     if RAGGED in text:
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):
