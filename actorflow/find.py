@@ -57,7 +57,7 @@ from actorflow.looked import (
 from actorflow.named import named_by
 from actorflow.owned import Detached
 from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
-from actorflow.unreadable import refuse_compiled, refuse_prepared
+from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.stepping import opens
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
 from actorflow_compiler.variables import Held, State, attributes_given
@@ -413,7 +413,11 @@ class _Search:
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
-            refuse_prepared(path, value)
+            inner = prepared(path, value)
+            if inner is not None:
+                self.value(f"{path}.optimizer", inner, Attribute(value, "optimizer"))
+                self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
+                return
             self.optimizers.append((path, value))
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
