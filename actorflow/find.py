@@ -48,6 +48,7 @@ from actorflow.looked import (
     Named,
     OfClass,
     OfLibrary,
+    OfTensor,
     Scheduler,
     Settings,
     Slots,
@@ -57,11 +58,11 @@ from actorflow.looked import (
 from actorflow.named import named_by
 from actorflow.owned import Detached, Owned
 from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
-from actorflow.unreadable import refuse_compiled, refuse_prepared
+from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.stepping import is_fused
 from actorflow_compiler.torch_internals import hooks_of, scaler_state
-from actorflow_compiler.variables import Held, State
+from actorflow_compiler.variables import Held, State, attributes_given
 
 __all__ = ["Found", "Names", "find", "look"]
 
@@ -403,7 +404,7 @@ class _Search:
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
-            self.hooks(value)
+            self.of_tensor(path, value)
             self.way(value, attribute)
             return
         if isinstance(value, tuple):
@@ -422,7 +423,11 @@ class _Search:
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
-            refuse_prepared(path, value)
+            inner = prepared(path, value)
+            if inner is not None:
+                self.value(f"{path}.optimizer", inner, Attribute(value, "optimizer"))
+                self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
+                return
             self.optimizers.append((path, value))
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
@@ -475,6 +480,15 @@ class _Search:
             self.function(value.__wrapped__, path)
         elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
             self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
+
+    def of_tensor(self, path: str, tensor: Tensor) -> None:
+        """Follow a tensor's hooks, and look at the attributes that somebody has given it."""
+        self.hooks(tensor)
+        given = attributes_given(tensor)
+        if given and self.once(tensor):
+            with self.within(id(tensor)):
+                for name, item in given.items():
+                    self.value(f"{path}.{name}", item, Attribute(tensor, name))
 
     def hooks(self, thing: Any) -> None:
         """Follow what runs with a tensor's gradient or an optimizer's step."""
@@ -542,8 +556,9 @@ class _Search:
             where = f"{path}.{prefix}" if prefix else path
             whole = any(_is_librarys(owner) for owner in type(module).__mro__)
             self.way(module, None)
-            for parameter in module._parameters.values():
-                self.hooks(parameter)
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    self.of_tensor(f"{where}.{name}", tensor)
             held = [Attributes(where, vars(module), whole), Hooks(where, module)]
             held += [Entries(where, vars(module)[name], dots=True) for name in OWN_DICTS]
             self.looked += [(id(module), looked) for looked in held]
@@ -628,7 +643,8 @@ class _Search:
         for path, scheduler in self.schedulers:
             self.looked.append((id(scheduler), Scheduler(path, vars(scheduler))))
         for held in state.held.values():
-            self.looked.append((id(held.tensor) if id(held.tensor) in reached else ROOT, Hooks(held.name, held.tensor)))
+            by = id(held.tensor) if id(held.tensor) in reached else ROOT
+            self.looked += [(by, Hooks(held.name, held.tensor)), (by, OfTensor(held.name, held.tensor))]
         for namespace in self.written.values():
             self.looked.append((UNREAD, Written("", namespace, self.stores)))
         for path, module in self.namespaces:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from actorflow.find import PLAIN, Found
-from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfClass
+from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfClass, OfTensor
 from actorflow_compiler.numbers import is_stand_in, plain_now
 from actorflow_compiler.torch_internals import hooks_made
 
@@ -67,7 +67,7 @@ class Guards:
             gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
             if gets is None:
                 self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
-            elif old or isinstance(one, OfClass):
+            elif old or isinstance(one, OfClass | OfTensor):
                 self._fast += [(get, one.holder) for get in gets]
         sized = (Attributes, Entries, Items)
         self._sized = [one.holder for one in self._looked if isinstance(one, sized)]

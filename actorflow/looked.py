@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from actorflow.beside import BESIDE
 from actorflow_compiler.expressions import has_numbers, number_of
 from actorflow_compiler.torch_internals import hooks_of
-from actorflow_compiler.variables import RECURRENT
+from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
-    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "Scheduler", "Settings", "Slots", "Written",
+    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Settings", "Slots", "Written",
     "WrittenOfClass", "state_of",
 ]  # fmt: skip
 
@@ -439,6 +439,26 @@ class Hooks(Looked):
         return f"a hook of {self.path} ({key})"
 
 
+class OfTensor(Looked):
+    """What a script has given a tensor as attributes."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return attributes_given(self.holder)
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: also where there are none, as it may get some."""
+        return (_all_attributes,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        vars(self.holder)[key] = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del vars(self.holder)[key]
+
+
 def state_of(generator: Any) -> object:
     """How far a generator is: equal where it would draw the same numbers next."""
     if isinstance(generator, random.Random):
@@ -451,6 +471,10 @@ def state_of(generator: Any) -> object:
 def _got(read: Mapping[Any, Any]) -> tuple[Get, ...]:
     """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
     return (itemgetter(*read, *read) if len(read) == 1 else itemgetter(*read),) if read else ()
+
+
+def _all_attributes(tensor: Any) -> Iterable[Any]:
+    return tensor.__dict__.values()  # type: ignore[no-any-return]
 
 
 def _content(cell: types.CellType) -> Iterable[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -13,7 +14,7 @@ from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.assigned import in_place
 from actorflow_compiler.errors import StateError
-from actorflow_compiler.torch_internals import memory_of
+from actorflow_compiler.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.variables import attributes_given
 
 __all__ = ["Detached", "Owned", "Owner", "Past", "real"]
@@ -21,6 +22,7 @@ __all__ = ["Detached", "Owned", "Owner", "Past", "real"]
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
 _GRADIENT = {_GRAD.__get__, _GRAD.__set__}
+_DATA: Any = Tensor.data  # another one
 _KNOWN = METADATA | {_GRAD.__get__, _GRAD.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
 _LIKE = {  # need no values; optimizers use them, and what makes a hidden state
@@ -29,7 +31,13 @@ _LIKE = {  # need no values; optimizers use them, and what makes a hidden state
 }  # fmt: skip
 _ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
 _SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_ADDRESSES = {  # that are of a copy here, or give it to somebody who may write it
+    "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
+    "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
+}  # fmt: skip
+_BESIDE = ("batch_norm", "instance_norm", "moving_avg", "fake_quant")  # of what writes its other operands
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
+_APPLY = nn.Module._apply.__code__  # of a module that is moved, or gets another dtype
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
@@ -74,7 +82,8 @@ class Owned(Tensor):
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
     ``state_dict`` uses), copying and pickling read the value (see ``Detached``); ``copy_`` (which
     ``load_state_dict`` uses) writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a
-    GradScaler's methods work.
+    GradScaler's methods work.  Where no gradient would go through it (``.data``, ``torch.no_grad()``, ``nn.init``),
+    functions that are no layers read the value, and write it where they are in place.
     Everything else raises StateError.
     """
 
@@ -134,6 +143,12 @@ class Owned(Tensor):
             if func == Tensor.detach:
                 value = owner.read(name)
                 return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
+            if func == SHARES_SHAPE:  # of a module that is moved where it is
+                return args[0] is args[1]
+            if func == _DATA.__get__:
+                return Detached.of(owner.read(name), owned)
+            if func == _DATA.__set__:
+                return owned._set_data(args[1])
             if func == Tensor.copy_:
                 owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
@@ -152,15 +167,33 @@ class Owned(Tensor):
         if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], Owned):
             like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
             return func(args[0], like, *args[2:], **kwargs)
-        raise StateError(
-            f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first "
-            f'call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict"); '
-            f"state_dict() and load_state_dict() work anywhere, and .detach() gives a copy"
-        )
+        if _goes_by_values(func, args, kwargs):
+            return _by_values(func, args, kwargs)
+        raise owned._refusal(func)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return cls.__torch_function__(func, types, args, kwargs)
+
+    def _refusal(self, func: Any) -> StateError:
+        return StateError(
+            f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
+            f"the first call of a job; expected: use it in a job, for example one of "
+            f'@flow.global_function(type="predict"); under torch.no_grad() it is read and changed between calls, '
+            f"state_dict() and load_state_dict() work anywhere, and .detach() gives a copy"
+        )
+
+    def _set_data(self, value: Tensor) -> None:
+        """``p.data = value``: the variable gets the values, and memory of its own."""
+        if value is self:
+            return
+        if value.shape != self.shape or value.dtype != self.dtype or value.device.type != self.device.type:
+            found, wanted = (f"{t.dtype}{list(t.shape)} on {t.device.type}" for t in (value, self))
+            raise StateError(
+                f"{self.name_in_plan}.data was set to {found}; {wanted} was expected: after its first call a job works "
+                f"with variables of the same shape and dtype; make a new model and a new job"
+            )
+        self._owner.write(self.name_in_plan, real(value))
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -249,9 +282,12 @@ class Detached(Tensor):
         plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d._plain, (args, kwargs))
         if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
+            if isinstance(found, np.ndarray):  # it has the memory of the copy, and what is written there is lost
+                found.flags.writeable = False
             one = args[0] if args and isinstance(args[0], Detached) else None
             return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
-        changed = kwargs["out"] if "out" in kwargs else args[0]
+        plain_args, plain_kwargs = pytree.tree_map_only(Owned, real, (plain_args, plain_kwargs))
+        changed = kwargs["out"] if "out" in kwargs else next(iter((*args, *kwargs.values())))
         written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
         for d in written.values():
             d._all.copy_(d._of._owner.read(d._of.name_in_plan))
@@ -264,6 +300,37 @@ class Detached(Tensor):
         if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all):
             return tensor
         return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
+
+
+def _goes_by_values(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function needs no more than values: it is no layer, and no gradient would go through it."""
+    name = str(getattr(func, "__name__", func))
+    if name in _ADDRESSES or hasattr(nn.functional, name) or any(part in name for part in _BESIDE):
+        return False
+    if not torch.is_grad_enabled() or getattr(func, "__module__", "") == "torch.nn.init":
+        return True
+    return not any(one.requires_grad for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Owned))
+
+
+def _by_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """What a function gives for the values of stand-ins, which it changes where it is one in place."""
+    copies: dict[int, Detached] = {}
+    stands: dict[int, Owned] = {}
+
+    def copied(owned: Owned) -> Tensor:
+        if isinstance(owned, Gradient):
+            return owned
+        if id(owned) not in copies:
+            copies[id(owned)] = Detached.of(owned._owner.read(owned.name_in_plan), owned)
+            stands[id(copies[id(owned)])] = owned
+        return copies[id(owned)]
+
+    given = pytree.tree_map_only(Owned, copied, (args, kwargs))
+    found = func(*given[0], **given[1])
+    changed = pytree.tree_map(lambda one: stands.get(id(one), one), found)
+    if args and isinstance(args[0], Owned) and changed is not args[0] and sys._getframe(3).f_code is _APPLY:
+        raise args[0]._refusal(func)  # torch would put another parameter in its place, which no optimizer knows
+    return changed
 
 
 def _saves(frame: Any) -> bool:

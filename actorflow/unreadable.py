@@ -9,7 +9,7 @@ from torch import nn
 
 from actorflow_compiler.errors import CaptureError
 
-__all__ = ["refuse_compiled", "refuse_prepared"]
+__all__ = ["prepared", "refuse_compiled"]
 
 
 def refuse_compiled(path: str, root: nn.Module) -> None:
@@ -28,10 +28,13 @@ def refuse_compiled(path: str, root: nn.Module) -> None:
             )
 
 
-def refuse_prepared(path: str, optimizer: Any) -> None:
-    """Raise CaptureError for an optimizer that accelerate has prepared for several processes."""
+def prepared(path: str, optimizer: Any) -> Any:
+    """The optimizer that accelerate has put into another one; None for any other.
+
+    Raises CaptureError for one that is prepared for several processes.
+    """
     if type(optimizer).__module__.partition(".")[0] != "accelerate":
-        return
+        return None
     state: Any = getattr(optimizer, "accelerator_state", None)
     if getattr(state, "num_processes", 1) > 1:
         raise CaptureError(
@@ -39,3 +42,4 @@ def refuse_prepared(path: str, optimizer: Any) -> None:
             f"a copy of the model, and a job takes whole batches and lays them out itself; expected: the plain model, "
             f"optimizer and loader, without accelerator.prepare (for accumulation, see docs/steps.md)"
         )
+    return getattr(optimizer, "optimizer", None)

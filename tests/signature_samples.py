@@ -294,6 +294,21 @@ def _picks(backward: bool) -> Iterator[Any]:
         yield [f(*target.shape), target, size, *where] if backward else [f(*shape), target, *where]
 
 
+def _least_squares() -> Iterator[Any]:
+    for batch, driver in (((), "gelsy"), ((5,), "gelsd"), ((2, 3), "gels"), ((3,), "gelss")):
+        yield [f(*batch, 6, 4), f(*batch, 6, 2), None, driver]
+
+
+def _aligned(backward: bool) -> Iterator[Any]:
+    for batch, padded in ((5, True), (2, True), (3, False)):
+        log_probs = f(9, batch, 4).log_softmax(-1)
+        labels = 1 + (n(batch, 3, below=3) if padded else n(3 * batch, below=3))
+        times, lengths = 9 - n(batch, below=2), torch.full((batch,), 3) - (n(batch, below=2) if padded else 0)
+        given = [log_probs, labels, times, lengths]
+        loss, alpha = torch.ops.actorflow.ctc(*given, 0, False)
+        yield [f(batch), *given, loss, alpha, 0, False] if backward else [*given, 0, False]
+
+
 def _views() -> Iterator[Any]:
     for x, y in (
         ((5, 3, 4), (15, 4)),
@@ -596,6 +611,9 @@ SAMPLES: dict[str, Any] = {
     "nll_loss2d_forward": lambda: _losses(False, 2),
     "nll_loss_backward": lambda: _losses(True, 0),
     "nll_loss2d_backward": lambda: _losses(True, 2),
+    "actorflow.lstsq": _least_squares,
+    "actorflow.ctc": lambda: _aligned(False),
+    "actorflow.ctc_backward": lambda: _aligned(True),
     "actorflow.pick": lambda: _picks(False),
     "actorflow.pick_backward": lambda: _picks(True),
     "actorflow.amax_blocks": lambda: [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,3 +249,45 @@ def test_an_optimizer_that_was_prepared_for_several_processes_is_refused() -> No
 
     with pytest.raises(flow.CaptureError, match=r"optimizer was prepared by accelerate for 2 processes.*expected: the"):
         train(torch.ones(2, 4))
+
+
+class Synchronising(torch.optim.Optimizer):
+    """Steps the optimizer that it wraps in every second call, as accelerate's does within ``accumulate``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, counter: Any) -> None:
+        self.optimizer, self.counter = optimizer, counter
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        if self.counter.calls % 2 == 0:
+            self.optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self.counter.calls % 2 == 0:
+            self.optimizer.zero_grad(set_to_none)
+
+
+def test_an_optimizer_that_was_prepared_for_one_process_is_the_one_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Synchronising, "__module__", "accelerate.optimizer")
+
+    def losses(job: bool) -> list[float]:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        counter = SimpleNamespace(calls=0)
+        optimizer = Synchronising(torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9), counter)
+
+        def train(x: Tensor) -> Tensor:
+            counter.calls += 1
+            loss: Tensor = layer(x).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        run = flow.global_function(train) if job else train
+        return [run(torch.full((2, 4), 0.1 * i + 0.1)).item() for i in range(7)]
+
+    assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)

@@ -25,6 +25,7 @@ from actorflow.runtime.gradients import Kept
 from actorflow.runtime.optimizer_state import initial_state, python_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
+from actorflow.runtime.stepped import Left, Stepped
 from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
 from actorflow.spans import Span, overlap, span
@@ -75,15 +76,6 @@ class _Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stepped:
-    """The same of an optimizer that plans step, for as long as the parameter is there."""
-
-    parameter: weakref.ref[Tensor]
-    key: str
-    owned: Owned
-
-
-@dataclass(frozen=True, slots=True)
 class _Watched:
     """Where a module holds what is owned: name → stand-in, of parameters and of buffers."""
 
@@ -122,8 +114,9 @@ class Variables:
         self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
         self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
         self._borrowed: dict[str, _Borrowed] = {}
-        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Stepped]]
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Stepped]]
         self._stepped = weakref.WeakKeyDictionary()
+        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, Left] = weakref.WeakKeyDictionary()
         self._watched: dict[int, _Watched] = {}  # by id of the module
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
@@ -217,7 +210,7 @@ class Variables:
             self._stepped[slot.optimizer] = {}
             slot.optimizer.register_state_dict_post_hook(_with_values)
             slot.optimizer.register_load_state_dict_post_hook(self._loaded)
-        self._stepped[slot.optimizer][name] = _Stepped(weakref.ref(parameter), slot.key, owned)
+        self._stepped[slot.optimizer][name] = Stepped(weakref.ref(parameter), slot.key, owned)
 
     def adopted(self) -> None:
         """All variables of a plan are taken in: let go of what was only needed for that."""
@@ -378,6 +371,11 @@ class Variables:
                     break
             if watched.buffers:
                 self._refresh(watched.buffers, module._buffers)
+        for optimizer in self._stepped:
+            left = self._left.get(optimizer)
+            if left is None or not left.is_there(optimizer):
+                self._refresh_state(optimizer)
+                self._left[optimizer] = Left(optimizer)
         for name, borrowed in self._borrowed.items():
             if borrowed.tensor is None:
                 continue
@@ -417,6 +415,44 @@ class Variables:
             if now.requires_grad != owned.requires_grad:
                 owned.requires_grad_(now.requires_grad)
             tensors[key] = owned
+
+    def _refresh_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Write what a script has put into an optimizer's state, or has taken out of it, and put what is owned back."""
+        for name, step in self._stepped[optimizer].items():
+            parameter = step.parameter()
+            values = None if parameter is None else optimizer.state.get(parameter)
+            now = None if values is None else values.get(step.key)
+            if parameter is None or now is step.owned:
+                continue
+            if not values and not is_torchs(optimizer):
+                raise StateError(
+                    f"the state of {type(optimizer).__name__} for {name.removesuffix('.' + step.key)} was emptied, of "
+                    f"which {step.key!r} is a variable of a plan; expected: zeros in its place "
+                    f"(state[p][{step.key!r}].zero_()), load_state_dict(), or a new optimizer, which begins anew"
+                )
+            if now is None and is_torchs(optimizer):
+                self._begin(optimizer, parameter, name, step)
+                continue
+            if not isinstance(now, Tensor) or now.shape != step.owned.shape or now.dtype != step.owned.dtype:
+                found = f"{now.dtype}{list(now.shape)}" if isinstance(now, Tensor) else repr(now)
+                raise StateError(
+                    f"{name} was replaced by {found}; a tensor {step.owned.dtype}{list(step.owned.shape)} was "
+                    f"expected: what an optimizer holds after its first step keeps its shape; make a new optimizer"
+                )
+            self.write(name, real(now))
+            optimizer.state[parameter][step.key] = step.owned
+        self._creates.clear()
+
+    def _begin(self, optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, step: Stepped) -> None:
+        """Let an optimizer of torch's begin anew with a parameter."""
+        values = optimizer.state[parameter]
+        created = self._created(_Slot(optimizer, parameter, step.key))
+        for key, value in created.items():
+            if not isinstance(value, Tensor):
+                values.setdefault(key, value)
+        value = created.get(step.key)
+        self.write(name, value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(()))
+        values[step.key] = step.owned
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
         """Whether plans have the value of a tensor that was put where they read another one."""
@@ -476,8 +512,8 @@ class Variables:
             values = optimizer.state[parameter]
             value = values.get(step.key)
             if value is None or isinstance(value, Owned):
-                value = self._created(_Slot(optimizer, parameter, step.key)).get(step.key)
-                value = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
+                self._begin(optimizer, parameter, name, step)
+                continue
             self.write(name, value)
             values[step.key] = step.owned
         self._creates.clear()

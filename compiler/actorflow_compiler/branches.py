@@ -11,11 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.torch_internals import replaced_higher_order
+from actorflow_compiler.torch_internals import is_fake, replaced_higher_order
 
 __all__ = ["unrolled"]
+
+METADATA = {
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -41,17 +47,41 @@ class _Where(torch.autograd.Function):
         return None, torch.where(taken, gradient, 0)
 
 
+class _Side(TorchFunctionMode):
+    """In which gradients reach what was there before, operands and what a function closes over, where it is taken."""
+
+    def __init__(self, taken: Tensor) -> None:
+        super().__init__()
+        self._taken = taken
+        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}  # by id: what was there, kept alive, and what is used
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See above."""
+        kwargs = kwargs or {}
+        if func in METADATA or isinstance(func, torch._ops.OpOverload):  # which a guard itself runs
+            return func(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(Tensor, self._guard, (args, kwargs))
+        found = func(*args, **kwargs)
+        self._made.update({id(x): x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)})
+        return found
+
+    def _guard(self, x: Tensor) -> Tensor:
+        if id(x) in self._made or not x.requires_grad or not is_fake(x):
+            return x
+        if id(x) not in self._guarded:
+            self._guarded[id(x)] = x, _Where.apply(self._taken, x)  # type: ignore[no-untyped-call]
+        return self._guarded[id(x)][1]
+
+
 def _cond(predicate: Any, true: Callable[..., Any], false: Callable[..., Any], operands: Sequence[Any]) -> Any:
     if not isinstance(predicate, Tensor):
         return (true if predicate else false)(*operands)
     predicate = predicate.reshape(()).bool()
 
     def side(function: Callable[..., Any], taken: Tensor) -> Any:
-        def guarded(x: Tensor) -> Tensor:
-            found: Tensor = _Where.apply(taken, x) if x.requires_grad else x  # type: ignore[no-untyped-call]
-            return found
-
-        return function(*pytree.tree_map_only(Tensor, guarded, tuple(operands)))
+        with _Side(taken):
+            return function(*operands)
 
     def choose(a: Any, b: Any) -> Any:
         return torch.where(predicate, a, b) if isinstance(a, Tensor) else a

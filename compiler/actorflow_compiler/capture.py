@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import scaling, strided, tags
+from actorflow_compiler import least_squares, scaling, strided, tags
+from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.branches import unrolled
 from actorflow_compiler.constrain import apply_to_first
-from actorflow_compiler.decided import NUMBERS, Asked, Decisions, Program, Small
+from actorflow_compiler.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
+from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.expressions import Operand
 from actorflow_compiler.from_fx import Capture, Names, to_graph
@@ -161,11 +163,12 @@ def capture(
                 streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
-                ragged = packing(), indexing.following(), unrolled()
+                ragged = packing(), aligning(), indexing.following(), unrolled()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged):
                         stack.enter_context(context)
-                    table = {**decompositions(streams), **scaling.TABLE, **strided.TABLE}
+                    own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
+                    table = {**decompositions(streams), **own}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
                     )
@@ -437,7 +440,9 @@ def _clear_errors(reads: Reads) -> Iterator[None]:
 def _refuse(place: str, error: Exception) -> NoReturn:
     """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
     text = _brief(error)
-    more = remedy(traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
+    more = remedy(frames) or (rewritten(frames) if looks else "")
     if RAGGED in text:
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from actorflow_compiler.torch_internals import constant_of, real_tensors
+from actorflow_compiler.torch_internals import constant_of, node_of, real_tensors
 
-__all__ = ["NUMBERS", "Asked", "Decisions", "Program", "Small"]
+__all__ = ["KNOWN", "NUMBERS", "Asked", "Decisions", "Program", "Small"]
 
 MOST = 1024  # elements of a tensor that the host computes
 LONGEST = 200  # ops that it does
@@ -197,6 +197,19 @@ class Small:
         if isinstance(other, fx.Node) and node not in self._memory:
             memory = self._memory[node] = self._memory.get(other, other)
             self._touching.setdefault(memory, []).append(node)
+
+
+def _equal(one: Tensor, other: Tensor) -> Any:
+    """``torch.equal`` of tensors that are made of constants, which functions of torch ask for themselves."""
+    found = [node_of(tensor) for tensor in (one, other)]
+    programs = [at and Small(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
+    if None in programs:
+        return NotImplemented
+    with real_tensors():
+        return torch.equal(*(program.run(()) for program in programs if program is not None))
+
+
+KNOWN: Mapping[torch._ops.OpOverload, Callable[..., Any]] = MappingProxyType({torch.ops.aten.equal.default: _equal})
 
 
 def _writes(node: fx.Node) -> bool:

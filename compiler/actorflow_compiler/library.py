@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler import (
+    alignments,
     class_ops,
     grouped_ops,
     layout_ops,
+    least_squares,
     mirrored_ops,
     number_ops,
     optimizers,
@@ -22,8 +24,8 @@ from actorflow_compiler import (
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
-    **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS, **mirrored_ops.OPS,
-    **scaling.OPS, **number_ops.OPS, "uniform": random_ops.uniform,
+    **alignments.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
+    **least_squares.OPS, **mirrored_ops.OPS, **scaling.OPS, **number_ops.OPS, "uniform": random_ops.uniform,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.harmless import either_way
 from actorflow_compiler.lines import STDLIB, is_users
@@ -98,7 +99,8 @@ class Reads:
     def refusal(self, text: str) -> CaptureError:
         """The error that refuses what the user's line does, which is raised again where the step catches it."""
         frames = traceback.extract_stack(sys._getframe(1))
-        return self._refused_at(place_of(frames), text + remedy(frames))
+        more = remedy(frames) or (rewritten(frames) if text == LOOKS_AT_A_VALUE else "")
+        return self._refused_at(place_of(frames), text + more)
 
     def _refused_at(self, place: str, text: str) -> CaptureError:
         error = CaptureError(f"{place}\n  {text}")
@@ -110,7 +112,7 @@ class Reads:
 
         def place() -> tuple[str, str]:
             frames = traceback.extract_stack(frame)
-            return place_of(frames), remedy(frames)
+            return place_of(frames), remedy(frames) or rewritten(frames)
 
         if self._late and name == "item" and tensor.dtype != torch.bool:  # arithmetic may go on with it
             later = read()

@@ -38,7 +38,6 @@ KNOWN = (  # (end of a file, function or nothing, what to do)
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
     ("torch/nn/utils/rnn.py", "", LENGTHS),
-    ("torch/nn/functional.py", "ctc_loss", "CTC by a loop over time with logaddexp, or this loss outside of the job"),
 )  # fmt: skip
 
 

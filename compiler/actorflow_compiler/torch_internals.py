@@ -35,6 +35,7 @@ __all__ = [
     "MERSENNE",
     "MODULE_CALL",
     "NOT_WITHOUT_VALUES",
+    "SHARES_SHAPE",
     "backward_engine",
     "before_each_op",
     "captured_graph",
@@ -501,6 +502,7 @@ class GeneratorLayout:
 MERSENNE = GeneratorLayout(size=5056, seed=0, left=8, next=16, key=24)
 
 
+SHARES_SHAPE: Any = torch._has_compatible_shallow_copy_type  # by which modules ask whether p.data = x will do
 MODULE_CALL = torch.nn.Module._call_impl.__code__  # of the frame in which a module's forward, and its hooks, are called
 
 

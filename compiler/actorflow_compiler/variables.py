@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,13 +86,29 @@ def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[s
         for held in state.held.values():
             new[held.name] = make(held.tensor)
             held.put(new[held.name])
+        for held in state.held.values():  # those that are tensors have stand-ins by now
+            vars(new[held.name]).update(attributes_given(held.tensor))
+        before = {name: dict(vars(fake)) for name, fake in new.items()}
         yield new
+        _refuse_attributes(state, new, before)
     finally:
         for held in state.held.values():
             if held.name in new:
                 held.put(held.tensor)
         for attributes, key, value in lists:
             attributes[key] = value
+
+
+def _refuse_attributes(state: State, fakes: Mapping[str, Tensor], before: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise CaptureError for an attribute that a step has given a tensor of the script, or changed there."""
+    for name, fake in fakes.items():
+        for key, value in vars(fake).items():
+            as_it_was = key in before[name] and before[name][key] is value
+            if not as_it_was and key in state.named and not hasattr(type(fake), key):
+                raise CaptureError(
+                    f"the step sets the attribute {key!r} of {name}, a tensor, which would be done once, when it is "
+                    f"captured, and not in every call; expected: an attribute of a module or an object of yours"
+                )
 
 
 def real_optimizer_state(state: State) -> dict[str, Tensor]:

@@ -94,7 +94,6 @@ def test_a_deep_copy_or_a_pickle_of_the_model_is_a_real_model(model: Any):
 USES: dict[str, Callable[[Any], object]] = {
     "linear": lambda m: m(torch.ones(1, 2)),
     "sum": lambda m: m[0].weight.sum(),
-    ".data": lambda m: m[0].weight.data,
     "add": lambda m: m[0].weight + 1,
     "half": lambda m: m.half(),
     "mul_": lambda m: m[0].weight.mul_(2),
@@ -111,6 +110,39 @@ def test_any_other_use_names_the_parameter_and_points_to_a_predict_job(model: An
         USES[named](model)
     assert named in str(caught.value)
     assert 'type="predict"' in str(caught.value)
+
+
+def test_where_no_gradient_goes_through_it_it_is_read_and_changed(model: Any):
+    weight, mean = model[0].weight, model[1].running_mean
+    before = values.now["Linear.weight"].clone()
+    with torch.no_grad():
+        assert weight.sum() == before.sum()
+        assert weight.mul_(2) is weight
+        weight[0] += 1
+    weight.data.add_(weight.data)
+    weight.data = weight.data - 1
+    before[0] += 0.5
+    torch.testing.assert_close(values.now["Linear.weight"], 4 * before - 1)
+    nn.init.constant_(tensor=weight, val=3.0)
+    assert (values.now["Linear.weight"] == 3).all()
+    mean.zero_().add_(torch.ones(3, requires_grad=True).detach())
+    assert (values.now["BatchNorm1d.running_mean"] == 1).all()
+    assert model.cpu()[0].weight is weight
+    assert isinstance(weight, Owned)
+
+
+def test_what_would_lose_a_change_is_refused(model: Any):
+    weight = model[0].weight
+    with pytest.raises(StateError, match=r"Linear\.weight\.data was set to torch\.float32\[2\]"):
+        weight.data = torch.zeros(2)
+    with pytest.raises(StateError, match=r"half on Linear\.weight"):
+        model.half()
+    with torch.no_grad(), pytest.raises(StateError, match="batch_norm"):
+        model[1](torch.ones(4, 3))
+    with torch.no_grad(), pytest.raises(StateError, match="data_ptr"):
+        weight.data_ptr()
+    with pytest.raises(ValueError, match="read-only"):
+        weight.data.numpy()[0] = 1
 
 
 def test_tensors_can_be_made_like_it(model: Any):

@@ -112,6 +112,26 @@ def ensemble(job):
     return Training(held, optimizer, train_step, classes(6, 4))
 
 
+@recipe(KIND, "an ensemble whose stacked tensors are trained as they are")
+def stacked_tensors(job):
+    """What stack_module_state gives, parameters and buffers of a batch norm, in AdamW and vmap."""
+    networks = [nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)).eval() for _ in range(3)]
+    parameters, buffers = stack_module_state(networks)
+    base = networks[0].to("meta")
+    optimizer = torch.optim.AdamW(parameters.values(), 0.01, eps=1e-5)
+
+    @job
+    def train_step(x, y):
+        logits = vmap(lambda p, b: functional_call(base, (p, b), (x,)))(parameters, buffers)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.repeat(3))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Training({}, optimizer, train_step, classes(6, 4), kept=lambda: [p.detach() for p in parameters.values()])
+
+
 @recipe(KIND, "an ensemble of modules in a list")
 def members(job):
     """A ModuleList of networks, the disagreement of their outputs as a bonus."""

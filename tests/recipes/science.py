@@ -299,3 +299,36 @@ def complex_adagrad(job):
 def complex_rprop(job):
     """Rprop over complex parameters, whose step sizes are pairs."""
     return complex_network(job, lambda parameters: torch.optim.Rprop(parameters, 0.01))
+
+
+@recipe("science", "least squares in a step")
+def least_squares(job):
+    """torch.linalg.lstsq with each of its drivers: solutions, residuals, ranks and singular values."""
+    model = nn.Linear(4, 4)
+
+    def loss(model, x, y):
+        h = model(x)
+        plain = torch.linalg.lstsq(h, y).solution
+        by_qr = torch.linalg.lstsq(h, y, driver="gels")
+        _, residuals, rank, values = torch.linalg.lstsq(h, y, driver="gelsd")
+        weights = torch.linalg.lstsq(model.weight, y[0, :4]).solution
+        return (
+            plain.square().mean() + by_qr.residuals.mean() + (by_qr.solution * residuals[:, None]).mean()
+            + (rank * values.sum(-1)).mean() + weights.tanh().sum()
+        )  # fmt: skip
+
+    g = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(8, 6, 4, generator=g), torch.randn(8, 6, 2, generator=g)) for _ in range(3)]
+    return training(job, model, loss, batches, torch.optim.SGD(model.parameters(), 1e-3))
+
+
+@recipe("science", "covariances")
+def covariances(job):
+    """torch.cov and corrcoef of a batch's features, as in VICReg and CORAL."""
+    model = nn.Linear(5, 4)
+
+    def loss(model, x, y):
+        h = model(x)
+        return (torch.cov(h.T) - torch.cov(y.T, correction=0)).square().sum() + torch.corrcoef(h.T).sum()
+
+    return training(job, model, loss, pairs(5, 4))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.masked.keys import version
 from actorflow_compiler.masked.told import Told
@@ -115,7 +116,8 @@ class Masked(Tensor):
     def __len__(self) -> int:
         refuse(
             self, "len() asks for the number of", "it has to be a number at once",
-            instead=f"{self._chosen.told.named}.sum(), or x.shape[0], which is a tensor and divides as well",
+            instead=f"{self._chosen.told.named}.sum(), or x.shape[0], which is a tensor and divides as well"
+            + rewritten(traceback.extract_stack(sys._getframe(1))),
         )  # fmt: skip
 
     def __iter__(self) -> Any:

@@ -41,3 +41,17 @@ def margin_backward(call: OpCall) -> str | None:
         return None
     grad = "n" * len(call.ins[0].shape)
     return f"{grad}+,nC,n,_,_,C->nC" if call.op.startswith("aten.multi_margin") else f"{grad}+,nC,nC,_,nC->nC"
+
+
+def ctc(call: OpCall) -> str:
+    """``TnC,nS,n,n->n,nTA``: samples may be split, but those whose labels are one behind the other."""
+    n = "n" if len(call.ins[1].shape) == 2 else "N"
+    labels = "nS" if n == "n" else "S"
+    return f"T{n}C,{labels},{n},{n}->{n},{n}TA !{n}"
+
+
+def ctc_backward(call: OpCall) -> str:
+    """As ``ctc``, linear in the gradient."""
+    n = "n" if len(call.ins[2].shape) == 2 else "N"
+    labels = "nS" if n == "n" else "S"
+    return f"{n}+,T{n}C,{labels},{n},{n},{n},{n}TA->T{n}C !{n}"

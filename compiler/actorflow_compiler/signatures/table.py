@@ -328,6 +328,9 @@ _LINES: tuple[tuple[str, Line], ...] = (
     ("actorflow.pick", layers.pick),
     ("actorflow.pick_backward", layers.pick_backward),
     ("actorflow.amax_blocks", layers.amax_blocks),
+    ("actorflow.lstsq", ".MN,.MK->.NK,.,.L"),
+    ("actorflow.ctc", losses.ctc),
+    ("actorflow.ctc_backward", losses.ctc_backward),
     # ops of our own
     ("actorflow.accumulate actorflow.last actorflow.identity actorflow.constrain", ".+->."),
     ("actorflow.first", ".+,_->."),

@@ -1,0 +1,72 @@
+"""What a script changes of a model, its optimizer's state and its tensors' attributes between calls is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from scripts.between_calls import CASES, REFUSED, difference, train
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "between_calls.py"
+
+
+@pytest.fixture(autouse=True)
+def dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(("change", "kind"), CASES)
+def test_a_job_goes_on_with_what_the_script_has_put_there(change: str, kind: str) -> None:
+    assert difference(change, kind) < 1e-9
+
+
+@pytest.mark.parametrize(("change", "kind"), REFUSED)
+def test_an_optimizer_by_hand_does_not_begin_anew_in_the_middle(change: str, kind: str) -> None:
+    with pytest.raises(flow.StateError, match=r"the state of Momentum for .*weight was emptied"):
+        train(change, kind, job=True)
+
+
+def test_two_ranks_do_so_too() -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", "tensor", "pipeline", "zero")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == 3 * len(CASES)
+    assert run.stdout.count(": refused") == 3 * len(REFUSED)
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    layer = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    @flow.global_function
+    def step(x: Tensor) -> None:
+        layer(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(torch.ones(2, 4))
+    optimizer.state[layer.weight]["momentum_buffer"] = torch.zeros(2)
+    with pytest.raises(flow.StateError, match=r"momentum_buffer was replaced by torch.float64\[2\]"):
+        step(torch.ones(2, 4))
+
+
+def test_an_attribute_that_a_step_gives_a_tensor_is_refused() -> None:
+    layer: Any = nn.Linear(4, 3)
+
+    @flow.global_function
+    def step(x: Tensor) -> None:
+        layer.weight.count = getattr(layer.weight, "count", 0) + 1
+        (layer(x).square().mean() * layer.weight.count).backward()
+
+    with pytest.raises(flow.CaptureError, match=r"sets the attribute 'count' of layer\w*\.weight"):
+        step(torch.ones(2, 4))
