@@ -57,12 +57,12 @@ class Keys:
         return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 
-def fresh(state: State, stepped: set[str]) -> bool:
-    """Whether an optimizer's coming step is its first one and differs from those after it; ``stepped`` had theirs."""
+def fresh(state: State) -> bool:
+    """Whether an optimizer's coming step is its first one, or one without state, and differs from those after it."""
     return any(
         group.get("dampening") and group.get("momentum")
-        for name, optimizer in state.optimizers.items()
-        if name not in stepped and not optimizer.state
+        for optimizer in state.optimizers.values()
+        if not optimizer.state
         for group in optimizer.param_groups
     )
 

@@ -99,7 +99,6 @@ class Session:
         self.results: Results
         self._plans = 0
         self._kinds: tuple[str, ...] = ()  # of each rank's device; the first plan settles them
-        self._stepped: set[str] = set()  # optimizers that a plan has run
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self.capturing = False
@@ -136,7 +135,7 @@ class Session:
             if self.world == 1:
                 self._let_go()
             self.variables.refresh()
-        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
+        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state), self._misfit)
         compiled = find()
         if compiled is None and job.plans.aside and self._unpark(job, asked):
             compiled = find()
@@ -193,6 +192,7 @@ class Session:
         job.last = compiled
         for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
+        self.variables.states.stepped(self._gone.uses(compiled.number))
         if self.rank == 0 and job.type == "train":
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
@@ -232,7 +232,7 @@ class Session:
     def _order(self, job: JobLike, asked: Asked, found: Found, fixed: dict[str, Any]) -> Order:
         state = found.state
         job.keys = Keys(state, REGISTRY)
-        train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
+        train, hints, first = job.type == "train", hints_of(state), fresh(state)
         later, explain = job in self.jobs, self.cluster.settings.explain
         return Order(
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
@@ -301,6 +301,7 @@ class Session:
         self._drop(*made.gone)
         self._adopt(made, state, number)
         self.variables.adopted()
+        self._resume(state, [variable.name for variable in made.plan.variables])
         used = {variable.name for variable in made.plan.variables}
         used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
@@ -315,9 +316,6 @@ class Session:
         worker.install(plan_number, plan)
         actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
-        if steps:
-            held = [v.name for v in made.plan.variables if v.kind == "optimizer"]
-            self._stepped.update(o for o in state.optimizers if any(name.startswith(f"{o}.") for name in held))
         reading = _reading(made.reading, actors)
         compiled = Compiled(
             spoken(asked.arguments, key),
@@ -449,10 +447,15 @@ class Session:
         job.keys = Keys(found.state, REGISTRY)
         for plan in taken:
             self._gone.unpark(plan.number)
-            for name in self._gone.uses(plan.number) & found.state.held.keys():
-                self.variables.resume(found.state.held[name])
-        self.variables.refresh()
+        self._resume(found.state, sorted(set().union(*(self._gone.uses(plan.number) for plan in taken))))
         return True
+
+    def _resume(self, state: State, names: Iterable[str]) -> None:
+        """A plan that is to be called reads these variables: take them over as the script has them now."""
+        for name in names:
+            if name in state.held:
+                self.variables.resume(state.held[name])
+        self.variables.refresh()
 
     def _let_go(self) -> None:
         """On one device: drop what nobody can come to any more, where no call needs it."""
