@@ -11,6 +11,7 @@ import contextlib
 import dis
 import random
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -203,10 +204,11 @@ class Run:
             self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
         was: list[Tensor] = []
         alike = key in old and _described(old[key], was) == shape
-        for index, tensor in enumerate(tensors):
-            if not alike or tensor is not was[index]:
-                self._check(where, tensor)
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
+        fit = fit and self._alone(old[key])
+        for index, tensor in enumerate(tensors):
+            if not alike or (tensor is not was[index] and not (fit and _moves(tensor, was, tensors))):
+                self._check(where, tensor)
         if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
             for a, b in zip(was, tensors, strict=True):
                 if any(a is held and b is new for held, new in writes):  # two holders of one thing: a class, say
@@ -250,6 +252,13 @@ class Run:
             and old.shape == new.shape
             and old.dtype == new.dtype
         )
+
+    def _alone(self, value: Any) -> bool:
+        """Whether nothing else that was found holds a container that is replaced, or one in it."""
+        if not isinstance(value, list | dict | deque):
+            return not isinstance(value, tuple) or all(map(self._alone, value))
+        holders = sum(v is value for values in self._values for v in values.values())
+        return holders == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
 
     def _check(self, where: str, tensor: Tensor) -> None:
         """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
@@ -307,6 +316,12 @@ def _numbered(shape: tree.Shape, numbers: Sequence[int]) -> tree.Shape:
             k: numbers[v] if k == "tensor" else v if k in plain else _numbered(v, numbers) for k, v in shape.items()
         }
     return shape
+
+
+def _moves(tensor: Tensor, was: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    """Whether a tensor of a container has another place in the one that takes its place, and none but that."""
+    before, after = ([i for i, t in enumerate(tensors) if t is tensor] for tensors in (was, now))
+    return len(before) == len(after) == 1 and before != after
 
 
 def _shared(one: Tensor, other: Tensor) -> bool:

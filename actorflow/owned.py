@@ -27,12 +27,18 @@ _SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_g
 _CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")} | {
     "__setitem__", "__idiv__",
 }  # fmt: skip
+_DATA: Any = Tensor.data  # a descriptor
+_NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
 class Owner(Protocol):
     """Who holds the values."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a step is captured now, in which values are not to be had."""
 
     def read(self, name: str) -> Tensor:
         """A copy of the whole value as the last call that was issued leaves it."""
@@ -55,9 +61,9 @@ class Owned(Tensor):
     """Stands in the script where the tensor was.
 
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
-    ``state_dict`` uses), copying and pickling read the value (see ``Detached``); ``copy_`` (which
-    ``load_state_dict`` uses) writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a
-    GradScaler's methods work.
+    ``state_dict`` uses), ``data``, copying and pickling read the value (see ``Detached``); ``copy_`` (which
+    ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
+    read it, and those in place write what they make of it.
     Everything else raises StateError.
     """
 
@@ -111,11 +117,14 @@ class Owned(Tensor):
             if func == Tensor.copy_:
                 owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
-            if func == Tensor.item and not owned.is_parameter:  # a loss scale, a count of steps
-                return owner.read(name).item()
-            if func == Tensor.fill_ and not owned.is_parameter:
-                owner.write(name, torch.full((), args[1] if len(args) > 1 else kwargs["value"], dtype=owned.dtype))
-                return owned
+            if func == torch._has_compatible_shallow_copy_type:  # asked by ``model.to``, of what it has made of it
+                owned._converted(args[1])
+                return True
+            if func == _DATA.__get__ and not owner.capturing:
+                return Detached.of(owner.read(name), owned)
+            if func == _DATA.__set__ and not owner.capturing:
+                owned._assign(args[1])
+                return None
             if func == Tensor.__deepcopy__:
                 return owned._deepcopy(args[1])
             if func in _REDUCE:
@@ -123,15 +132,35 @@ class Owned(Tensor):
             if func == Tensor.__repr__ or func == Tensor.__format__:
                 kind = "parameter" if owned.is_parameter else "tensor"
                 return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
-        raise StateError(
-            f"{_spoken(func)} on {name} (shape {tuple(owned.shape)}): its value belongs to the plan since the first "
-            f'call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict"); '
-            f"state_dict() and load_state_dict() work anywhere, and .detach() gives a copy"
-        )
+        if not owner.capturing and _has_no_graph(func, (args, kwargs)):
+            return _on_values(func, args, kwargs)
+        raise owned._refused(func)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return cls.__torch_function__(func, types, args, kwargs)
+        raise _first_owned((args, kwargs or {}))._refused(func)
+
+    def _refused(self, func: Any) -> StateError:
+        return StateError(
+            f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
+            f'the first call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict")'
+            f", or under torch.no_grad(), where it is read and changed; state_dict() and load_state_dict() work anywhere"
+        )
+
+    def _assign(self, data: Tensor) -> None:
+        """``p.data = data``: as a copy."""
+        self._converted(data)
+        if data is not self:
+            self._owner.write(self.name_in_plan, real(data))
+
+    def _converted(self, data: Tensor) -> None:
+        """Raise StateError for what cannot take its place."""
+        if data.shape != self.shape or data.dtype != self.dtype:
+            raise StateError(
+                f"{self.name_in_plan}, {self.dtype}{list(self.shape)}, would become {data.dtype}{list(data.shape)}: "
+                f"after its first call a job works with the same parameters, of the same shape and dtype; expected: "
+                f"convert the model before, or a copy of it (copy.deepcopy(model).half())"
+            )
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -235,6 +264,47 @@ class Detached(Tensor):
         if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all):
             return tensor
         return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
+
+
+def _has_no_graph(func: Any, tree: Any) -> bool:
+    """Whether PyTorch would make no graph of what a function does with stand-ins."""
+    if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
+        return True
+    if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
+        return True
+    return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
+
+
+def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with values in place of stand-ins; what it changes of them is written."""
+    copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
+
+    def value(owned: Owned) -> Tensor:
+        if id(owned) not in copies:
+            with torch.inference_mode(False):  # a tensor that counts its changes
+                copy = owned._owner.read(owned.name_in_plan)
+            # kernels of norms change running statistics, and count no version
+            copies[id(owned)] = owned, copy, copy._version, None if owned.is_parameter else copy.clone()
+        return copies[id(owned)][1]
+
+    def back(tensor: Tensor) -> Tensor:
+        for owned, copy, _, _ in copies.values():
+            if tensor is copy:
+                return owned
+            if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
+                return Detached.of(tensor, owned, copy)
+        return tensor
+
+    plain_args, plain_kwargs = pytree.tree_map_only(Owned, value, (args, kwargs))
+    found = func(*plain_args, **plain_kwargs)
+    for owned, copy, version, before in copies.values():
+        if copy._version != version or (before is not None and not torch.equal(copy, before)):
+            owned._owner.write(owned.name_in_plan, copy)
+    return pytree.tree_map_only(Tensor, back, found)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout == torch.strided
 
 
 def _saves(frame: Any) -> bool:

@@ -358,7 +358,7 @@ class Session:
         self.results = Results(self.cluster, device)
         self.variables = Variables(
             self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._gates.begun,
-            self._together, self._gates.moved,
+            self._together, self._gates.moved, lambda: self.capturing,
         )  # fmt: skip
         self.worker = worker
         self._gates.moved()

@@ -81,7 +81,8 @@ class Variables:
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
     call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
-    every rank has come to the same thing; ``moved`` is called after each write and offer.
+    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether a step
+    is captured now.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Variables:
         progress: Callable[[], int],
         together: Callable[[str], None],
         moved: Callable[[], None],
+        capturing: Callable[[], bool],
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
@@ -102,6 +104,7 @@ class Variables:
         self.values = Values(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
+        self._capturing = capturing
         self._owned: dict[str, weakref.ref[Owned]] = {}
         self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
         self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
@@ -375,6 +378,11 @@ class Variables:
         )
 
     # -- reading and writing -----------------------------------------------------------------------
+
+    @property
+    def capturing(self) -> bool:
+        """See ``Owner``."""
+        return self._capturing()
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""
