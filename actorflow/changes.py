@@ -12,7 +12,7 @@ import dis
 import random
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ from actorflow_compiler.expressions import Known, Source, number_of
 from actorflow_compiler.numbers import Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "place_key"]
+__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "often", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
@@ -82,6 +82,11 @@ def carry_out(
         one.put(change.key, value)
 
 
+def often(values: Collection[str], now: str) -> bool:
+    """Whether plans have left so many values at a place that another one is taken to be new in every call."""
+    return len(values) >= OFTEN and now not in values
+
+
 class Counting(BaseException):  # no error: nobody is to catch it on its way
     """A step changes numbers that it reads: it is to run again with these as its own."""
 
@@ -93,12 +98,12 @@ class Counting(BaseException):  # no error: nobody is to catch it on its way
 class Run:
     """Sees what one run of a step changes; used as a context, after which the script is as it was before.
 
-    ``before`` counts, for each place, the plans that change it already.  With ``numbers`` those of ``own`` places are
-    computed with by stand-ins, so that a call leaves there what it computes.
+    ``before`` has, for each place, the values that plans leave there already.  With ``numbers`` those of ``own`` places
+    are computed with by stand-ins, so that a call leaves there what it computes.
     """
 
     def __init__(
-        self, name: str, found: Found, before: Mapping[str, int], numbers: Numbers | None = None,
+        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: Numbers | None = None,
         own: Sequence[Source] = (),
     ) -> None:  # fmt: skip
         self._name, self._looked, self._state = name, found.looked, found.state
@@ -224,7 +229,7 @@ class Run:
             self._counting.append(self._place(at, key, where))
             return None
         baked = not own or self._numbers is None or self._numbers.settled(old[key].expression)
-        if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
+        if read and not tensors and baked and often(self._counts.get(where, ()), repr(shape)):
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         numbers = [self._result(tensor, results) for tensor in tensors]
         return Change(at, key, where, _numbered(shape, numbers), read, not tensors and baked)
@@ -257,8 +262,9 @@ class Run:
         """Whether nothing else that was found holds a container that is replaced, or one in it."""
         if not isinstance(value, list | dict | deque):
             return not isinstance(value, tuple) or all(map(self._alone, value))
-        holders = sum(v is value for values in self._values for v in values.values())
-        return holders == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
+        pairs = zip(self._looked, self._values, strict=True)
+        holders = {(id(one.holder), key) for one, values in pairs for key, v in values.items() if v is value}
+        return len(holders) == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
 
     def _check(self, where: str, tensor: Tensor) -> None:
         """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""

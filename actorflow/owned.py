@@ -138,13 +138,17 @@ class Owned(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func == torch.ops.aten.set_.source_Tensor and isinstance(args[0], Owned) and not args[0]._owner.capturing:
+            args[0]._assign(args[1])  # as where a parametrization is taken off
+            return args[0]
         raise _first_owned((args, kwargs or {}))._refused(func)
 
     def _refused(self, func: Any) -> StateError:
         return StateError(
             f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
-            f'the first call of a job; expected: use it in a job, for example one of @flow.global_function(type="predict")'
-            f", or under torch.no_grad(), where it is read and changed; state_dict() and load_state_dict() work anywhere"
+            f"the first call of a job; expected: use it in a job, for example one of "
+            f'@flow.global_function(type="predict"), or under torch.no_grad(), where it is read and changed; '
+            f"state_dict() and load_state_dict() work anywhere"
         )
 
     def _assign(self, data: Tensor) -> None:

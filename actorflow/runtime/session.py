@@ -172,6 +172,7 @@ class Session:
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
         assert worker is not None
+        self.variables.states.check(self._gone.uses(compiled.number))
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
             spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves

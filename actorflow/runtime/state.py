@@ -81,8 +81,8 @@ class Variables:
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
     call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
-    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether a step
-    is captured now.
+    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether
+    a step is captured now.
     """
 
     def __init__(

@@ -74,6 +74,7 @@ class States:
         self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Held]] = weakref.WeakKeyDictionary()
         self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
         self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
+        self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
 
     def hold(self, name: str, slot: Slot, owned: Owned) -> None:
         """Put a stand-in for a variable of this name into an optimizer's state."""
@@ -93,6 +94,7 @@ class States:
             for name in gone:
                 del known[name]
                 self._cleared.discard(name)
+                self._partly.discard(name)
             if gone:
                 self._whole.pop(optimizer, None)
 
@@ -102,6 +104,15 @@ class States:
             whole = self._whole.get(optimizer)
             if whole is None or not whole.is_there(optimizer.state):
                 self._take(optimizer, again=False)
+
+    def check(self, used: Collection[str]) -> None:
+        """Raise StateError where a plan with these variables would not step as the optimizer does."""
+        for name in self._partly.intersection(used):
+            raise StateError(
+                f"{name} was taken out of the optimizer's state, and not what it keeps of other parameters: with "
+                f"dampening, the first step of a parameter is another one; expected: clear all of it "
+                f"(optimizer.state.clear())"
+            )
 
     def stepped(self, used: Collection[str]) -> None:
         """A call of a plan with these variables was issued: what its optimizers had lost, they have made anew."""
@@ -143,12 +154,9 @@ class States:
                 self._write(name, real(found) if isinstance(found, Tensor) else torch.tensor(found))
                 values[one.key] = one.owned
             slots.append((values, one.key, one.owned))
-        if missing and slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
-            raise StateError(
-                f"{missing[0][0]} was taken out of the optimizer's state, and not what it keeps of other parameters: "
-                f"with dampening, the first step of a parameter is another one; expected: clear all of it "
-                f"(optimizer.state.clear())"
-            )
+        self._partly -= {name for name, _, _ in known}
+        if slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
+            self._partly.update(name for name, _ in missing)
         for name, slot in missing:
             if (again or name not in self._cleared) and is_torchs(optimizer):
                 value = self._created(slot).get(slot.key)
