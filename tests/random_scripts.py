@@ -19,6 +19,7 @@ import ast
 import contextlib
 import functools
 import gc
+import inspect
 import json
 import linecache
 import math
@@ -634,7 +635,9 @@ def as_jobs(given: Mapping[str, Any], function: Callable[..., Any] | None = None
     """What they are decorated with where they are."""
     if function is None:
         return functools.partial(as_jobs, given, **options)
-    more = {} if options.get("type") == "predict" else given
+    more = {} if options.get("type") == "predict" else dict(given)
+    if not {*inspect.signature(function).parameters} - {"self"}:  # no batch
+        more.pop("micro_batches", None)
     return flow.global_function(**{**more, **options})(function)
 
 

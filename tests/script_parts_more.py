@@ -433,15 +433,19 @@ always:
         )
 post: average%n.model.update_parameters(model)
 
-# an exception that the script catches (may be refused)
+# an exception that the step catches
 top:
     class Stop%n(Exception):
         pass
 make: $stop = False
 loss:
-    if $stop:
-        raise Stop%n
-between: $stop = i == 2
+    try:
+        if $stop:
+            raise Stop%n
+        loss = loss * 2
+    except Stop%n:
+        loss = loss * 0.5
+between: $stop = not $stop
 
 # two layers that change places behind the model's back
 between: model.first.weight.data, model.first.bias.data = model.first.weight.data * 0.5, model.first.bias.data + 0.1
