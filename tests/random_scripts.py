@@ -454,7 +454,9 @@ def draw(seed: int, keep: Sequence[int] | None = None) -> Drawn:
 
 # ---- everything that a script can reach
 
-SKIPPED = ("watch", "ready", "job", "trainer_job", "returned", "was", "x", "y", "rows", "data", "i", "helpers_file")
+SKIPPED = (
+    "watch", "ready", "job", "trainer_job", "returned", "was", "x", "y", "values", "rows", "data", "i", "helpers_file",
+)  # fmt: skip
 INTERNAL = (frozenset(vars(nn.Module())) - {"training"}) | {"_flat_weight_refs", "_flat_weights"}
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.Size, slice, range)
 LOST = "is not to be had"

@@ -45,7 +45,7 @@ from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
 from actorflow.runtime.gone import Gone
 from actorflow.runtime.gradients import made_by_script, standing_before
-from actorflow.runtime.keys import Keys, fresh, spoken
+from actorflow.runtime.keys import Keys, fresh, refuse_mixed, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.numbers import Reading, fused, known_to, write
@@ -292,6 +292,7 @@ class Session:
         finally:
             self.capturing = False
         refuse_shared(job, made, state, self.variables if self.worker is not None else None)
+        refuse_mixed(state, {variable.name for variable in made.plan.variables})
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
