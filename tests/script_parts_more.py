@@ -151,7 +151,7 @@ top: snapshots%n = []
 between:
     if snapshots%n:
         model.load_state_dict(snapshots%n[0][0])
-        optimizer.load_state_dict(snapshots%n[0][1])
+        optimizer.load_state_dict(copy.deepcopy(snapshots%n[0][1]))
 after: snapshots%n.append((copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())))
 
 # a state that is loaded without a part
@@ -165,7 +165,7 @@ between:
     file%n.seek(0)
     loaded%n = torch.load(file%n)
     model.load_state_dict(loaded%n["model"])
-    optimizer.load_state_dict(loaded%n["optimizer"])
+    optimizer.load_state_dict(copy.deepcopy(loaded%n["optimizer"]))
 
 # a copy of the model
 top: copies%n = []
