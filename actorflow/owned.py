@@ -29,6 +29,7 @@ _CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv",
 }  # fmt: skip
 _DATA: Any = Tensor.data  # a descriptor
 _NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
+_AS = {Tensor.view_as, Tensor.reshape_as, Tensor.expand_as, Tensor.type_as}  # of which the second one has no graph
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
@@ -275,6 +276,8 @@ def _has_no_graph(func: Any, tree: Any) -> bool:
     if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
         return True
     if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
+        return True
+    if func in _AS and not isinstance(tree[0][0], Owned):
         return True
     return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
 

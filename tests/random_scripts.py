@@ -474,7 +474,8 @@ class _Walk:
         """Write down a value and all that it holds."""
         if isinstance(value, flow.Job):
             value = value.function
-        value = getattr(value, "of_watch", value)
+        if isinstance(value, types.FunctionType):
+            value = getattr(value, "of_watch", value)
         if isinstance(value, float | np.floating):
             self.found[path] = torch.tensor(float(value))
             return

@@ -207,6 +207,7 @@ def test_what_is_read_under_no_grad_is_a_plain_value(model: Any, mode: Any):
 def test_initialisations_and_data_need_no_no_grad(model: Any):
     nn.init.constant_(model[0].weight, 0.25)
     model[0].bias.data.fill_(0.5)
+    assert torch.arange(6.0).view_as(model[0].weight).shape == (3, 2)
     assert (values.now["Linear.weight"] == 0.25).all()
     assert (values.now["Linear.bias"] == 0.5).all()
 
