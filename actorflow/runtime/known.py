@@ -139,12 +139,16 @@ class Known(Generic[P]):
         return len(self._aside)
 
     def changed(self) -> dict[str, set[str]]:
-        """Where plans change a value that they can read, or depend on a number of a tensor → the values."""
+        """Where plans change a value that they can read, or depend on a number of a tensor → the values.
+
+        What is computed of numbers is taken to be another value in each plan.
+        """
         values: dict[str, set[str]] = {}
-        for plan in self._all:
+        for number, plan in enumerate(self._all):
             for change in plan.changes:
                 if change.read and change.plain:
-                    values.setdefault(change.where, set()).add(repr(change.value))
+                    said = repr(change.value)
+                    values.setdefault(change.where, set()).add(f"{said} {number}" if "'number'" in said else said)
             for asked in plan.decisions.numbers:
                 values.setdefault(asked.where, set()).add(repr(asked.found))
         return values
