@@ -11,8 +11,8 @@ import contextlib
 import dis
 import random
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -34,7 +34,7 @@ from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "counted", "place_key"]
+__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "counted", "often", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
@@ -83,6 +83,11 @@ def carry_out(
         one.put(change.key, value)
 
 
+def often(values: Collection[str], now: str) -> bool:
+    """Whether plans have left so many values at a place that another one is taken to be new in every call."""
+    return len(values) >= OFTEN and now not in values
+
+
 class Counting(BaseException):  # no error: nobody is to catch it on its way
     """A step changes numbers that it reads: it is to run again with these as its own."""
 
@@ -94,12 +99,12 @@ class Counting(BaseException):  # no error: nobody is to catch it on its way
 class Run:
     """Sees what one run of a step changes; used as a context, after which the script is as it was before.
 
-    ``before`` counts, for each place, the plans that change it already.  With ``numbers`` those of ``own`` places are
-    computed with by stand-ins, so that a call leaves there what it computes.
+    ``before`` has, for each place, the values that plans leave there already.  With ``numbers`` those of ``own`` places
+    are computed with by stand-ins, so that a call leaves there what it computes.
     """
 
     def __init__(
-        self, name: str, found: Found, before: Mapping[str, int], numbers: Numbers | None = None,
+        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: Numbers | None = None,
         own: Sequence[Source] = (),
     ) -> None:  # fmt: skip
         self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
@@ -223,10 +228,11 @@ class Run:
             self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
         was: list[Tensor] = []
         alike = key in old and _described(old[key], was) == shape
-        for index, tensor in enumerate(tensors):
-            if not alike or tensor is not was[index]:
-                self._check(where, tensor)
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
+        fit = fit and self._alone(old[key])
+        for index, tensor in enumerate(tensors):
+            if not alike or (tensor is not was[index] and not (fit and _moves(tensor, was, tensors))):
+                self._check(where, tensor)
         if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
             for a, b in zip(was, tensors, strict=True):
                 if any(a is held and b is new for held, new in writes):  # two holders of one thing: a class, say
@@ -245,7 +251,7 @@ class Run:
             return None
         sources = [number.expression for number in mine if isinstance(number.expression, Source)]
         baked = not own or self._numbers is None or any(map(self._numbers.settled, sources))
-        if read and not tensors and baked and self._counts.get(where, 0) >= OFTEN:
+        if read and not tensors and baked and often(self._counts.get(where, ()), repr(shape)):
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         numbers = [self._result(tensor, results) for tensor in tensors]
         return Change(at, key, where, _numbered(shape, numbers), read, not tensors and baked)
@@ -273,6 +279,14 @@ class Run:
             and old.shape == new.shape
             and old.dtype == new.dtype
         )
+
+    def _alone(self, value: Any) -> bool:
+        """Whether nothing else that was found holds a container that is replaced, or one in it."""
+        if not isinstance(value, list | dict | deque):
+            return not isinstance(value, tuple) or all(map(self._alone, value))
+        pairs = zip(self._looked, self._values, strict=True)
+        holders = {(id(one.holder), key) for one, values in pairs for key, v in values.items() if v is value}
+        return len(holders) == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
 
     def _check(self, where: str, tensor: Tensor) -> None:
         """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
@@ -358,6 +372,12 @@ def _numbered(shape: tree.Shape, numbers: Sequence[int]) -> tree.Shape:
             k: numbers[v] if k == "tensor" else v if k in plain else _numbered(v, numbers) for k, v in shape.items()
         }
     return shape
+
+
+def _moves(tensor: Tensor, was: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    """Whether a tensor of a container has another place in the one that takes its place, and none but that."""
+    before, after = ([i for i, t in enumerate(tensors) if t is tensor] for tensors in (was, now))
+    return len(before) == len(after) == 1 and before != after
 
 
 def _shared(one: Tensor, other: Tensor) -> bool:

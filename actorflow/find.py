@@ -616,7 +616,8 @@ class _Search:
             if name in base.__dict__:
                 found = base.__dict__[name]
                 described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, say
-                if not described and not name.startswith("__"):
+                own = is_user_class(type(found))  # type: ignore[arg-type]  # a descriptor of the user's, whose methods give what is read
+                if (own or not described) and not name.startswith("__"):
                     with self.within(root):
                         self.value(f"{base.__name__}.{name}", found, OfType(base, name))
                 if isinstance(found, METHODS) or _has(found, "__wrapped__"):

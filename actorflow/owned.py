@@ -29,20 +29,19 @@ _LIKE = {  # need no values; optimizers use them, and what makes a hidden state
     torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like, torch.rand_like, torch.randn_like,
     Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros,
 }  # fmt: skip
+_NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
 _ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
-_SHARES = {Tensor.detach, Tensor.detach_, Tensor.data.__get__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_ADDRESSES = {  # that are of a copy here, or give it to somebody who may write it
-    "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
-    "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
-}  # fmt: skip
-_BESIDE = ("batch_norm", "instance_norm", "moving_avg", "fake_quant")  # of what writes its other operands
+_SHARES = {Tensor.detach, Tensor.detach_, _DATA.__get__, Tensor.requires_grad_}
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
-_APPLY = nn.Module._apply.__code__  # of a module that is moved, or gets another dtype
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
 class Owner(Protocol):
     """Who holds the values."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a step is captured now, in which values are not to be had."""
 
     def read(self, name: str) -> Tensor:
         """A copy of the whole value as the last call that was issued leaves it."""
@@ -53,6 +52,8 @@ class Owner(Protocol):
 
 class Past:
     """The owner of what plans have left to the script: a value that changes no more."""
+
+    capturing = False
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -80,10 +81,9 @@ class Owned(Tensor):
     """Stands in the script where the tensor was.
 
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
-    ``state_dict`` uses), copying and pickling read the value (see ``Detached``); ``copy_`` (which
-    ``load_state_dict`` uses) writes it.  Of what is no parameter, ``item`` reads and ``fill_`` writes: so a
-    GradScaler's methods work.  Where no gradient would go through it (``.data``, ``torch.no_grad()``, ``nn.init``),
-    functions that are no layers read the value, and write it where they are in place.
+    ``state_dict`` uses), ``data``, copying and pickling read the value (see ``Detached``); ``copy_`` (which
+    ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
+    read it, and those in place write what they make of it.
     Everything else raises StateError.
     """
 
@@ -143,20 +143,17 @@ class Owned(Tensor):
             if func == Tensor.detach:
                 value = owner.read(name)
                 return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
-            if func == SHARES_SHAPE:  # of a module that is moved where it is
-                return args[0] is args[1]
-            if func == _DATA.__get__:
-                return Detached.of(owner.read(name), owned)
-            if func == _DATA.__set__:
-                return owned._set_data(args[1])
             if func == Tensor.copy_:
                 owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
-            if func == Tensor.item and not owned.is_parameter:  # a loss scale, a count of steps
-                return owner.read(name).item()
-            if func == Tensor.fill_ and not owned.is_parameter:
-                owner.write(name, torch.full((), args[1] if len(args) > 1 else kwargs["value"], dtype=owned.dtype))
-                return owned
+            if func == SHARES_SHAPE:  # asked by ``model.to``, of what it has made of it
+                owned._converted(args[1])
+                return True
+            if func == _DATA.__get__ and not owner.capturing:
+                return Detached.of(owner.read(name), owned)
+            if func == _DATA.__set__ and not owner.capturing:
+                owned._assign(args[1])
+                return None
             if func == Tensor.__deepcopy__:
                 return owned._deepcopy(args[1])
             if func in _REDUCE:
@@ -167,33 +164,40 @@ class Owned(Tensor):
         if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], Owned):
             like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
             return func(args[0], like, *args[2:], **kwargs)
-        if _goes_by_values(func, args, kwargs):
-            return _by_values(func, args, kwargs)
-        raise owned._refusal(func)
+        if not owner.capturing and _has_no_graph(func, (args, kwargs)):
+            return _on_values(func, args, kwargs)
+        raise owned._refused(func)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return cls.__torch_function__(func, types, args, kwargs)
+        if func == torch.ops.aten.set_.source_Tensor and isinstance(args[0], Owned) and not args[0]._owner.capturing:
+            args[0]._assign(args[1])  # as where a parametrization is taken off
+            return args[0]
+        raise _first_owned((args, kwargs or {}))._refused(func)
 
-    def _refusal(self, func: Any) -> StateError:
+    def _refused(self, func: Any) -> StateError:
         return StateError(
             f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
             f"the first call of a job; expected: use it in a job, for example one of "
-            f'@flow.global_function(type="predict"); under torch.no_grad() it is read and changed between calls, '
-            f"state_dict() and load_state_dict() work anywhere, and .detach() gives a copy"
+            f'@flow.global_function(type="predict"), or under torch.no_grad(), where it is read and changed; '
+            f"state_dict() and load_state_dict() work anywhere"
         )
 
-    def _set_data(self, value: Tensor) -> None:
-        """``p.data = value``: the variable gets the values, and memory of its own."""
-        if value is self:
-            return
-        if value.shape != self.shape or value.dtype != self.dtype or value.device.type != self.device.type:
-            found, wanted = (f"{t.dtype}{list(t.shape)} on {t.device.type}" for t in (value, self))
+    def _assign(self, data: Tensor) -> None:
+        """``p.data = data``: as a copy."""
+        self._converted(data)
+        if data is not self:
+            self._owner.write(self.name_in_plan, real(data))
+
+    def _converted(self, data: Tensor) -> None:
+        """Raise StateError for what cannot take its place."""
+        if data.shape != self.shape or data.dtype != self.dtype or data.device.type != self.device.type:
+            now, then = (f"{t.dtype}{list(t.shape)} on {t.device.type}" for t in (self, data))
             raise StateError(
-                f"{self.name_in_plan}.data was set to {found}; {wanted} was expected: after its first call a job works "
-                f"with variables of the same shape and dtype; make a new model and a new job"
+                f"{self.name_in_plan}, {now}, would become {then}: "
+                f"after its first call a job works with the same parameters, of the same shape and dtype; expected: "
+                f"convert the model before, or a copy of it (copy.deepcopy(model).half())"
             )
-        self._owner.write(self.name_in_plan, real(value))
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -302,35 +306,45 @@ class Detached(Tensor):
         return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
 
 
-def _goes_by_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a function needs no more than values: it is no layer, and no gradient would go through it."""
-    name = str(getattr(func, "__name__", func))
-    if name in _ADDRESSES or hasattr(nn.functional, name) or any(part in name for part in _BESIDE):
-        return False
-    if not torch.is_grad_enabled() or getattr(func, "__module__", "") == "torch.nn.init":
+def _has_no_graph(func: Any, tree: Any) -> bool:
+    """Whether PyTorch would make no graph of what a function does with stand-ins."""
+    if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
         return True
-    return not any(one.requires_grad for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Owned))
+    if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
+        return True
+    return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
 
 
-def _by_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a function gives for the values of stand-ins, which it changes where it is one in place."""
-    copies: dict[int, Detached] = {}
-    stands: dict[int, Owned] = {}
+def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with values in place of stand-ins; what it changes of them is written."""
+    copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
 
-    def copied(owned: Owned) -> Tensor:
-        if isinstance(owned, Gradient):
-            return owned
+    def value(owned: Owned) -> Tensor:
         if id(owned) not in copies:
-            copies[id(owned)] = Detached.of(owned._owner.read(owned.name_in_plan), owned)
-            stands[id(copies[id(owned)])] = owned
-        return copies[id(owned)]
+            with torch.inference_mode(False):  # a tensor that counts its changes
+                copy = owned._owner.read(owned.name_in_plan)
+            # kernels of norms change running statistics, and count no version
+            copies[id(owned)] = owned, copy, copy._version, None if owned.is_parameter else copy.clone()
+        return copies[id(owned)][1]
 
-    given = pytree.tree_map_only(Owned, copied, (args, kwargs))
-    found = func(*given[0], **given[1])
-    changed = pytree.tree_map(lambda one: stands.get(id(one), one), found)
-    if args and isinstance(args[0], Owned) and changed is not args[0] and sys._getframe(3).f_code is _APPLY:
-        raise args[0]._refusal(func)  # torch would put another parameter in its place, which no optimizer knows
-    return changed
+    def back(tensor: Tensor) -> Tensor:
+        for owned, copy, _, _ in copies.values():
+            if tensor is copy:
+                return owned
+            if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
+                return Detached.of(tensor, owned, copy)
+        return tensor
+
+    plain_args, plain_kwargs = pytree.tree_map_only(Owned, value, (args, kwargs))
+    found = func(*plain_args, **plain_kwargs)
+    for owned, copy, version, before in copies.values():
+        if copy._version != version or (before is not None and not torch.equal(copy, before)):
+            owned._owner.write(owned.name_in_plan, copy)
+    return pytree.tree_map_only(Tensor, back, found)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout == torch.strided
 
 
 def _saves(frame: Any) -> bool:

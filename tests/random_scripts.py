@@ -5,6 +5,9 @@
     python tests/random_scripts.py 0 --until 100  # all of them, with a line for each that is not the same
     actorflow run tests/random_scripts.py --devices 2 -- 0 --until 100 --layout "ZeRO 3"
 
+With ``--into FOLDER`` every rank writes a line before and a line after each script, and ends behind one that has
+failed: ``random_script_runs`` starts it again with the next one.
+
 A script is some parts of ``script_parts`` around one model; they change what the step can reach between calls and in
 it.  It is equal where each call returns, and leaves in everything that the script can reach, what it does eagerly.
 """
@@ -16,8 +19,11 @@ import ast
 import contextlib
 import functools
 import gc
+import inspect
+import json
 import linecache
 import math
+import os
 import random
 import re
 import signal
@@ -44,8 +50,12 @@ from actorflow_compiler.errors import ActorflowError
 from recipes.layouts import LAYOUTS
 from script_parts import PARTS, Part
 
+EACH = "each"
+SEVERAL = [name for name, layout in LAYOUTS.items() if layout.devices == 2]
 CALLS, WIDTH, CLASSES, BATCH = 5, 6, 3, 4
 BOUND, CHAOS, NOISE = 1e-9, 1e-8, 1e-11
+_OF_THE_STEP = re.compile(r"\b(loss|out)\b")  # what a step that only updates does not have
+WAITING = "(held)"  # parts that are left out until jobs do what they do
 PATIENCE = 60  # seconds that one script may take
 INSIDE = re.compile(  # what torch says to those who make it, and not to those who use it
     r"data-dependent expression|tlparse|TORCH_LOGS|INTERNAL ASSERT|fake_tensor|FakeTensor|StopIteration|proxy_tensor|"
@@ -107,6 +117,27 @@ class Shelf:
     pass
 
 
+def loss_of(returned):
+    # the first tensor of what a call returns
+    if isinstance(returned, torch.Tensor):
+        return returned
+    if isinstance(returned, Returned):
+        return returned.loss
+    return loss_of(next(iter(returned.values())) if isinstance(returned, dict) else returned[0])
+
+
+def halve_first(optimizer, args, kwargs):
+    with torch.no_grad():
+        optimizer.param_groups[0]["params"][0].mul_(0.5)
+
+
+def shrink_gradients(optimizer, args, kwargs):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+
 """
 HELPERS = """
 import torch
@@ -121,6 +152,14 @@ def scaled(t, by):
 def act(t):
     return torch.tanh(t)
 """
+
+OTHER = """
+loss = model(x).pow(2).mean()
+loss.backward()
+optimizer.step()
+optimizer.zero_grad()
+return loss
+""".lstrip()
 
 OPTIMIZERS = (
     "torch.optim.SGD({p}, lr=0.1)",
@@ -139,6 +178,13 @@ OPTIMIZERS = (
 RETURNS = (
     "loss", "loss, out.detach()", '{"loss": loss, "out": [out, None, 3]}', "loss.detach()", "Returned(loss, out)",
     'dict(metrics=dict(loss=loss), name="x")', "[loss, out.argmax(1)]",
+)  # fmt: skip
+KINDS = (
+    "read", "read", "read", "tensors", "within", "within", "layers", "layers", "steps", "steps", "arguments", "loops",
+    "loops",
+)  # fmt: skip
+FRAMES = (  # where the optimizer steps, and what else the loop calls
+    "plain", "plain", "plain", "plain", "plain", "outside", "split", "turns", "shorter",
 )  # fmt: skip
 FORWARD, STEP = ("forward", "block"), ("step", "helper")
 HOMES = {  # where variables live, by where they are used → as they are written there, in the step, and outside
@@ -177,6 +223,8 @@ class _Writer:
         self.evaluates = rng.random() < 0.25  # in a job that may change nothing
         self.pieces = rng.choice([1, 1, 1, 2])
         self.each = rng.random() < 0.6  # whether all state is looked at after each call
+        self.frame = random.Random(f"{seed} frame").choice(FRAMES)
+        self.apart = self.frame in ("outside", "split")  # the optimizer does not step where gradients are computed
         count = rng.choice([1, 2, 2, 3, 3, 4, 5])
         self.titles: list[str] = []
         self.top: list[str] = []
@@ -185,6 +233,8 @@ class _Writer:
         self.step: dict[str, list[str]] = {"loss": [], "grad": [], "post": []}
         self.made: list[str] = []  # behind the model
         self.between: list[str] = []
+        self.after: list[str] = []
+        self.arguments: list[tuple[str, str]] = []  # names and values of those that the step has besides
         self.globals: set[str] = set()
         self.refused = False
         for n in range(count):
@@ -192,18 +242,20 @@ class _Writer:
                 self._add(random.Random(f"{seed} part {n}"), n)
 
     def _add(self, rng: random.Random, n: int) -> None:
-        kind = rng.choice(["read", "read", "read", "tensors", "within", "within", "layers", "layers", "steps", "steps"])
+        kind = rng.choice(KINDS)
         part: Part = rng.choice(PARTS[kind])
         while (
             (part.refused and rng.random() < 0.7)
             or ("whole batches" in part.title and self.pieces > 1)
             or (self.evaluates and kind == "within")
-            or part.title.endswith("a buffer that the step replaces") * self.evaluates
+            or (self.evaluates and "(changes state)" in part.title)
+            or (self.apart and any(_OF_THE_STEP.search(part.sections.get(name, "")) for name in ("grad", "post")))
+            or WAITING in part.title
         ):
             kind = "read" if self.evaluates and kind == "within" else kind
             part = rng.choice(PARTS[kind])
         place = rng.choice(FORWARD if "init" in part.sections else [*FORWARD, *STEP])
-        if "use" not in part.sections:
+        if "use" not in part.sections or "arg" in part.sections:
             place = "step"
         homes = HOMES[place] + (("trainer",) if place == "step" and self.style == "method" else ())
         home = rng.choice(homes)
@@ -217,7 +269,8 @@ class _Writer:
         def filled(code: str, context: str) -> str:
             code = re.sub(r"\$(\w+)", lambda m: _written(home, context, place, f"{m[1]}{n}"), code)
             if context != "use":
-                code = re.sub(r"\bself\.(?=\w+%n)", "model." if place == "forward" else "model.block.", code)
+                path = "model" if place == "forward" else "model.block"
+                code = re.sub(r"\bself(?=\.\w+%n)|(?<=setattr\()self\b", path, code)
             for token, text in (("%n", str(n)), ("%f", str(low)), ("%v", new)):
                 code = code.replace(token, text)
             return code
@@ -243,9 +296,17 @@ class _Writer:
             elif section == "use":
                 self.use[place].append(filled(code, "use"))
             elif section in ("loss", "grad", "post"):
-                self.step[section].append(filled(code, "step"))
+                outside = self.frame == "outside" and section != "loss"
+                self.step[section].append(filled(code, "outside" if outside else "step"))
+            elif section == "arg":
+                self.arguments += [tuple(line.split(": ", 1)) for line in filled(code, "outside").splitlines()]
+            elif section == "after":
+                self.after.append(filled(code, "outside"))
             else:
                 when = rng.choice([f"if i == {rng.randint(1, 3)}:", f"if i in ({rng.randint(1, 3)}, 4):", "if i:"])
+                if section == "always":
+                    self.between.append(filled(code, "outside"))
+                    continue
                 when = "if i:" if section == "every" else when if "%v" in code else when.replace("if i:", "if i == 2:")
                 self.between.append(f"{when}\n{_in(filled(code, 'outside'))}")
 
@@ -276,26 +337,44 @@ class _Writer:
             methods = f"def __init__(self):\n{_in(init)}\n\ndef forward(self, h):\n{_in(self._declared(uses) + uses)}"
             parts.append(f"class {name}(nn.Module):\n{_in(methods)}\n")
         parts.append("model = Model()\n" + "".join(self.made) + self._optimizers() + "ready(model)\n")
-        body = self._body()
+        body, end = self._body(), self._end()
+        arguments = ", ".join(["x", "y", *(name for name, _ in self.arguments)])
+        given = ", ".join(["x", "y", *(f"{name}={value}" for name, value in self.arguments)])
         pieces = "job" if self.pieces == 1 else f"job(micro_batches={self.pieces})"
         if self.style == "method":
             init = "self.model, self.optimizer = model, optimizer\n" + "".join(self.init["trainer"])
             steps = "model, optimizer = self.model, self.optimizer\n" + body
-            method = f"@{pieces}\ndef step(self, x, y):\n{_in(self._declared(steps) + steps)}"
-            methods = f"def __init__(self):\n{_in(init)}\n\n{method}"
+            methods = f"def __init__(self):\n{_in(init)}\n\n"
+            methods += f"@{pieces}\ndef step(self, {arguments}):\n{_in(self._declared(steps) + steps)}"
+            if self.frame == "split":
+                steps = "model, optimizer = self.model, self.optimizer\n" + end
+                methods += f"\n@job\ndef update(self):\n{_in(self._declared(steps) + steps)}"
             parts.append(f"class Trainer:\n{_in(methods)}\n\ntrainer = Trainer()\n")
         else:
-            parts.append(f"@{pieces}\ndef step(x, y):\n{_in(self._declared(body) + body)}\n")
+            parts.append(f"@{pieces}\ndef step({arguments}):\n{_in(self._declared(body) + body)}\n")
+            if self.frame == "split":
+                parts.append(f"@job\ndef update():\n{_in(self._declared(end) + end)}\n")
+        if self.frame == "turns":
+            parts.append(f"@job\ndef other(x):\n{_in(OTHER)}\n")
         if self.evaluates:
             parts.append('@job(type="predict")\ndef evaluate(x):\n    return model(x)\n')
-        loop = "x = torch.randn(BATCH, WIDTH, generator=data)\ny = torch.randint(CLASSES, (BATCH,), generator=data)\n"
+        rows = "BATCH if i < CALLS - 1 else BATCH // 2" if self.frame == "shorter" else "BATCH"
+        loop = f"rows = {rows}\nx = torch.randn(rows, WIDTH, generator=data)\n"
+        loop += "y = torch.randint(CLASSES, (rows,), generator=data)\n"
         if self.zero == "accumulate":
             loop += "settings.last = i % 2 == 1\n"
         loop += "".join(self.between)
         if self.style == "method":
-            loop += "trainer.model, trainer.optimizer = model, optimizer\nreturned = trainer.step(x, y)\n"
+            loop += f"trainer.model, trainer.optimizer = model, optimizer\nreturned = trainer.step({given})\n"
         else:
-            loop += "returned = step(x, y)\n"
+            loop += f"returned = step({given})\n"
+        if self.frame == "outside":
+            loop += end
+        elif self.frame == "split":
+            loop += "trainer.update()\n" if self.style == "method" else "update()\n"
+        elif self.frame == "turns":
+            loop += "if i % 2:\n    other(x)\n"
+        loop += "".join(self.after)
         if self.evaluates:
             loop += "was = [m.training for m in model.modules()]\nmodel.eval()\n"
             loop += "if i % 2:\n    returned = returned, evaluate(x)\n"
@@ -326,6 +405,12 @@ class _Writer:
             code += "optimizer.zero_grad()\n" + ("second.zero_grad()\n" if self.kind == "two" else "")
         code += "out = model(h)\nloss = F.cross_entropy(out, y)\n" + "".join(self.step["loss"])
         code += "loss.backward()\n"
+        if not self.apart:
+            code += self._end()
+        return code + f"return {self.returned}\n"
+
+    def _end(self) -> str:
+        """What is done with gradients."""
         end = "".join(self.step["grad"])
         if self.kind == "hand":
             end += (
@@ -341,8 +426,7 @@ class _Writer:
         }[self.zero]  # fmt: skip
         if self.kind == "two" and self.zero in ("end", "zeros", "accumulate"):
             end += "second.zero_grad()\n"
-        code += f"if settings.last:\n{_in(end)}" if self.zero == "accumulate" else end
-        return code + f"return {self.returned}\n"
+        return f"if settings.last:\n{_in(end)}" if self.zero == "accumulate" else end
 
 
 def _in(code: str) -> str:
@@ -358,17 +442,21 @@ class Drawn:
     refused: bool  # whether a refusal is what the documentation says
     each: bool
     pieces: int
+    whole: bool  # whether batches may not be cut in pieces
 
 
 def draw(seed: int, keep: Sequence[int] | None = None) -> Drawn:
     """The script of a seed; ``keep``: with these parts only."""
     writer = _Writer(seed, keep)
-    return Drawn(writer.text(), tuple(writer.titles), writer.refused, writer.each, writer.pieces)
+    whole = any("whole batches" in title for title in writer.titles)
+    return Drawn(writer.text(), (*writer.titles, writer.frame), writer.refused, writer.each, writer.pieces, whole)
 
 
 # ---- everything that a script can reach
 
-SKIPPED = ("watch", "ready", "job", "trainer_job", "returned", "was", "x", "y", "data", "i", "helpers_file")
+SKIPPED = (
+    "watch", "ready", "job", "trainer_job", "returned", "was", "x", "y", "values", "rows", "data", "i", "helpers_file",
+)  # fmt: skip
 INTERNAL = (frozenset(vars(nn.Module())) - {"training"}) | {"_flat_weight_refs", "_flat_weights"}
 PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.Size, slice, range)
 LOST = "is not to be had"
@@ -386,7 +474,11 @@ class _Walk:
         """Write down a value and all that it holds."""
         if isinstance(value, flow.Job):
             value = value.function
-        value = getattr(value, "of_watch", value)
+        if isinstance(value, types.FunctionType):
+            value = getattr(value, "of_watch", value)
+        if isinstance(value, float | np.floating):
+            self.found[path] = torch.tensor(float(value))
+            return
         if value is None or isinstance(value, PLAIN):
             self.found[path] = repr(value)
             return
@@ -407,7 +499,8 @@ class _Walk:
                 except ActorflowError:
                     self.found[f"{path}.grad"] = LOST
         elif isinstance(value, np.ndarray):
-            self.found[path] = f"{value.dtype} {value.tolist()}"
+            numbers = value.dtype.kind in "biuf"
+            self.found[path] = torch.from_numpy(value.copy()) if numbers else f"{value.dtype} {value.tolist()}"
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizer(path, value)
         elif isinstance(value, weakref.WeakKeyDictionary):  # a cache of functools'
@@ -473,7 +566,8 @@ class _Walk:
             self.attributes(f"{path}.group{g}", {k: v for k, v in group.items() if k != "params"})
         for at, state in value.state_dict()["state"].items():
             for key, item in state.items():
-                self.put(f"{path}.state[{at}].{key}", item.double() if isinstance(item, Tensor) else item)
+                copied = item.detach().double().clone() if isinstance(item, Tensor) else repr(item)
+                self.found[f"{path}.state[{at}].{key}"] = copied
 
 
 class Ended(Exception):
@@ -544,7 +638,9 @@ def as_jobs(given: Mapping[str, Any], function: Callable[..., Any] | None = None
     """What they are decorated with where they are."""
     if function is None:
         return functools.partial(as_jobs, given, **options)
-    more = {} if options.get("type") == "predict" else given
+    more = {} if options.get("type") == "predict" else dict(given)
+    if not {*inspect.signature(function).parameters} - {"self"}:  # no batch
+        more.pop("micro_batches", None)
     return flow.global_function(**{**more, **options})(function)
 
 
@@ -620,9 +716,10 @@ def outcome(drawn: Drawn, layout: str = "one device") -> Outcome:
             return Outcome("skipped", "no finite values")
         found: list[dict[str, Any]] = []
         refused = ""
+        options = {k: v for k, v in chosen.options.items() if k != "micro_batches" or not drawn.whole}
         try:
             with _in_time():
-                run(drawn, folder, functools.partial(as_jobs, chosen.options), hint, taken=found)
+                run(drawn, folder, functools.partial(as_jobs, options), hint, taken=found)
         except ActorflowError as error:
             refused = f"{type(error).__name__}: {error}"
             frames = traceback.extract_tb(error.__traceback__)
@@ -672,19 +769,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("seed", type=int)
     parser.add_argument("--until", type=int, help="all seeds up to this one")
-    parser.add_argument("--layout", default="one device", choices=LAYOUTS)
+    parser.add_argument("--layout", default="one device", choices=[*LAYOUTS, EACH])
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--keep")
+    parser.add_argument("--into", type=Path, help="a folder in which every rank writes what becomes of each script")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.until is not None:
         counts: Counter[str] = Counter()
+        rank = flow.env.rank()
+        file = None if asked.into is None else (asked.into / f"rank {rank}").open("a", buffering=1)
         for seed in range(asked.seed, asked.until):
+            layout = SEVERAL[seed % len(SEVERAL)] if asked.layout == EACH else asked.layout
             drawn = draw(seed)
-            found = outcome(drawn, asked.layout)
+            line = {"seed": seed, "titles": drawn.titles, "layout": layout, "kind": "", "text": ""}
+            print(json.dumps(line), file=file) if file is not None else None
+            found = outcome(drawn, layout)
             kind = found.kind + (" as documented" if found.kind == "refused" and drawn.refused else "")
             counts[kind] += 1
-            if found.kind != "same" and flow.env.rank() == 0:
+            if file is not None:
+                print(json.dumps(line | {"kind": kind, "text": found.text}), file=file)
+                if found.kind in ("hung", "failed"):
+                    os._exit(1)  # what comes now would be told of by a session that is over
+            elif found.kind != "same" and rank == 0:
                 lines = found.text.strip().splitlines()
                 said = lines[-1] if found.kind == "failed" else " ".join(lines)[:600]
                 print(seed, kind, "|", ", ".join(drawn.titles), "|", said, flush=True)

@@ -4,8 +4,10 @@ A part is a title and sections of code.  ``use`` reads ``h``, of WIDTH features 
 it goes into a module's forward, a function or the step.  ``loss``, ``grad`` (behind ``backward``) and ``post``
 (behind the optimizer's step) go into the step; ``top`` before the model is made; ``init`` into the ``__init__`` of the
 module whose forward has ``use``, and ``make`` to wherever the part's variables live, which are written ``$name``.
-``between`` runs between two calls, once or before each, and ``every`` before each.  ``%n`` is the part's number, ``%f``
-some number, ``%v`` one that changes with ``i``, the number of the call.
+``between`` runs between two calls, once or before each, ``every`` before each but the first, ``always`` before each,
+and ``after`` behind each, where ``returned`` is what it returned.  ``arg`` is a line for each argument more:
+``name: value``, which may use ``i``.  ``%n`` is the part's number, ``%f`` some number, ``%v`` one that changes with
+``i``, the number of the call.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from script_parts_more import ARGUMENTS, LOOPS
+
 __all__ = ["PARTS", "Part"]
 
-SECTIONS = ("top", "make", "init", "use", "loss", "grad", "post", "between", "every")
+SECTIONS = ("top", "make", "init", "use", "loss", "grad", "post", "between", "every", "always", "after", "arg")
 
 
 @dataclass(frozen=True)
@@ -1794,7 +1798,7 @@ between: self.l%n.reset_running_stats()
 init: self.l%n = nn.LSTM(2, WIDTH, batch_first=True)
 use: h = h + self.l%n(h.view(-1, 3, 2))[0][:, -1]
 
-# a gru with hidden state
+# a gru with hidden state (changes state)
 init: self.l%n = nn.GRUCell(WIDTH, WIDTH)
 make: $s = torch.zeros(1, WIDTH)
 use:
@@ -1886,7 +1890,7 @@ init: self.register_buffer("b%n", torch.full((WIDTH,), 0.5))
 use: h = h * self.b%n
 between: self.b%n = torch.full((WIDTH,), %v)
 
-# a buffer that the step replaces
+# a buffer that the step replaces (changes state)
 init: self.register_buffer("b%n", torch.zeros(WIDTH))
 use:
     self.b%n = 0.9 * self.b%n + 0.1 * h.detach().mean(0)
@@ -1899,7 +1903,7 @@ use:
         self.b%n = torch.full((WIDTH,), 0.5)
     h = h * self.b%n
 
-# a buffer that is not kept
+# a buffer that is not kept (changes state)
 init: self.register_buffer("b%n", torch.zeros(WIDTH), persistent=False)
 use:
     with torch.no_grad():
@@ -2396,11 +2400,12 @@ post: $running += loss.detach()
 
 # the best weights
 make: $best = torch.full((), 1e9)
-top: best%n = {}
+top: weights%n = {}
 post:
     better = loss.detach() < $best
     $best = torch.where(better, loss.detach(), $best)
-    best%n["head"] = torch.where(better, model.head.weight.detach(), best%n.get("head", torch.zeros(CLASSES, WIDTH)))
+    old = weights%n.get("head", torch.zeros(CLASSES, WIDTH))
+    weights%n["head"] = torch.where(better, model.head.weight.detach(), old)
 
 # a teacher
 top: teacher%n = nn.Linear(WIDTH, CLASSES)
@@ -2493,7 +2498,8 @@ def _parts(text: str, kind: str) -> Iterator[Part]:
         yield Part(f"{kind}: {title}", "(may be refused)" in title, sections)
 
 
-PARTS = {
-    kind: tuple(_parts(text, kind))
-    for kind, text in (("read", READ), ("tensors", TENSORS), ("within", WITHIN), ("layers", LAYERS), ("steps", STEPS))
-}
+TEXTS = {
+    "read": READ, "tensors": TENSORS, "within": WITHIN, "layers": LAYERS, "steps": STEPS, "arguments": ARGUMENTS,
+    "loops": LOOPS,
+}  # fmt: skip
+PARTS = {kind: tuple(_parts(text, kind)) for kind, text in TEXTS.items()}

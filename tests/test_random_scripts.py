@@ -1,32 +1,28 @@
 """Random scripts, which change what a step can reach in random ways, do as jobs what they do in plain PyTorch.
 
-They run in a process of their own: what they change of torch and of Python is nobody else's.
+They run in processes of their own: what they change of torch and of Python is nobody else's.
 """
 
 from __future__ import annotations
 
-import ast
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections import Counter
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "random_scripts.py"
-FEW, MANY, AT_ONCE = 20, 1000, 25
-FINE = {"same", "refused", "refused as documented", "skipped"}
+from random_script_runs import FINE, SCRIPT, outcomes
+
+FEW, MANY, AT_ONCE = 20, 1000, 25  # on one device
+FEW_ON_TWO, MANY_ON_TWO = 12, 200  # each under one of the layouts
 
 
-def check(seeds: range) -> None:
+def check(seeds: range, devices: int = 1, layout: str = "one device") -> None:
     """All of them are as eagerly or refused with their line; of those that are not, say what they are."""
-    command = [sys.executable, str(SCRIPT), str(seeds.start), "--until", str(seeds.stop)]
-    env = os.environ | {"PYTHONPATH": str(SCRIPT.parent)}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    counts = ast.literal_eval(ran.stdout.splitlines()[-1])
-    assert counts.keys() <= FINE, f"run one alone: python {SCRIPT} SEED (--shrink leaves parts out)\n{ran.stdout}"
-    assert counts.get("same", 0) > len(seeds) // 3, ran.stdout
+    found = outcomes(seeds, devices, layout)
+    wrong = [str(one) for one in found if one.kind not in FINE]
+    assert not wrong, f"run one alone: python {SCRIPT} SEED (--shrink leaves parts out)\n" + "\n".join(wrong)
+    assert [one.seed for one in found] == [*seeds]
+    counts = Counter(one.kind for one in found)
+    assert counts["same"] > len(seeds) // 3, counts
 
 
 @pytest.mark.parametrize("first", range(0, FEW, 10))
@@ -34,8 +30,19 @@ def test_random_scripts_do_as_jobs_what_they_do_eagerly(first: int) -> None:
     check(range(first, first + 10))
 
 
+def test_they_do_so_on_two_devices() -> None:
+    check(range(FEW_ON_TWO), 2, "each")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, MANY, AT_ONCE))
 def test_many_random_scripts_do_as_jobs_what_they_do_eagerly(first: int) -> None:
     check(range(first, first + AT_ONCE))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, MANY_ON_TWO, AT_ONCE))
+def test_many_do_so_on_two_devices(first: int) -> None:
+    check(range(first, first + AT_ONCE), 2, "each")

@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import OFTEN, Change, Counting, Run, counted
+from actorflow.changes import OFTEN, Change, Counting, Run, counted, often
 from actorflow.find import Found
 from actorflow.owned import real
 from actorflow.runtime.agreement import Report, compare, differing, let_go
@@ -109,7 +109,7 @@ class Order:
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
     wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
     found: Found | None = None  # what holds the values that the function can reach
-    changed: Mapping[str, int] = field(default_factory=dict)  # where plans change a value → how many do
+    changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
     standing: Standing = NONE  # how gradients stand
     opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
     value: Callable[[Held], Tensor] | None = None  # gives what a tensor of the script has now
@@ -246,7 +246,7 @@ def _make_plan(
 
     def learn(gradients: Gradients, decisions: Decisions) -> None:
         for asked in decisions.numbers:
-            if order.changed.get(asked.where, 0) >= OFTEN:
+            if often(order.changed.get(asked.where, ()), repr(asked.found)):
                 raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
         learnt.append((gradients, decisions))
 

@@ -36,6 +36,10 @@ class Holder(Protocol):
     def layouts(self) -> Container[str]:
         """The names of all variables."""
 
+    @property
+    def capturing(self) -> bool:
+        """Whether a step is captured now."""
+
     def read(self, name: str) -> Tensor:
         """A copy of the whole value."""
 
@@ -53,6 +57,11 @@ class Kept:
         self._stand_ins: weakref.WeakValueDictionary[str, Gradient] = weakref.WeakValueDictionary()
         self._after: dict[tuple[Standing, Gradients], Standing] = {}
         self._fits: dict[tuple[Standing, Gradients], bool] = {}
+
+    @property
+    def capturing(self) -> bool:
+        """See ``Owner``."""
+        return self._holder.capturing
 
     # -- calls -------------------------------------------------------------------------------------
 

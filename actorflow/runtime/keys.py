@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from actorflow.arguments import Arguments
+from actorflow_compiler.errors import StateError
 from actorflow_compiler.expressions import has_numbers, number_of
 from actorflow_compiler.optimizers import READ
 from actorflow_compiler.stepping import is_fused, is_torchs
 from actorflow_compiler.torch_internals import scaler_settings
 from actorflow_compiler.variables import State
 
-__all__ = ["Keys", "fresh", "lines", "spoken"]
+__all__ = ["Keys", "fresh", "lines", "refuse_mixed", "spoken"]
+
+BUFFER = "momentum_buffer"
 
 
 class Keys:
@@ -56,14 +59,30 @@ class Keys:
         return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 
-def fresh(state: State, stepped: set[str]) -> bool:
-    """Whether an optimizer's coming step is its first one and differs from those after it; ``stepped`` had theirs."""
+def fresh(state: State) -> bool:
+    """Whether an optimizer's coming step is its first one, or one without state, and differs from those after it."""
     return any(
         group.get("dampening") and group.get("momentum")
-        for name, optimizer in state.optimizers.items()
-        if name not in stepped and not optimizer.state
+        for optimizer in state.optimizers.values()
+        if not optimizer.state
         for group in optimizer.param_groups
     )
+
+
+def refuse_mixed(state: State, used: Collection[str]) -> None:
+    """Raise StateError where a plan of these variables takes some parameters' first step with others' later ones."""
+    names = {id(h.tensor): h.name for h in state.held.values()}
+    first: dict[bool, str] = {}
+    for title, optimizer in state.optimizers.items():
+        for group in optimizer.param_groups:
+            for p in group["params"] if group.get("dampening") and group.get("momentum") else ():
+                if f"{title}.{names.get(id(p))}.{BUFFER}" in used:
+                    first.setdefault(optimizer.state.get(p, {}).get(BUFFER) is None, names[id(p)])
+    if len(first) == 2:
+        raise StateError(
+            f"{first[False]} has been stepped by SGD with dampening, and {first[True]} has not, whose first step is "
+            f"another one; expected: all of its parameters from the first step on, or dampening=0"
+        )
 
 
 def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:

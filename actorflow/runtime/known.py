@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -139,10 +138,20 @@ class Known(Generic[P]):
         """How many are put aside."""
         return len(self._aside)
 
-    def changed(self) -> Counter[str]:
-        """Where plans change a value that they can read, or depend on a number of a tensor → how many do."""
-        changes = [change.where for plan in self._all for change in plan.changes if change.read and change.plain]
-        return Counter([*changes, *(asked.where for plan in self._all for asked in plan.decisions.numbers)])
+    def changed(self) -> dict[str, set[str]]:
+        """Where plans change a value that they can read, or depend on a number of a tensor → the values.
+
+        What is computed of numbers is taken to be another value in each plan.
+        """
+        values: dict[str, set[str]] = {}
+        for number, plan in enumerate(self._all):
+            for change in plan.changes:
+                if change.read and change.plain:
+                    said = repr(change.value)
+                    values.setdefault(change.where, set()).add(f"{said} {number}" if "'number'" in said else said)
+            for asked in plan.decisions.numbers:
+                values.setdefault(asked.where, set()).add(repr(asked.found))
+        return values
 
     def note(self) -> str:
         """What to say where one value makes plan after plan; nothing where it is not worth a word."""

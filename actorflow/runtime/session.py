@@ -46,7 +46,7 @@ from actorflow.runtime.fed import Fed
 from actorflow.runtime.gates import Gates
 from actorflow.runtime.gone import Gone
 from actorflow.runtime.gradients import made_by_script, standing_before
-from actorflow.runtime.keys import Keys, fresh, spoken
+from actorflow.runtime.keys import Keys, fresh, refuse_mixed, spoken
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.runtime.messages import DataPlane
 from actorflow.runtime.numbers import Reading, fused, known_to, write
@@ -102,7 +102,6 @@ class Session:
         self._rebound: Rebound
         self._plans = 0
         self._kinds: tuple[str, ...] = ()  # of each rank's device; the first plan settles them
-        self._stepped: set[str] = set()  # optimizers that a plan has run
         self._fed = Fed()
         self._seed = 0  # of random ops, where the script does not set it: the master's, known with the first plan
         self.capturing = False
@@ -140,7 +139,7 @@ class Session:
             if self.world == 1:
                 self._let_go()
             self.variables.refresh()
-        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state, self._stepped), self._misfit)
+        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state), self._misfit)
         compiled = find()
         if compiled is None and job.plans.aside and self._unpark(job, asked):
             compiled = find()
@@ -179,6 +178,7 @@ class Session:
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
         assert worker is not None
+        self.variables.states.check(self._gone.uses(compiled.number))
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
             spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves
@@ -199,6 +199,7 @@ class Session:
         job.last = compiled
         for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
+        self.variables.states.stepped(self._gone.uses(compiled.number))
         if self.rank == 0 and job.type == "train":
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
@@ -239,7 +240,7 @@ class Session:
     def _order(self, job: JobLike, asked: Asked, found: Found, fixed: dict[str, Any]) -> Order:
         state = found.state
         job.keys = Keys(state, REGISTRY)
-        train, hints, first = job.type == "train", hints_of(state), fresh(state, self._stepped)
+        train, hints, first = job.type == "train", hints_of(state), fresh(state)
         later, explain = job in self.jobs, self.cluster.settings.explain
         return Order(
             job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
@@ -307,6 +308,7 @@ class Session:
         finally:
             self.capturing = False
         refuse_shared(job, made, state, self.variables if self.worker is not None else None)
+        refuse_mixed(state, {variable.name for variable in made.plan.variables})
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
@@ -324,6 +326,7 @@ class Session:
         self.variables.adopted()
         apart = {key: held for key, held in apart.items() if id(held.tensor) != key}  # that were taken in now
         sites = self._rebound.adopt(places, apart, [state, *self._states()])
+        self._resume(state, [variable.name for variable in made.plan.variables])
         used = {variable.name for variable in made.plan.variables}
         used.update(name for asked in made.decisions.asked for name in asked.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
@@ -338,9 +341,6 @@ class Session:
         worker.install(plan_number, plan)
         actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
-        if steps:
-            held = [v.name for v in made.plan.variables if v.kind == "optimizer"]
-            self._stepped.update(o for o in state.optimizers if any(name.startswith(f"{o}.") for name in held))
         reading = _reading(made.reading, actors)
         compiled = Compiled(
             spoken(asked.arguments, key),
@@ -385,7 +385,7 @@ class Session:
         self.results = Results(self.cluster, device)
         self.variables = Variables(
             self.cluster, self.names, worker.variables, device.where, worker.wait_all, lambda: self._gates.begun,
-            self._together, self._gates.moved,
+            self._together, self._gates.moved, lambda: self.capturing,
         )  # fmt: skip
         self._rebound = Rebound(self.variables)
         self.worker = worker
@@ -479,10 +479,15 @@ class Session:
         for plan in taken:
             self._gone.unpark(plan.number)
             plan.take_places(self._rebound.adopt(plan.places, {}, self._states()))
-            for name in self._gone.uses(plan.number) & found.state.held.keys():
-                self.variables.resume(found.state.held[name])
-        self.variables.refresh()
+        self._resume(found.state, sorted(set().union(*(self._gone.uses(plan.number) for plan in taken))))
         return True
+
+    def _resume(self, state: State, names: Iterable[str]) -> None:
+        """A plan that is to be called reads these variables: take them over as the script has them now."""
+        for name in names:
+            if name in state.held:
+                self.variables.resume(state.held[name])
+        self.variables.refresh()
 
     def _let_go(self) -> None:
         """On one device: drop what nobody can come to any more, where no call needs it."""

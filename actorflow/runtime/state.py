@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 
-from actorflow.deferred import Deferred
 from actorflow.find import Names
 from actorflow.owned import Owned, real
 from actorflow.runtime.data_plane.boxes import dtype_of
@@ -25,7 +23,7 @@ from actorflow.runtime.gradients import Kept
 from actorflow.runtime.optimizer_state import initial_state, python_state
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
-from actorflow.runtime.stepped import Left, Stepped
+from actorflow.runtime.stepped import Slot, States
 from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
 from actorflow.spans import Span, overlap, span
@@ -37,6 +35,8 @@ from actorflow_compiler.stepping import is_torchs
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Variables"]
+
+LOOKED_AT = 8192  # elements of a plain tensor that each call compares
 
 _WEAK: Any = StorageWeakRef  # has no types
 
@@ -51,28 +51,20 @@ class _Borrowed:
     alone: bool  # nothing else that a job reads holds it
     stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
     memory: torch.UntypedStorage | None  # kept, so that other memory is elsewhere
-    copy: Tensor | None  # where others may change the memory without a word, as NumPy does
+    seen: Tensor | None  # what was in it: NumPy, ``.data`` and copied views change memory and count no version
 
     def is_as_before(self, now: Tensor) -> bool:
         """Whether the plans' copy is what is there now."""
         lies = self.memory is not None and _lies_in(now, self.memory)
         same = now is self.tensor and now._version == self.version and lies
-        return same and (self.copy is None or torch.equal(now, self.copy))
+        return same and (self.seen is None or _equal(_looked_at(now), self.seen))
 
     def took(self, now: Tensor) -> None:
         """The plans have what is there now."""
         self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
-        self.copy = None if self.memory.resizable() else now.clone()
+        on_host = now.device.type == "cpu" and now.layout == torch.strided
+        self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
         self.stood.update(_referred(now))
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A tensor of an optimizer's state: ``optimizer.state[parameter][key]``."""
-
-    optimizer: torch.optim.Optimizer
-    parameter: Tensor
-    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,8 @@ class Variables:
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
     call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
-    every rank has come to the same thing; ``moved`` is called after each write and offer.
+    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether
+    a step is captured now.
     """
 
     def __init__(
@@ -102,6 +95,7 @@ class Variables:
         progress: Callable[[], int],
         together: Callable[[str], None],
         moved: Callable[[], None],
+        capturing: Callable[[], bool],
     ) -> None:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
@@ -110,18 +104,17 @@ class Variables:
         self.values = Values(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
+        self._capturing = capturing
         self._owned: dict[str, weakref.ref[Owned]] = {}
         self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
         self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
         self._borrowed: dict[str, _Borrowed] = {}
-        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Stepped]]
-        self._stepped = weakref.WeakKeyDictionary()
-        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, Left] = weakref.WeakKeyDictionary()
         self._watched: dict[int, _Watched] = {}  # by id of the module
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
+        self.states = States(self.write, self._created, self._creates.clear)
 
     # -- taking in ---------------------------------------------------------------------------------
 
@@ -148,7 +141,7 @@ class Variables:
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
         return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
 
-    def slot(self, name: str, state: State) -> _Slot:
+    def slot(self, name: str, state: State) -> Slot:
         """Where an optimizer's state of this name is kept."""
         if self._found is None or self._found[0] is not state:
             by_id = {id(h.tensor): h for h in state.held.values()}
@@ -164,7 +157,7 @@ class Variables:
         if prefix not in self._found[1]:
             raise StateError(f"the plan has a variable {name!r}, which is nothing that this rank's script holds")
         optimizer, held = self._found[1][prefix]
-        return _Slot(optimizer, held.tensor, key)
+        return Slot(optimizer, held.tensor, key)
 
     def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
         """Let other ranks take these values (``take``) during call ``number``, until the next offer."""
@@ -198,19 +191,10 @@ class Variables:
             self.gradients.adopted(name)
             return
         slot = self.slot(name, state)
-        parameter, values = slot.parameter, slot.optimizer.state[slot.parameter]
         like = torch.empty(variable.shape, dtype=dtype_of(variable.dtype), device="meta")
-        owned = Owned.of(like, name, self, device=parameter.device)
-        for key, value in self._created(slot).items():
-            if not isinstance(value, Tensor):
-                values.setdefault(key, value)
-        values[slot.key] = owned
+        owned = Owned.of(like, name, self, device=slot.parameter.device)
         self._stands_in(name, owned)
-        if slot.optimizer not in self._stepped:
-            self._stepped[slot.optimizer] = {}
-            slot.optimizer.register_state_dict_post_hook(_with_values)
-            slot.optimizer.register_load_state_dict_post_hook(self._loaded)
-        self._stepped[slot.optimizer][name] = Stepped(weakref.ref(parameter), slot.key, owned)
+        self.states.hold(name, slot, owned)
 
     def adopted(self) -> None:
         """All variables of a plan are taken in: let go of what was only needed for that."""
@@ -277,7 +261,7 @@ class Variables:
         for name in names:
             if name in self._borrowed:
                 one = self._borrowed[name]
-                one.tensor, one.memory, one.copy, one.get = None, None, None, _nothing
+                one.tensor, one.memory, one.seen, one.get = None, None, None, _nothing
 
     def resume(self, held: Held) -> None:
         """A plan that reads it is to be called again."""
@@ -313,10 +297,7 @@ class Variables:
             for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts):
                 kept.pop(name, None)
         self.gradients.drop(names)
-        for steps in self._stepped.values():
-            for name, step in list(steps.items()):
-                if step.parameter() is None:
-                    del steps[name]
+        self.states.drop(frozenset(names))
         for key, watched in list(self._watched.items()):
             if watched.module() is None:
                 del self._watched[key]
@@ -346,7 +327,7 @@ class Variables:
         assert isinstance(tensor, Owned)
         return tensor
 
-    def _created(self, slot: _Slot) -> dict[str, Any]:
+    def _created(self, slot: Slot) -> dict[str, Any]:
         optimizer, parameter = slot.optimizer, slot.parameter
         groups = enumerate(optimizer.param_groups)
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
@@ -360,6 +341,7 @@ class Variables:
 
     def refresh(self) -> None:
         """Before a call: take over what the script changed in ways that only show now."""
+        self.states.refresh()
         for watched in self._watched.values():
             module = watched.module()
             if module is None:
@@ -371,11 +353,6 @@ class Variables:
                     break
             if watched.buffers:
                 self._refresh(watched.buffers, module._buffers)
-        for optimizer in self._stepped:
-            left = self._left.get(optimizer)
-            if left is None or not left.is_there(optimizer):
-                self._refresh_state(optimizer)
-                self._left[optimizer] = Left(optimizer)
         for name, borrowed in self._borrowed.items():
             if borrowed.tensor is None:
                 continue
@@ -416,44 +393,6 @@ class Variables:
                 owned.requires_grad_(now.requires_grad)
             tensors[key] = owned
 
-    def _refresh_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Write what a script has put into an optimizer's state, or has taken out of it, and put what is owned back."""
-        for name, step in self._stepped[optimizer].items():
-            parameter = step.parameter()
-            values = None if parameter is None else optimizer.state.get(parameter)
-            now = None if values is None else values.get(step.key)
-            if parameter is None or now is step.owned:
-                continue
-            if not values and not is_torchs(optimizer):
-                raise StateError(
-                    f"the state of {type(optimizer).__name__} for {name.removesuffix('.' + step.key)} was emptied, of "
-                    f"which {step.key!r} is a variable of a plan; expected: zeros in its place "
-                    f"(state[p][{step.key!r}].zero_()), load_state_dict(), or a new optimizer, which begins anew"
-                )
-            if now is None and is_torchs(optimizer):
-                self._begin(optimizer, parameter, name, step)
-                continue
-            if not isinstance(now, Tensor) or now.shape != step.owned.shape or now.dtype != step.owned.dtype:
-                found = f"{now.dtype}{list(now.shape)}" if isinstance(now, Tensor) else repr(now)
-                raise StateError(
-                    f"{name} was replaced by {found}; a tensor {step.owned.dtype}{list(step.owned.shape)} was "
-                    f"expected: what an optimizer holds after its first step keeps its shape; make a new optimizer"
-                )
-            self.write(name, real(now))
-            optimizer.state[parameter][step.key] = step.owned
-        self._creates.clear()
-
-    def _begin(self, optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, step: Stepped) -> None:
-        """Let an optimizer of torch's begin anew with a parameter."""
-        values = optimizer.state[parameter]
-        created = self._created(_Slot(optimizer, parameter, step.key))
-        for key, value in created.items():
-            if not isinstance(value, Tensor):
-                values.setdefault(key, value)
-        value = created.get(step.key)
-        self.write(name, value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(()))
-        values[step.key] = step.owned
-
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
         """Whether plans have the value of a tensor that was put where they read another one."""
         return any(
@@ -462,6 +401,11 @@ class Variables:
         )
 
     # -- reading and writing -----------------------------------------------------------------------
+
+    @property
+    def capturing(self) -> bool:
+        """See ``Owner``."""
+        return self._capturing()
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""
@@ -502,25 +446,26 @@ class Variables:
         """A value that was offered."""
         return encode([real(self._offers[name]).detach()])[0]
 
-    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
-        self._creates.clear()
-        for name, step in self._stepped.get(optimizer, {}).items():
-            parameter = step.parameter()
-            if parameter is None:
-                continue
-            values = optimizer.state[parameter]
-            value = values.get(step.key)
-            if value is None or isinstance(value, Owned):
-                self._begin(optimizer, parameter, name, step)
-                continue
-            self.write(name, value)
-            values[step.key] = step.owned
-        self._creates.clear()
-
 
 def _nothing() -> None:
     """What is where a tensor was that nobody looks for."""
+
+
+def _looked_at(tensor: Tensor) -> Tensor:
+    """A tensor of the host's as each call looks at it: the whole of a small one, elements all over a large one."""
+    tensor = tensor.detach()
+    step = tensor.numel() // LOOKED_AT
+    if step < 2 or not tensor.untyped_storage().resizable():  # of NumPy's, which writes where it likes
+        return tensor
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach // step,), (step,), tensor.storage_offset())
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; nothing is equal to NaN but NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
@@ -532,8 +477,3 @@ def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
 
 def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
     return {id(tensor): weakref.ref(tensor)}
-
-
-def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state dictionary with values in place of stand-ins."""
-    return {**state_dict, "state": pytree.tree_map_only((Owned, Deferred), real, state_dict["state"])}

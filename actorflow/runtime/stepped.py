@@ -1,49 +1,172 @@
-"""An optimizer whose state plans own goes in; whether it holds what they left there, before each call, comes out."""
+"""Stand-ins for what optimizers keep of parameters go in; what the script does to that between calls comes out.
+
+An optimizer's state may be loaded, replaced and cleared, as a whole or for one parameter: the plans' variables take it
+over with the next call.
+"""
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from actorflow.owned import Owned
+from actorflow.deferred import Deferred
+from actorflow.owned import Owned, real
+from actorflow_compiler.errors import StateError
+from actorflow_compiler.stepping import is_torchs
 
-__all__ = ["Left", "Stepped"]
+__all__ = ["Slot", "States"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """A tensor of the state of an optimizer that plans step, for as long as the parameter is there."""
+class Slot:
+    """A tensor of an optimizer's state: ``optimizer.state[parameter][key]``."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: Tensor
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The same of an optimizer that plans step, for as long as the parameter is there."""
 
     parameter: weakref.ref[Tensor]
     key: str
     owned: Owned
 
 
-class Left:
-    """What was in an optimizer's state when it was last looked through."""
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """An optimizer's state as it is where nobody has changed it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._state: Any = optimizer.state
-        self._of_each = [*self._state.values()]
-        self._values = [*self._all()]
+    state: Any
+    each: tuple[Any, ...]  # its values, in order
+    slots: tuple[tuple[Any, str, Owned], ...]
 
-    def is_there(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether all is identical, which is soon found."""
-        state: Any = optimizer.state
+    def is_there(self, state: Any) -> bool:
         return (
-            state is self._state
-            and len(state) == len(self._of_each)
-            and all(map(is_, state.values(), self._of_each))
-            and sum(map(len, self._of_each)) == len(self._values)
-            and all(map(is_, self._all(), self._values))
+            state is self.state
+            and len(state) == len(self.each)
+            and all(map(operator.is_, state.values(), self.each))
+            and all(values.get(key) is owned for values, key, owned in self.slots)
         )
 
-    def _all(self) -> Iterator[Any]:
-        return chain.from_iterable([values.values() for values in self._of_each])
+
+class States:
+    """What plans have of the state of optimizers, on one rank.
+
+    ``write`` replaces the value of a variable; ``created`` is what an optimizer makes in its first step for a
+    parameter, by key, and ``forget`` forgets what it has found of that, as settings may have changed.
+    """
+
+    def __init__(
+        self, write: Callable[[str, Tensor], None], created: Callable[[Slot], dict[str, Any]],
+        forget: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._write, self._created, self._forget = write, created, forget
+        self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Held]] = weakref.WeakKeyDictionary()
+        self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
+        self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
+        self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
+
+    def hold(self, name: str, slot: Slot, owned: Owned) -> None:
+        """Put a stand-in for a variable of this name into an optimizer's state."""
+        optimizer = slot.optimizer
+        if optimizer not in self._held:
+            self._held[optimizer] = {}
+            optimizer.register_state_dict_post_hook(_with_values)
+            optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._held[optimizer][name] = _Held(weakref.ref(slot.parameter), slot.key, owned)
+        self._whole.pop(optimizer, None)
+        self._put(name, slot, owned)
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget variables, and those of parameters that are gone."""
+        for optimizer, known in self._held.items():
+            gone = [name for name, one in known.items() if name in names or one.parameter() is None]
+            for name in gone:
+                del known[name]
+                self._cleared.discard(name)
+                self._partly.discard(name)
+            if gone:
+                self._whole.pop(optimizer, None)
+
+    def refresh(self) -> None:
+        """Before a call: take over what the script has changed."""
+        for optimizer in list(self._held):
+            whole = self._whole.get(optimizer)
+            if whole is None or not whole.is_there(optimizer.state):
+                self._take(optimizer, again=False)
+
+    def check(self, used: Collection[str]) -> None:
+        """Raise StateError where a plan with these variables would not step as the optimizer does."""
+        for name in self._partly.intersection(used):
+            raise StateError(
+                f"{name} was taken out of the optimizer's state, and not what it keeps of other parameters: with "
+                f"dampening, the first step of a parameter is another one; expected: clear all of it "
+                f"(optimizer.state.clear())"
+            )
+
+    def stepped(self, used: Collection[str]) -> None:
+        """A call of a plan with these variables was issued: what its optimizers had lost, they have made anew."""
+        if not self._cleared or self._cleared.isdisjoint(used):
+            return
+        self._forget()
+        for optimizer, known in self._held.items():
+            for name, one in known.items():
+                parameter = one.parameter()
+                if name in self._cleared and name in used and parameter is not None:
+                    self._put(name, Slot(optimizer, parameter, one.key), one.owned)
+
+    def _put(self, name: str, slot: Slot, owned: Owned) -> None:
+        values = slot.optimizer.state.setdefault(slot.parameter, {})
+        for key, value in self._created(slot).items():
+            if not isinstance(value, Tensor):
+                values.setdefault(key, value)
+        values[slot.key] = owned
+        self._cleared.discard(name)
+
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
+        self._take(optimizer, again=True)
+
+    def _take(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
+        """Write what is there in place of stand-ins; of what is missing, once or ``again``, what it begins with."""
+        self._forget()
+        state, slots, missing = optimizer.state, [], []
+        known = [(name, one, one.parameter()) for name, one in self._held[optimizer].items()]
+        for name, one, parameter in known:
+            if parameter is None:
+                continue
+            values = state.get(parameter, {})
+            found = values.get(one.key)
+            if found is None:
+                missing.append((name, Slot(optimizer, parameter, one.key)))
+                continue
+            if found is not one.owned:
+                self._write(name, real(found) if isinstance(found, Tensor) else torch.tensor(found))
+                values[one.key] = one.owned
+            slots.append((values, one.key, one.owned))
+        self._partly -= {name for name, _, _ in known}
+        if slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
+            self._partly.update(name for name, _ in missing)
+        for name, slot in missing:
+            if (again or name not in self._cleared) and is_torchs(optimizer):
+                value = self._created(slot).get(slot.key)
+                first = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
+                self._write(name, first)
+            self._cleared.add(name)
+        if not missing:
+            self._whole[optimizer] = _Whole(state, tuple(state.values()), tuple(slots))
+
+
+def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dictionary with values in place of stand-ins."""
+    return {**state_dict, "state": pytree.tree_map_only((Owned, Deferred), real, state_dict["state"])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from actorflow_compiler.errors import StateError
 
 class Values:
     """Holds the values, as a plan would."""
+
+    capturing = False
 
     def __init__(self) -> None:
         self.now: dict[str, Tensor] = {}
@@ -95,9 +98,7 @@ USES: dict[str, Callable[[Any], object]] = {
     "linear": lambda m: m(torch.ones(1, 2)),
     "sum": lambda m: m[0].weight.sum(),
     "add": lambda m: m[0].weight + 1,
-    "half": lambda m: m.half(),
     "mul_": lambda m: m[0].weight.mul_(2),
-    "tolist": lambda m: m[0].weight.tolist(),
     "cat": lambda m: torch.cat([m[0].weight, m[0].weight]),
     "getitem": lambda m: m[0].weight[0],
     "numpy": lambda m: m[0].weight.numpy(),
@@ -192,5 +193,66 @@ def test_a_number_that_is_no_parameter_can_be_read_and_set():
     assert scale.fill_(8.0) is scale
     assert values.now["scale"].item() == 8.0
     values.now["bias"] = torch.tensor(1.0)
-    with pytest.raises(StateError, match="item on bias"):
-        Owned.of(nn.Parameter(torch.tensor(1.0)), "bias", values).item()
+    bias = Owned.of(nn.Parameter(torch.tensor(1.0)), "bias", values)
+    assert (bias.item(), float(bias), bias.tolist()) == (1.0, 1.0, 1.0)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "mul_": lambda w: w.mul_(2),
+    "an operator in place": lambda w: operator.iadd(w, 1.0),
+    "an item": lambda w: operator.setitem(w, 1, 0.5),
+    "a view": lambda w: w[0].add_(1),
+    "a view of a view": lambda w: w.view(-1)[2:4].zero_(),
+    "data": lambda w: w.data.mul_(0.5),
+    "a view of data": lambda w: w.data[1].fill_(3),
+    "data that is set": lambda w: setattr(w, "data", torch.full((3, 2), 4.0)),
+    "out": lambda w: torch.add(w, 1, out=w),
+    "foreach": lambda w: torch._foreach_mul_([w], 2.0),
+    "an initialisation": lambda w: nn.init.constant_(w, 0.1),
+    "lerp_ to itself": lambda w: w.lerp_(w * 2, 0.5),
+    "clamp_": lambda w: w.clamp_(-0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_under_no_grad_is_changed(model: Any, change: str):
+    plain = nn.Parameter(model[0].weight.detach().clone())
+    with torch.no_grad():
+        CHANGES[change](plain)
+        CHANGES[change](model[0].weight)
+    assert values.now["Linear.weight"].equal(plain.detach())
+    assert type(model[0].weight) is Owned
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_read_under_no_grad_is_a_plain_value(model: Any, mode: Any):
+    x = torch.randn(4, 2)
+    other = copy.deepcopy(model)
+    with mode():
+        assert torch.equal(model(x), other(x))  # which changes the running mean, too
+        assert model[0].weight.norm() == other[0].weight.norm()
+        assert torch.equal(torch.cat([p.view(-1) for p in model.parameters()]), torch.cat(
+            [p.view(-1) for p in other.parameters()]
+        ))  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_initialisations_and_data_need_no_no_grad(model: Any):
+    nn.init.constant_(model[0].weight, 0.25)
+    model[0].bias.data.fill_(0.5)
+    assert torch.arange(6.0).view_as(model[0].weight).shape == (3, 2)
+    assert (values.now["Linear.weight"] == 0.25).all()
+    assert (values.now["Linear.bias"] == 0.5).all()
+
+
+def test_data_of_another_dtype_is_refused(model: Any):
+    with pytest.raises(StateError, match=r"Linear\.weight.*float16.*copy\.deepcopy"):
+        model.half()
+    model.to("cpu").float()
+    assert type(model[0].weight) is Owned
+
+
+def test_nothing_is_read_while_a_step_is_captured(model: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Values, "capturing", True)
+    with torch.no_grad(), pytest.raises(StateError, match=r"Linear\.weight"):
+        model[0].weight.mul_(2)

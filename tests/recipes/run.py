@@ -28,6 +28,7 @@ import actorflow as flow
 from recipes.compare import tensors, worst
 from recipes.layouts import LAYOUTS, Layout
 from recipes.recipe import RECIPES, Job, Recipe, Training
+from watched import lines_of, watched
 
 __all__ = ["Outcome", "Task", "outcomes"]
 
@@ -121,10 +122,10 @@ def _run(tasks: Sequence[Task], devices: int) -> dict[Task, Outcome]:
         with (Path(folder) / "said").open("w+") as said:
             path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
             process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": path})
-            stuck = not _watched(process, Path(folder))
+            stuck = not watched(process, Path(folder), PATIENCE)
             said.seek(0)
             words = said.read()
-        lines = [_lines(Path(folder) / f"rank {rank}") for rank in range(devices)]
+        lines = [lines_of(Path(folder) / f"rank {rank}") for rank in range(devices)]
     done = [{Task(*line["task"]): Outcome(**line["outcome"]) for line in of if line["outcome"]} for of in lines]
     begun = [Task(*line["task"]) for of in lines for line in of]
     found = {}
@@ -135,28 +136,6 @@ def _run(tasks: Sequence[Task], devices: int) -> dict[Task, Outcome]:
             tail = "\n".join(words.splitlines()[-12:])
             found[task] = Outcome("hung" if stuck else "died", tail)
     return found
-
-
-def _watched(process: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Wait for the end of a run; whether it came by itself, and not because nothing happened for a while."""
-    seen, since = 0, time.monotonic()
-    while True:
-        try:
-            process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            size = sum(path.stat().st_size for path in folder.glob("rank *"))
-            if size != seen:
-                seen, since = size, time.monotonic()
-            if time.monotonic() - since > PATIENCE:
-                process.terminate()
-                process.wait()
-                return False
-        else:
-            return True
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main(folder: str, *names: str) -> None:
