@@ -67,7 +67,7 @@ from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
-from actorflow_compiler.errors import CallError, CaptureError
+from actorflow_compiler.errors import CallError, CaptureError, StateError
 from actorflow_compiler.gradients import NONE, Standing
 from actorflow_compiler.lines import asks_for_types
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -178,7 +178,10 @@ class Session:
     def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
         worker = self.worker
         assert worker is not None
-        self.variables.states.check(self._gone.uses(compiled.number))
+        try:
+            self.variables.states.check(self._gone.uses(compiled.number))
+        except StateError as error:
+            raise located(error, job.function) from None
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
             spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves
@@ -308,7 +311,10 @@ class Session:
         finally:
             self.capturing = False
         refuse_shared(job, made, state, self.variables if self.worker is not None else None)
-        refuse_mixed(state, {variable.name for variable in made.plan.variables})
+        try:
+            refuse_mixed(state, {variable.name for variable in made.plan.variables})
+        except StateError as error:
+            raise located(error, job.function) from None
         self.jobs[job] = None
         if self.worker is None:
             self._seed, self._kinds = made.seed, made.kinds
