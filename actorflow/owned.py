@@ -32,6 +32,10 @@ _LIKE = {  # need no values; optimizers use them, and what makes a hidden state
 _NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
 _ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
 _SHARES = {Tensor.detach, Tensor.detach_, _DATA.__get__, Tensor.requires_grad_}
+_ADDRESSES = {  # that are of a copy here, or give it to somebody who may write it
+    "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
+    "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
+}  # fmt: skip
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
@@ -307,7 +311,9 @@ class Detached(Tensor):
 
 
 def _has_no_graph(func: Any, tree: Any) -> bool:
-    """Whether PyTorch would make no graph of what a function does with stand-ins."""
+    """Whether PyTorch would make no graph of what a function does with stand-ins, and values are all that it needs."""
+    if getattr(func, "__name__", "") in _ADDRESSES:
+        return False
     if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
         return True
     if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself

@@ -151,6 +151,7 @@ class States:
                 missing.append((name, Slot(optimizer, parameter, one.key)))
                 continue
             if found is not one.owned:
+                _check(name, one.owned, found)
                 self._write(name, real(found) if isinstance(found, Tensor) else torch.tensor(found))
                 values[one.key] = one.owned
             slots.append((values, one.key, one.owned))
@@ -165,6 +166,17 @@ class States:
             self._cleared.add(name)
         if not missing:
             self._whole[optimizer] = _Whole(state, tuple(state.values()), tuple(slots))
+
+
+def _check(name: str, owned: Owned, found: Any) -> None:
+    """Raise StateError for what cannot take the place of a variable of an optimizer; a count may be a number."""
+    fits = (found.shape, found.dtype) == (owned.shape, owned.dtype) if isinstance(found, Tensor) else not owned.ndim
+    if not fits and not (isinstance(found, Tensor) and found.shape == owned.shape and not owned.ndim):
+        said = f"{found.dtype}{list(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise StateError(
+            f"{name} was replaced by {said}; a tensor {owned.dtype}{list(owned.shape)} was expected: what an optimizer "
+            f"holds after its first step keeps its shape; make a new optimizer"
+        )
 
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -134,12 +134,10 @@ def test_where_no_gradient_goes_through_it_it_is_read_and_changed(model: Any):
 
 def test_what_would_lose_a_change_is_refused(model: Any):
     weight = model[0].weight
-    with pytest.raises(StateError, match=r"Linear\.weight\.data was set to torch\.float32\[2\]"):
+    with pytest.raises(StateError, match=r"Linear\.weight, torch\.float32\[3, 2\] on cpu, would become .*float32\[2\]"):
         weight.data = torch.zeros(2)
-    with pytest.raises(StateError, match=r"half on Linear\.weight"):
+    with pytest.raises(StateError, match=r"Linear\.weight, .* would become torch\.float16\[3, 2\]"):
         model.half()
-    with torch.no_grad(), pytest.raises(StateError, match="batch_norm"):
-        model[1](torch.ones(4, 3))
     with torch.no_grad(), pytest.raises(StateError, match="data_ptr"):
         weight.data_ptr()
     with pytest.raises(ValueError, match="read-only"):
