@@ -55,7 +55,6 @@ SEVERAL = [name for name, layout in LAYOUTS.items() if layout.devices == 2]
 CALLS, WIDTH, CLASSES, BATCH = 5, 6, 3, 4
 BOUND, CHAOS, NOISE = 1e-9, 1e-8, 1e-11
 _OF_THE_STEP = re.compile(r"\b(loss|out)\b")  # what a step that only updates does not have
-WAITING = "(held)"  # parts that are left out until jobs do what they do
 PATIENCE = 60  # seconds that one script may take
 INSIDE = re.compile(  # what torch says to those who make it, and not to those who use it
     r"data-dependent expression|tlparse|TORCH_LOGS|INTERNAL ASSERT|fake_tensor|FakeTensor|StopIteration|proxy_tensor|"
@@ -250,7 +249,6 @@ class _Writer:
             or (self.evaluates and kind == "within")
             or (self.evaluates and "(changes state)" in part.title)
             or (self.apart and any(_OF_THE_STEP.search(part.sections.get(name, "")) for name in ("grad", "post")))
-            or WAITING in part.title
         ):
             kind = "read" if self.evaluates and kind == "within" else kind
             part = rng.choice(PARTS[kind])

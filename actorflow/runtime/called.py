@@ -76,6 +76,7 @@ class Compiled:
     decisions: Decisions  # by values of small variables
     rebound: tuple[tuple[int, Any], ...]  # places that its step gives other tensors, see ``Made``
     sites: tuple[Site, ...] = ()  # these places, as they are
+    holders: frozenset[int] = frozenset()  # of what it is looked at, by id
     calls: int = 0
     parked: Parked | None = None  # in place of ``bound``, while the job works on something else
     _aside: tuple[bool, StandsFor] = (False, lambda old, new: False)
@@ -103,7 +104,7 @@ class Compiled:
 
     def take_places(self, sites: tuple[Site, ...]) -> None:
         """See to what these places hold instead of their guards."""
-        self.sites = sites
+        self.sites, self.holders = sites, frozenset(id(one.holder) for one in self.bound.found.looked)
         self.bound.guards.without((site.looked, site.key) for site in sites)
         self.bound.guards.renew()
 

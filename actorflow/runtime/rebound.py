@@ -141,6 +141,7 @@ class Rebound:
             same = (one for one in self._sites if one.looked.holder is looked.holder and one.key == key)
             site = next((one for one in same if not one.misfit()), None)
             if site is not None:
+                site.leave_behind(self._holder, states)
                 found.append(site)
                 continue
             value = pytree.tree_map(lambda leaf: new[id(leaf)].tensor if id(leaf) in new else leaf, value)
@@ -164,15 +165,16 @@ class Rebound:
         left = (site for site in self._sites if not any(name in names for name in site.names))
         self._refs = [weakref.ref(site) for site in left]
 
-    def refresh(self, states: Callable[[], Iterable[State]]) -> None:
-        """Before a call."""
-        for site in self._sites:
-            site.refresh(self._holder, states)
+    def among(self, holders: Callable[[], Container[int]]) -> list[Site]:
+        """The places of these holders, by id: what a job looks at, which is there on all ranks."""
+        sites = self._sites
+        of = holders() if sites else ()
+        return [site for site in sites if id(site.looked.holder) in of]
 
-    def settle(self) -> None:
-        """After a call."""
-        for site in self._sites:
-            site.settle()
+    def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+        """Before a call."""
+        for site in sites:
+            site.refresh(self._holder, states)
 
 
 def leaves_of(value: Any) -> list[Tensor]:

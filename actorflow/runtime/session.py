@@ -135,7 +135,7 @@ class Session:
         arguments = asked.arguments
         if self.worker is not None:
             self.worker.check(NOT_MADE)
-            self._rebound.refresh(self._states)
+            self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
             if self.world == 1:
                 self._let_go()
             self.variables.refresh()
@@ -210,7 +210,8 @@ class Session:
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         carry_out(compiled.changes, found.looked, handles, known)
         write(compiled.reading, found.state, known)
-        self._rebound.settle()
+        for site in self._rebound.among(partial(self._holders, job)):
+            site.settle()
         return returned
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
@@ -257,6 +258,11 @@ class Session:
     def _states(self) -> Iterator[State]:
         """What the plans that are ready were made with."""
         return (plan.bound.found.state for job in self.jobs for plan in job.plans if plan.parked is None)
+
+    @staticmethod
+    def _holders(job: JobLike) -> set[int]:
+        """By id, what a job's plans look at."""
+        return set().union(*(plan.holders for plan in job.plans if plan.parked is None))
 
     def _standing(self, state: State) -> Standing:
         """How gradients stand as a call begins."""
