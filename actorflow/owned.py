@@ -53,6 +53,13 @@ class Owner(Protocol):
     def write(self, name: str, value: Tensor) -> None:
         """Replace the value, after all calls that were issued and before any that follows."""
 
+    @property
+    def moment(self) -> object:
+        """Equal for as long as no value can have changed."""
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """The script has a copy of the value that stands for the variable's own memory."""
+
 
 class Past:
     """The owner of what plans have left to the script: a value that changes no more."""
@@ -61,6 +68,14 @@ class Past:
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
+
+    @property
+    def moment(self) -> object:
+        """See ``Owner``."""
+        return self.value._version
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``: jobs have nothing of it."""
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``."""
@@ -261,33 +276,57 @@ class Gradient(Owned):
         return changed
 
 
-class Detached(Tensor):
-    """What ``detach`` of a stand-in gives: a copy, and an op in place on it changes what was copied, as in PyTorch.
+class _Copy:
+    """A copy of a variable's whole value, which stands for the variable's memory."""
 
-    So do those on its views.  It has the values of when it was made; what changes it, changes what the variable has
-    then.  What ops make of it are plain tensors, and it is saved and copied as one.
+    def __init__(self, value: Tensor, owned: Owned) -> None:
+        self.value, self._moment = value, owned._owner.moment
+        owned._owner.share(owned.name_in_plan, value)
+
+    def refresh(self, owned: Owned) -> None:
+        """Take the value that the variable has now."""
+        if self._moment != owned._owner.moment:
+            self.value.copy_(owned._owner.read(owned.name_in_plan))
+            self._moment = owned._owner.moment
+
+    def write(self, owned: Owned) -> None:
+        """Let the variable have what the copy has."""
+        owned._owner.write(owned.name_in_plan, self.value)
+        self._moment = owned._owner.moment
+
+
+class Detached(Tensor):
+    """What ``detach`` of a stand-in gives: a copy that stands for the same memory, as in PyTorch.
+
+    It has what the variable has whenever it is used, and an op in place on it changes them; so do its views.
+    What ops make of it are plain tensors, and it is saved and copied as one.
     """
 
     _of: Owned
-    _all: Tensor  # the whole copy, in whose memory it lies
+    _all: _Copy  # in whose memory it lies
     _plain: Tensor
 
     @staticmethod
-    def of(value: Tensor, owned: Owned, whole: Tensor | None = None) -> Detached:
+    def of(value: Tensor, owned: Owned, whole: _Copy | Tensor | None = None) -> Detached:
         """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
         detached: Detached = torch.Tensor._make_subclass(Detached, value)
-        detached._of, detached._plain, detached._all = owned, value, value if whole is None else whole
+        detached._of, detached._plain = owned, value
+        detached._all = whole if isinstance(whole, _Copy) else _Copy(value if whole is None else whole, owned)
         return detached
 
     @property
     def plain(self) -> Tensor:
         """The copy as a tensor that changes nothing else."""
+        self._all.refresh(self._of)
         return self._plain
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d._plain, (args, kwargs))
+        if func in METADATA:
+            with _no_override():
+                return func(*args, **kwargs)
+        plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d.plain, (args, kwargs))
         if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
             if isinstance(found, np.ndarray):  # it has the memory of the copy, and what is written there is lost
@@ -297,15 +336,13 @@ class Detached(Tensor):
         plain_args, plain_kwargs = pytree.tree_map_only(Owned, real, (plain_args, plain_kwargs))
         changed = kwargs["out"] if "out" in kwargs else next(iter((*args, *kwargs.values())))
         written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
-        for d in written.values():
-            d._all.copy_(d._of._owner.read(d._of.name_in_plan))
         func(*plain_args, **plain_kwargs)
         for d in written.values():
-            d._of._owner.write(d._of.name_in_plan, d._all)
+            d._all.write(d._of)
         return changed
 
     def _view(self, tensor: Tensor) -> Tensor:
-        if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all):
+        if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all.value):
             return tensor
         return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
 

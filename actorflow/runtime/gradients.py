@@ -40,6 +40,10 @@ class Holder(Protocol):
     def capturing(self) -> bool:
         """Whether a step is captured now."""
 
+    @property
+    def moment(self) -> object:
+        """Equal for as long as no value can have changed."""
+
     def read(self, name: str) -> Tensor:
         """A copy of the whole value."""
 
@@ -62,6 +66,14 @@ class Kept:
     def capturing(self) -> bool:
         """See ``Owner``."""
         return self._holder.capturing
+
+    @property
+    def moment(self) -> object:
+        """See ``Owner``."""
+        return self._holder.moment
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``: a gradient is read anew by each op."""
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -182,9 +182,7 @@ class Variables:
             self._borrowed.pop(name, None)
             where = span(held.tensor)
             if where is not None and not apart:
-                memory: Any = _WEAK(held.tensor.untyped_storage())
-                left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
-                self._memories[where[0]] = [*left, (memory, where, name)]
+                self._remember(held.tensor, where, name)
             self._stands_in(name, self._replace(held, state.optimizers.values(), apart))
             return
         if variable.kind == KEPT:
@@ -248,6 +246,11 @@ class Variables:
                 found.update({key: tensor for key, tensor in tensors.items() if isinstance(tensor, Owned)})
             if known.parameters or known.buffers:
                 self._watched[id(module)] = known
+
+    def _remember(self, tensor: Tensor, where: Span, name: str) -> None:
+        memory: Any = _WEAK(tensor.untyped_storage())
+        left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
+        self._memories[where[0]] = [*left, (memory, where, name)]
 
     def _stands_in(self, name: str, owned: Owned) -> None:
         self._names.loosen(owned)
@@ -406,6 +409,17 @@ class Variables:
     def capturing(self) -> bool:
         """See ``Owner``."""
         return self._capturing()
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """See ``Owner``."""
+        return self._progress(), self.writes
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``."""
+        where = span(copy)
+        if where is not None:
+            self._remember(copy, where, name)
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""

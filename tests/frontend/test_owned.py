@@ -24,12 +24,17 @@ class Values:
 
     def __init__(self) -> None:
         self.now: dict[str, Tensor] = {}
+        self.moment = 0
+
+    def share(self, name: str, copy: Tensor) -> None:
+        pass
 
     def read(self, name: str) -> Tensor:
         return self.now[name].clone()
 
     def write(self, name: str, value: Tensor) -> None:
         self.now[name] = value.clone()
+        self.moment += 1
 
 
 values = Values()
