@@ -34,7 +34,7 @@ from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
-__all__ = ["OFTEN", "Change", "Counting", "Run", "carry_out", "counted", "often", "place_key"]
+__all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
 
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
@@ -88,6 +88,15 @@ def often(values: Collection[str], now: str) -> bool:
     return len(values) >= OFTEN and now not in values
 
 
+@dataclass(frozen=True, slots=True)
+class Rebinding:
+    """A place that a step gives another tensor, or a list, a tuple or a dictionary of others."""
+
+    at: int  # whose value it is, in the order of the search
+    key: Any  # a string or an index
+    changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
+
+
 class Counting(BaseException):  # no error: nobody is to catch it on its way
     """A step changes numbers that it reads: it is to run again with these as its own."""
 
@@ -114,7 +123,7 @@ class Run:
         self._codes, self._counts = found.codes, before
 
     def __enter__(self) -> Run:
-        self.rebound: list[tuple[int, Any]] = []  # places that get another tensor: whose value it is, and its key
+        self.rebound: list[Rebinding] = []
         self._values = [one.values() for one in self._looked]
         there = [(_at(place), h) for h in self._state.held.values() for place in h.places]
         self._held = {id(tensor): h for tensor, h in there}
@@ -241,8 +250,9 @@ class Run:
                     said = "and another one that the step sets would be one tensor"
                     self._refuse(where, said, "keep a copy (.clone())")
                 writes += [(a, b)] if a is not b else []
-            if all(a._version == self._versions[id(a)] for a in was):
-                self.rebound.append((at, key))
+            kept = all(a._version == self._versions[id(a)] for a in was)
+            changed = () if kept else tuple(self._result(tensor, results) for tensor in was)
+            self.rebound.append(Rebinding(at, key, changed))
             return None
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on

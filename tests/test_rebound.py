@@ -110,3 +110,56 @@ def test_models_with_such_places_are_let_go() -> None:
     gone = run()
     gc.collect()
     assert gone() is None
+
+
+def changed_first(job: bool) -> list[float]:
+    """The step changes what is there before it puts another one there; the script holds the one that was there."""
+    torch.manual_seed(0)
+    layer, kept, start = nn.Linear(3, 3).double(), {"h": torch.zeros(3).double()}, torch.ones(3).double()
+
+    def step(x: Tensor) -> Tensor:
+        kept["h"].mul_(0.5)
+        z = torch.tanh(layer(x) + kept["h"])
+        kept["h"] = z.mean(0).detach()
+        return z.mean().detach()
+
+    run = flow.global_function(step) if job else step
+    out = []
+    for i in range(7):
+        if i % 3 == 0:
+            kept["h"] = start
+        before = kept["h"]
+        out += [float(run(torch.ones(2, 3).double() * i)), *before.detach().tolist(), *start.detach().tolist()]
+    return out
+
+
+def deep_inside(job: bool) -> list[float]:
+    """Tensors beside numbers, in lists and tuples of a dictionary, as a whole and one of them."""
+    torch.manual_seed(0)
+    layer, kept = nn.Linear(3, 3).double(), {"a": {"h": [torch.zeros(3).double(), (torch.zeros(3).double(), 3)]}}
+
+    def step(x: Tensor) -> Tensor:
+        first, (second, _) = kept["a"]["h"]  # type: ignore[misc]
+        z = torch.tanh(layer(x) + first + second)
+        h = z.mean(0).detach()
+        kept["a"] = {"h": [h, (h * 0.5, 3)]}
+        return z.mean().detach()
+
+    run = flow.global_function(step) if job else step
+    out = []
+    for i in range(7):
+        old = kept["a"]
+        out += [float(run(torch.ones(2, 3).double() * i)), *old["h"][0].detach().tolist()]  # type: ignore[union-attr]
+        if i == 2:
+            kept["a"] = {"h": [torch.ones(3).double(), (torch.zeros(3).double(), 3)]}
+        if i == 4:
+            kept["a"] = old
+        if i == 5:
+            kept["a"]["h"][0] = torch.ones(3).double()
+    return out
+
+
+@pytest.mark.parametrize("case", [changed_first, deep_inside])
+def test_what_is_changed_or_lies_deep_stays_as_it_was(case: Callable[[bool], list[float]]) -> None:
+    wanted, found = case(False), case(True)
+    assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-12

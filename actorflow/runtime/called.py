@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments
-from actorflow.changes import Change, place_key
+from actorflow.changes import Change, Rebinding, place_key
 from actorflow.classic.body import Body
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names
@@ -74,8 +75,8 @@ class Compiled:
     key: tuple[Any, ...]
     changes: tuple[Change, ...]  # that each call makes in the script
     decisions: Decisions  # by values of small variables
-    rebound: tuple[tuple[int, Any], ...]  # places that its step gives other tensors, see ``Made``
-    sites: tuple[Site, ...] = ()  # these places, as they are
+    rebound: tuple[Rebinding, ...]  # places that its step gives other tensors
+    sites: tuple[Site, ...] = ()  # those of these places that are seen to
     holders: frozenset[int] = frozenset()  # of what it is looked at, by id
     calls: int = 0
     parked: Parked | None = None  # in place of ``bound``, while the job works on something else
@@ -100,13 +101,21 @@ class Compiled:
     @property
     def places(self) -> list[tuple[Looked, Any]]:
         """The places that its step gives other tensors."""
-        return [(self.bound.found.looked[at], key) for at, key in self.rebound]
+        return [(self.bound.found.looked[one.at], one.key) for one in self.rebound]
 
     def take_places(self, sites: tuple[Site, ...]) -> None:
         """See to what these places hold instead of their guards."""
         self.sites, self.holders = sites, frozenset(id(one.holder) for one in self.bound.found.looked)
         self.bound.guards.without((site.looked, site.key) for site in sites)
         self.bound.guards.renew()
+
+    def leave(self, results: Sequence[Tensor]) -> None:
+        """A call was issued: what its step has changed before it put others there is the script's."""
+        looked = self.bound.found.looked
+        for one in self.rebound if any(site.left for site in self.sites) else ():
+            for site in self.sites:
+                if one.changed and site.looked.holder is looked[one.at].holder and site.key == one.key:
+                    site.changed([results[number] for number in one.changed])
 
     @property
     def leaves(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, shapes_text
-from actorflow.changes import OFTEN, Change, Counting, Run, counted, often
+from actorflow.changes import OFTEN, Change, Counting, Rebinding, Run, counted, often
 from actorflow.find import Found
 from actorflow.owned import real
 from actorflow.runtime.agreement import Report, compare, differing, let_go
@@ -129,7 +129,7 @@ class Made:
     changes: tuple[Change, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
     decisions: Decisions  # by values of small variables
-    rebound: tuple[tuple[int, Any], ...]  # places that the step gives other tensors: whose value it is, and its key
+    rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
@@ -144,7 +144,7 @@ class Planned:
     changes: tuple[Change, ...]
     reading: Reading
     decisions: Decisions
-    rebound: tuple[tuple[int, Any], ...]  # see ``Made``
+    rebound: tuple[Rebinding, ...]  # see ``Made``
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -177,7 +177,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
             "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
-            "rebound": planned.rebound, "written": sorted(changed),
+            "rebound": [asdict(one) for one in planned.rebound], "written": sorted(changed),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -226,7 +226,7 @@ def _make_plan(
     shapes: list[tree.Shape] = []
     learnt: list[tuple[Gradients, Decisions]] = []
     changes: list[list[Change]] = []
-    rebound: list[list[tuple[int, Any]]] = []
+    rebound: list[list[Rebinding]] = []
 
     def stand_in(path: str, value: int | float) -> Any:
         return value if numbers is None else numbers.stand_in(Source("argument", path), value)
@@ -433,7 +433,8 @@ def _unpack(data: bytes, name: str) -> Made:
     changes = tuple(Change(**change) for change in head["changes"])
     reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
-    rebound, written = tuple((at, key) for at, key in head["rebound"]), frozenset(head["written"])
+    rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
+    written = frozenset(head["written"])
     return Made(
         plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, written, gone
     )

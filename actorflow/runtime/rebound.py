@@ -13,15 +13,20 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from operator import is_
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.guards import say
+from actorflow.guards import same, say
+from actorflow.lazy import known_now
 from actorflow.looked import Looked
 from actorflow.owned import Owned, Past, real
 from actorflow_compiler.variables import Held, State
 
 __all__ = ["Rebound", "Site", "leaves_of"]
+
+
+_TENSOR = object()  # where a tensor is
 
 
 class Holder(Protocol):
@@ -45,12 +50,13 @@ class Site:
 
     def __init__(self, looked: Looked, key: Any, value: Any) -> None:
         self.looked, self.key = looked, key
+        self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
         self._holders: list[int] = []  # references to what we have put there and to its parts, when only we had them
         self._put(value)
 
     def _put(self, value: Any) -> None:
         self._value = value  # what we have put there
-        self.leaves, self._form = pytree.tree_flatten(value)
+        self.leaves, self._form = _flat(value)
         self.looked.put(self.key, value)
 
     @property
@@ -61,8 +67,8 @@ class Site:
     def misfit(self) -> str:
         """What is there that the plan does not know, for people; nothing where all is ours."""
         now = self.looked.values().get(self.key)
-        leaves, form = pytree.tree_flatten(now)
-        if form == self._form and all(map(is_, leaves, self.leaves)):
+        leaves, form = _flat(now)
+        if self._is_formed(form) and all(map(is_, leaves, self.leaves)):
             return ""
         return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
 
@@ -78,28 +84,50 @@ class Site:
         if held:
             self.leave_behind(holder, states())
         elif not there or any(new is not old for new, old in zip(tensors, self.leaves, strict=True)):
-            self._put(pytree.tree_unflatten(self.leaves, self._form))
-        for old, new in zip(self.leaves, tensors, strict=True):
+            self._put(self._with(self.leaves))
+        for number, (old, new) in enumerate(zip(self.leaves, tensors, strict=True)):
             if not (isinstance(new, Owned) and new.name_in_plan == old.name_in_plan and new.left is None):
                 holder.write(old.name_in_plan, real(new).detach())
+                self.left.append((number, new))
 
     def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
         others: dict[int, Owned] = {}
-        for old in self.leaves:
+        for number, old in enumerate(self.leaves):
             past = Past(holder.read(old.name_in_plan))
             others[id(old)] = holder.renew(old)
             old.leave(past)
+            self.left.append((number, old))
         for state in states:
             for held in state.held.values():
                 held.tensor = others.get(id(held.tensor), held.tensor)
-        self._put(pytree.tree_unflatten([others[id(leaf)] for leaf in self.leaves], self._form))
+        self._put(self._with([others[id(leaf)] for leaf in self.leaves]))
+
+    def changed(self, values: Sequence[Tensor]) -> None:
+        """This call's step has changed what was there, before it put others there: ``values`` are what it has made."""
+        for number, tensor in self.left:
+            value = known_now(values[number])
+            if isinstance(tensor, Owned):
+                tensor.leave(Past(value))
+            else:
+                with torch.no_grad():
+                    tensor.copy_(value)
 
     def settle(self) -> None:
         """After a call: nobody but us holds what we have put there."""
+        self.left = []
         if not self.misfit():
             self._value = self.looked.values().get(self.key)  # a capture has put others there, and made a tuple anew
         self._holders = self._references()
+
+    def _is_formed(self, form: tuple[list[Any], Any]) -> bool:
+        return form[1] == self._form[1] and all(map(same, self._form[0], form[0]))
+
+    def _with(self, tensors: Sequence[Tensor]) -> Any:
+        """The same with other tensors."""
+        left = iter(tensors)
+        rest, form = self._form
+        return pytree.tree_unflatten([next(left) if one is _TENSOR else one for one in rest], form)
 
     def _references(self) -> list[int]:
         found: list[int] = []
@@ -108,9 +136,9 @@ class Site:
 
     def _tensors(self, now: Any, holder: Holder) -> Sequence[Tensor] | None:
         """The tensors that are there now, if they are plain or ours, and like what we had."""
-        leaves, form = pytree.tree_flatten(now)
-        fits = form == self._form and all(
-            new is old or (isinstance(new, Tensor) and _is_like(old, new) and not holder.owns(new))
+        leaves, form = _flat(now)
+        fits = self._is_formed(form) and all(
+            new is old or (_is_like(old, new) and not holder.owns(new))
             for old, new in zip(self.leaves, leaves, strict=True)
         )
         return leaves if fits else None
@@ -145,11 +173,13 @@ class Rebound:
                 found.append(site)
                 continue
             value = pytree.tree_map(lambda leaf: new[id(leaf)].tensor if id(leaf) in new else leaf, value)
-            owned = pytree.tree_leaves(value)
-            if not all(isinstance(leaf, Owned) and self._holder.owns(leaf) for leaf in owned):
+            owned = leaves_of(value)
+            if not owned or not all(isinstance(leaf, Owned) and self._holder.owns(leaf) for leaf in owned):
                 continue
             known = any(not any(held.tensor is leaf for held in new.values()) for leaf in owned)
+            before = _flat(looked.values().get(key))[0]
             site = Site(looked, key, value)
+            site.left = [(number, tensor) for number, tensor in enumerate(before) if id(tensor) in new]
             self._refs = [*(ref for ref in self._refs if ref() is not None), weakref.ref(site)]
             if known:
                 site.leave_behind(self._holder, states)
@@ -175,6 +205,13 @@ class Rebound:
         """Before a call."""
         for site in sites:
             site.refresh(self._holder, states)
+
+
+def _flat(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
+    """The tensors in a value, and what else it is made of."""
+    leaves, form = pytree.tree_flatten(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, ([_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
 def leaves_of(value: Any) -> list[Tensor]:

@@ -210,6 +210,7 @@ class Session:
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         carry_out(compiled.changes, found.looked, handles, known)
         write(compiled.reading, found.state, known)
+        compiled.leave(handles)
         for site in self._rebound.among(partial(self._holders, job)):
             site.settle()
         return returned
@@ -329,7 +330,7 @@ class Session:
         assert worker is not None
         worker.wait_all(tell=False)
         self._drop(*made.gone)
-        places = [(found.looked[at], key) for at, key in made.rebound]
+        places = [(found.looked[one.at], one.key) for one in made.rebound]
         rebound = {id(leaf) for one, key in places for leaf in leaves_of(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
         names = {held.name for held in apart.values()}
