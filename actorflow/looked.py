@@ -448,7 +448,7 @@ class OfTensor(Looked):
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``: also where there are none, as it may get some."""
-        return (_all_attributes,)
+        return (_all_attributes if read else attrgetter("__dict__"),)  # of the dictionary, its keys
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""

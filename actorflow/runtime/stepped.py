@@ -48,15 +48,20 @@ class _Whole:
 
     state: Any
     each: tuple[Any, ...]  # its values, in order
-    slots: tuple[tuple[Any, str, Owned], ...]
+    of: tuple[Any, ...]  # for each slot what holds it, its key, and what is there
+    keys: tuple[str, ...]
+    owned: tuple[Owned, ...]
 
     def is_there(self, state: Any) -> bool:
-        return (
-            state is self.state
-            and len(state) == len(self.each)
-            and all(map(operator.is_, state.values(), self.each))
-            and all(values.get(key) is owned for values, key, owned in self.slots)
-        )
+        try:
+            return (
+                state is self.state
+                and len(state) == len(self.each)
+                and all(map(operator.is_, state.values(), self.each))
+                and all(map(operator.is_, map(operator.getitem, self.of, self.keys), self.owned))
+            )
+        except KeyError:
+            return False
 
 
 class States:
@@ -165,7 +170,8 @@ class States:
                 self._write(name, first)
             self._cleared.add(name)
         if not missing:
-            self._whole[optimizer] = _Whole(state, tuple(state.values()), tuple(slots))
+            of, keys, owned = zip(*slots, strict=True) if slots else ((), (), ())
+            self._whole[optimizer] = _Whole(state, tuple(state.values()), of, keys, owned)
 
 
 def _check(name: str, owned: Owned, found: Any) -> None:
