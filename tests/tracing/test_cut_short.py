@@ -25,7 +25,7 @@ from tracing.traced import recorded
 
 STEPS = 4
 SCRIPT = f"""
-import os, sys
+import os, sys, time
 import torch
 import torch.nn.functional as F
 import actorflow as flow
@@ -44,10 +44,13 @@ def step(x, y):
 
 for _ in range({STEPS}):
     loss = float(step(torch.randn(8, 16), torch.zeros(8, dtype=torch.int64)))
+model[0].weight.detach()  # a loss is there before the optimizer is done, and this is not
+open(sys.argv[2] + str(flow.env.get_rank()), "w").close()
 if sys.argv[1] == "raise" and flow.env.get_rank() == 1:
+    while not os.path.exists(sys.argv[2] + "0"):
+        time.sleep(0.01)
     raise ValueError("no luck")
 if sys.argv[1] == "wait":
-    open(sys.argv[2] + str(flow.env.get_rank()), "w").close()
     while True:
         float(step(torch.randn(8, 16), torch.zeros(8, dtype=torch.int64)))
 step(torch.randn(8, 16), torch.zeros(8, dtype=torch.int64))
@@ -77,7 +80,7 @@ def steps_of(out: Path, rank: int) -> int:
 
 def test_a_run_in_which_a_rank_raises_leaves_the_trace_of_all_ranks(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "traced"
-    done = run(script, "--devices", "2", "--trace", str(out), "--", "raise")
+    done = run(script, "--devices", "2", "--trace", str(out), "--", "raise", str(tmp_path / "up"))
     _, shown = done.communicate(timeout=250)
     assert done.returncode == 1
     assert re.search(r"raised ValueError: no luck \(train\.py:\d+: raise ValueError", shown)
