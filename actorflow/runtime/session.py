@@ -438,13 +438,14 @@ class Session:
                 self.worker.variables[name] = mine.clone() if name in apart else mine
             if name in made.lent:
                 variables.lend(variable, state.held[name])
-            elif name not in made.differing:
+            elif not made.differing or (name not in made.differing and variable.kind not in WITH_PARAMETERS):
                 variables.own(variable, state, name in apart)
         if made.differing:
             self._warn(made)
             self.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
             for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
-                if variable.name in made.differing and variable.name not in made.lent:
+                late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # these after their parameters
+                if late and variable.name not in made.lent:
                     variables.own(variable, state, variable.name in apart)
             variables.offer(number, {})
         for root in state.modules.values():

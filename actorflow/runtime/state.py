@@ -62,7 +62,7 @@ class _Borrowed:
     def took(self, now: Tensor) -> None:
         """The plans have what is there now."""
         self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
-        on_host = now.device.type == "cpu" and now.layout == torch.strided
+        on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, Deferred)
         self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
         self.stood.update(_referred(now))
 
