@@ -444,7 +444,7 @@ class Session:
             self._warn(made)
             self.cluster.gather(f"values {number}", b"")  # every rank has taken what it needs
             for variable in sorted(new, key=lambda v: v.kind in WITH_PARAMETERS):
-                late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # these after their parameters
+                late = variable.name in made.differing or variable.kind in WITH_PARAMETERS  # after parameters
                 if late and variable.name not in made.lent:
                     variables.own(variable, state, variable.name in apart)
             variables.offer(number, {})

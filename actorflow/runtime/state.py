@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from actorflow.deferred import Deferred
 from actorflow.find import Names
 from actorflow.owned import Owned, real
 from actorflow.runtime.data_plane.boxes import dtype_of
