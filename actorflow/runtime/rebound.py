@@ -80,15 +80,14 @@ class Site:
         if tensors is None:
             return
         now = None
-        held = self._references() != [self._holders[0] - (not there), *self._holders[1:]]
-        if held:
+        others = [number for number, (old, new) in enumerate(zip(self.leaves, tensors, strict=True)) if new is not old]
+        if self._are_held(there):  # on this rank, perhaps not on others
             self.leave_behind(holder, states())
-        elif not there or any(new is not old for new, old in zip(tensors, self.leaves, strict=True)):
+        elif not there or others:
             self._put(self._with(self.leaves))
-        for number, (old, new) in enumerate(zip(self.leaves, tensors, strict=True)):
-            if not (isinstance(new, Owned) and new.name_in_plan == old.name_in_plan and new.left is None):
-                holder.write(old.name_in_plan, real(new).detach())
-                self.left.append((number, new))
+        for number in others:
+            holder.write(self.leaves[number].name_in_plan, real(tensors[number]).detach())
+            self.left.append((number, tensors[number]))
 
     def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
@@ -128,6 +127,11 @@ class Site:
         left = iter(tensors)
         rest, form = self._form
         return pytree.tree_unflatten([next(left) if one is _TENSOR else one for one in rest], form)
+
+    def _are_held(self, there: bool) -> bool:
+        """Whether the script holds something of what we have put ``there``, or had, where something else is."""
+        known = self._holders
+        return not known or self._references() != [known[0] - (not there), *known[1:]]
 
     def _references(self) -> list[int]:
         found: list[int] = []

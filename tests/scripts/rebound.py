@@ -165,7 +165,16 @@ def swapped(t: Trained) -> list[float]:
     return [*out, *floats(other), *t.kept()]
 
 
-CASES: list[Callable[[Trained], list[float]]] = [held, collected, restored, reset, swapped]
+def held_by_one(t: Trained) -> list[float]:
+    """One rank alone looks at what was there before each call."""
+    out = []
+    for x in batches():
+        old = t.model.h if flow.env.rank() == 0 else None
+        out += [float(t.train(x)), *t.kept(), *(floats(old) if old is not None and not isinstance(old, deque) else [])]
+    return out
+
+
+CASES: list[Callable[[Trained], list[float]]] = [held, held_by_one, collected, restored, reset, swapped]
 KINDS = ["tensor", "buffer", "tuple", "list", "dict", "deque"]
 
 
