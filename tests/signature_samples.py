@@ -563,7 +563,7 @@ SAMPLES: dict[str, Any] = {
     "actorflow.binomial_quantile": lambda: [
         [n(5, 6, below=20).double(), f(5, 6, low=0, high=1), f(5, 6, low=0, high=1)]
     ],
-    "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4]],
+    "actorflow.embedding_part": lambda: [[f(5, 3), n(4, 2, below=12), 4, 12]],
     "actorflow.embedding_part_backward": lambda: [[f(4, 2, 3), n(4, 2, below=12), 4, 5, 6]],
     "actorflow.grouped_mm": lambda: [
         [f(7, 4), f(3, 4, 5), n(7, below=9), 4, 9],

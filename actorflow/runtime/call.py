@@ -28,6 +28,7 @@ class Call:
         "_device",
         "_failure",
         "_kinds",
+        "before",
         "begun",
         "ended",
         "fired",
@@ -73,6 +74,7 @@ class Call:
         self.results: list[Tensor | None] = [None] * (max(results, default=-1) + 1)
         self.lost: BaseException | None = None  # why it was given up, where nothing else was lost with it
         self.told = False  # whether the script has got that
+        self.before: dict[str, Tensor] = {}  # values of variables that it has changed, where they can be put back
         self._kinds = results
         self._changed = changed
         self._failure = failure
@@ -85,14 +87,16 @@ class Call:
             self._settle()
         return self.fired and not self.ended
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None, *, tell: bool = True) -> None:
         """Return when the call is done on this rank.
 
-        Raises what it failed with, the worker's failure, or TimeoutError after ``timeout`` seconds.
+        Raises what it failed with, for the script to ``tell``, the worker's failure, or TimeoutError after ``timeout``
+        seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         self._until(lambda: self.fired, end, timeout, "its end")
-        self.tell()
+        if tell:
+            self.tell()
         for mark in self.ended:
             self._pass(mark, end, timeout, "its end")
         self._settle()

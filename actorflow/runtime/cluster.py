@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import uvloop
 
 from actorflow.runtime import start
+from actorflow.runtime.abandon import Order, Word
 from actorflow.runtime.alone import Alone
 from actorflow.runtime.control import Control
 from actorflow.runtime.control_ledger import CommonStep
@@ -67,6 +68,7 @@ class Cluster:
         self._messages: Feed[[int, Message]] = Feed()
         self._lines: Feed[[Line]] = Feed()
         self._failures: Feed[[Failure]] = Feed()
+        self._orders: Feed[[Order]] = Feed()
         self._ends: list[Callable[[], object]] = []
         self._store: Any = None
         self._store_socket: socket.socket | None = None
@@ -77,7 +79,9 @@ class Cluster:
         if self.rank == 0:  # listens now, so that its port can be told before torch is imported
             self._store_socket = _listen(settings.bind_host())
             where = (settings.master_host, self._store_socket.getsockname()[1])
-        self._control = Control(settings, self._ticket, where, self._go, self._messages, self._lines, self._on_failure)
+        self._control = Control(
+            settings, self._ticket, where, self._go, self._messages, self._lines, self._on_failure, self._orders
+        )
         self._near = self._control.near.links
 
     # -- joining ---------------------------------------------------------------------------------
@@ -149,6 +153,14 @@ class Cluster:
     def on_go(self, callback: Callable[[int], object]) -> None:
         """Call back with the number of each call that all ranks have made, in order."""
         self._go.attach(callback)
+
+    def say(self, word: Word) -> None:
+        """Tell the master of a call that has failed, here or elsewhere; any thread, returns at once."""
+        self._soon(self._control.say, word)
+
+    def on_order(self, callback: Callable[[Order], object]) -> None:
+        """Call back with what the master tells every rank of such a call."""
+        self._orders.attach(callback)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from actorflow.runtime.abandon import Decision, Failed, Order, Vote, Word
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
 from actorflow.runtime.data_plane.shared import owned
@@ -26,7 +28,7 @@ from actorflow.runtime.lines import Lines
 from actorflow.runtime.memory import ran_out
 from actorflow.runtime.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.runtime.recorder import Recorder, clock
-from actorflow.runtime.story import actor_error, firing, some, told, wrapped
+from actorflow.runtime.story import actor_error, again, cause_of, firing, some, told, wrapped
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.runtime.turns import Turns
 from actorflow.runtime.wire import decode
@@ -42,7 +44,7 @@ class Compute:
 
     ``variables`` is what plans read and write.  Where ``gated``, call n waits for ``permit(n)``.  ``installed`` waits
     for the plan of a number, and gives None where the run ends before.  ``fired`` is told of each call whose
-    actors have all fired, ``fail`` of what ended the thread.
+    actors have all fired, ``lost`` of each that is given up, ``fail`` of what ended the thread.
     """
 
     def __init__(
@@ -56,10 +58,13 @@ class Compute:
         gated: bool,
         installed: Callable[[int], Job | None],
         fired: Callable[[Call], None],
+        lost: Callable[[Call], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
-        self._variables, self._gated, self._fired, self._fail = variables, gated, fired, fail
+        self._variables, self._gated = variables, gated
+        self._fired, self._lose, self._fail = fired, lost, fail
+        self.say: Callable[[Word], object] | None = None  # tells the coordinator of calls that fail
         self._jobs: dict[int, Job] = {}
         self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for this thread
         self._turns: Turns[Task] = Turns()  # communications that leave in the plan's order
@@ -80,6 +85,10 @@ class Compute:
         self._lines = Lines(self._inbox, self._deliver_here)
         self.active = 0  # calls that are begun and unfinished
         self._lost = 0  # of these, those that have failed and are given up
+        self._enqueued = -1  # the last call that has come
+        self._held: dict[int, list[Callable[[], None]]] = {}  # what calls that failed on some rank would do next
+        self._raised: dict[int, tuple[BaseException, str]] = {}  # what failed here of these, and why the run has to end
+        self._given_up: dict[int, BaseException] = {}  # calls that have not come yet
         self._thread = threading.Thread(target=self._run, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
 
@@ -100,6 +109,10 @@ class Compute:
     def permit(self, number: int) -> None:
         """Let call ``number`` start."""
         self._inbox.put(self._allow, number)
+
+    def obey(self, order: Order) -> None:
+        """Do what the coordinator says of a call that has failed on some rank."""
+        self._inbox.put(self._decide if isinstance(order, Decision) else self._vote, order)
 
     def deliver(self, peer: int, message: Message) -> None:
         """Take a message of another rank, whose messages come in order; early ones are kept for later."""
@@ -145,6 +158,7 @@ class Compute:
             f"thread compute: {self.doing or 'waits for an event'}",
             *self._transfers.explain(),
             *([waiting] if waiting else []),
+            *(f"call {number} has failed on some rank: it waits for the votes of all" for number in tuple(self._held)),
         ]
 
     # --- the thread ---
@@ -208,6 +222,7 @@ class Compute:
         self._begin()
 
     def _enqueue(self, job: Job, call: Call) -> None:
+        self._enqueued = call.number
         self._waiting.append((job, call))
         self._begin()
 
@@ -225,8 +240,13 @@ class Compute:
             if job.queues:
                 job.join(self._current, call)
             if not job.firings:
-                self._fired(call)
+                if call.number in self._held:
+                    self._held[call.number].append(partial(self._end_without_actors, call))
+                else:
+                    self._end_without_actors(call)
                 continue
+            if call.number in self._given_up:
+                self._give_up(call, self._given_up.pop(call.number))
             self._current = job  # the last one that had something to do here: the next one's queues wait for its
             self.active += 1
             if self._record is not None:
@@ -285,18 +305,7 @@ class Compute:
     def _apply(self, job: Job, instructions: list[Instruction]) -> None:
         for todo in instructions:
             if type(todo) is Fire:
-                unit = job.units[todo.actor]
-                if unit.inline:
-                    if unit.kernel is None:  # it is short, and others may wait for it
-                        self._pending.appendleft((job, unit, todo))
-                    else:
-                        self._pending.append((job, unit, todo))
-                elif unit.in_turn:
-                    came = self._turns.fired(job.number, todo.actor, self._task(job, unit, todo))
-                    if came is not None:
-                        self._inbox.put(self._credited, job, came)
-                else:
-                    self._transfers.fire(self._task(job, unit, todo))
+                self._begin_firing(job, job.units[todo.actor], todo)
             elif type(todo) is GiveCredit:
                 self._transport.send(job.sources[todo.register].rank, Credit(job.number, todo.register))
                 self._turns.freed(job.number, todo.register)
@@ -306,9 +315,26 @@ class Compute:
             for turn in self._turns.ready():
                 self._transfers.turn(turn)
 
+    def _begin_firing(self, job: Job, unit: Unit, fire: Fire) -> None:
+        if self._held and (held := self._holding(job.calls[fire.firing // unit.rate], unit)) is not None:
+            held.append(partial(self._begin_firing, job, unit, fire))
+        elif unit.inline:
+            if unit.kernel is None:  # it is short, and others may wait for it
+                self._pending.appendleft((job, unit, fire))
+            else:
+                self._pending.append((job, unit, fire))
+        elif unit.in_turn:
+            came = self._turns.fired(job.number, fire.actor, self._task(job, unit, fire))
+            if came is not None:
+                self._inbox.put(self._credited, job, came)
+        else:
+            self._transfers.fire(self._task(job, unit, fire))
+
     def _gather(self, job: Job, unit: Unit, fire: Fire) -> list[Any]:
         held = fire.reads
         boxes: list[Any] = [slots.take(held[at][1]) for at, slots in unit.reads]
+        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:  # it moves what nobody looks at
+            boxes = [token or slots.blank() for token, (_, slots) in zip(boxes, unit.reads, strict=True)]
         if unit.outer:
             iteration, piece = divmod(fire.firing, unit.rate)
             call = job.calls[iteration]
@@ -332,11 +358,13 @@ class Compute:
         self._doing = (unit, fire)
         if self._record is not None:
             self._start = clock()
-        if self._lost and job.calls[fire.firing // unit.rate].lost is not None:
+        if self._lost and unit.comm is None and job.calls[fire.firing // unit.rate].lost is not None:
             for at, slots in unit.reads:
                 slots.take(fire.reads[at][1])
             self._forgo(job, unit, fire)
             return
+        if unit.undone:
+            self._keep(job.calls[fire.firing // unit.rate], unit)
         values = self._gather(job, unit, fire)
         if unit.passage is not None:
             memory = unit.passage.place(values)
@@ -348,14 +376,15 @@ class Compute:
                 else:
                     outputs = self._transfers.outputs(job, unit, fire, values)
             except Exception as error:
-                self._lose(job, unit, fire, error)
+                self._broken(job, unit, fire, error)
                 return
         self._finish(job, unit, fire, outputs)
 
-    def _lose(self, job: Job, unit: Unit, fire: Fire, error: Exception) -> None:
-        """Give up the call that a body has failed in, if no other rank has a part in it and it has changed nothing yet.
+    def _broken(self, job: Job, unit: Unit, fire: Fire, error: Exception) -> None:
+        """A body has failed: give its call up if it has changed nothing yet, on no rank.
 
-        Buffers may have changed: in PyTorch a forward pass that fails leaves those that it has come to changed, too.
+        Buffers may have changed on one device: in PyTorch a forward pass that fails leaves those that it has come to
+        changed, too.  On several ranks those are put back that a call has changed: each may be at another point.
 
         Its other actors fire without computing, so that the calls around it find everything as ever.  Raises what is
         the end of the run.
@@ -365,18 +394,100 @@ class Compute:
             raise raised
         iteration = fire.firing // unit.rate
         call = job.calls[iteration]
-        if job.plan.world > 1:
-            raise told(raised, "a run on several ranks ends here: look at the batch before the call, on every rank")
         changed = job.changed_in(iteration, unit, culprit(unit.body, error))
+        if job.plan.world > 1:
+            if self.say is None:
+                raise told(raised, "a run on several ranks ends here: look at the batch before the call, on every rank")
+            self._doing = None
+            self._hold(call).append(partial(self._forgo, job, unit, fire))
+            self._raised[call.number] = raised, self._obstacle(job, iteration, changed)
+            self.say(Failed(call.number, str(raised), *cause_of(raised)))
+            return
         buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
         more = [*(name for name in changed if name not in buffers), *call.leaves]
-        if more or any(r.initial and r.tensors for r in job.plan.registers):
+        if more or job.carries:
             had = f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint"
             raise told(raised, had)
         what = f"buffers ({some(buffers)}) and nothing else" if buffers else "nothing"
-        call.lose(told(raised, f"the call has changed {what}, and other calls are done as ever"))
-        self._lost += 1
+        self._give_up(call, told(raised, f"the call has changed {what}, and other calls are done as ever"))
         self._forgo(job, unit, fire)
+
+    def _give_up(self, call: Call, error: BaseException) -> None:
+        self._lost += 1
+        call.lose(error)
+        self._lose(call)
+
+    # --- calls that fail on some of several ranks ---
+
+    def _hold(self, call: Call | int) -> list[Callable[[], None]]:
+        """Start nothing more of a call; what it would do next."""
+        number = call if isinstance(call, int) else call.number
+        held = self._held.setdefault(number, [])
+        for entry in [e for e in self._pending if e[0].calls[e[2].firing // e[1].rate].number == number]:
+            self._pending.remove(entry)
+            held.append(partial(self._begin_firing, *entry))
+        return held
+
+    def _holding(self, call: Call, unit: Unit) -> list[Callable[[], None]] | None:
+        """Where a firing waits, if its call is held, or changes what one before it may have to put back."""
+        first = min(self._held)
+        return self._held[first] if unit.undone and call.number > first else self._held.get(call.number)
+
+    def _vote(self, order: Order) -> None:
+        """Hold a call, and say whether it can be given up here."""
+        number = order.call
+        self._hold(number)
+        job = self._current
+        iteration = next((i for i, c in job.calls.items() if c.number == number), None) if job is not None else None
+        if number in self._raised:
+            obstacle = self._raised[number][1]
+        elif job is not None and iteration is not None:
+            obstacle = self._obstacle(job, iteration, job.changed_in(iteration))
+        elif number <= self._enqueued and all(call.number != number for _, call in self._waiting):
+            obstacle = "it had ended the call before"
+        else:
+            obstacle = ""  # the call has not begun here
+        assert self.say is not None
+        self.say(Vote(number, obstacle))
+
+    def _obstacle(self, job: Job, iteration: int, changed: Sequence[str]) -> str:
+        """Why a call cannot be given up on this rank; empty where it can."""
+        call = job.calls[iteration]
+        if job.trails is not None:
+            return f"{self._on.where} runs ahead of what is known of its calls"
+        late = {name for other in job.calls.values() if other.number > call.number for name in other.before}
+        more = [*(name for name in changed if name not in call.before or name in late), *call.leaves]
+        if more:
+            return f"the call had changed {some(more)} before"
+        return "registers carry values from call to call" if job.carries else ""
+
+    def _decide(self, decision: Order) -> None:
+        """Give a call up that every rank holds, or end the run; where another rank has failed it hears of the end."""
+        assert isinstance(decision, Decision)
+        number, failed = decision.call, decision.failed
+        raised, _ = self._raised.pop(number, (None, ""))
+        if decision.obstacle:
+            if raised is not None:
+                raise told(raised, f"no call can follow it: load a checkpoint ({decision.obstacle})")
+            return
+        raised = raised or again(failed.text, failed.cause, failed.message)
+        error = told(raised, "the call has changed nothing, and other calls are done as ever")
+        under_way = () if self._current is None else self._current.calls.values()
+        call = next((c for c in under_way if c.number == number), None)
+        if call is None:
+            self._given_up[number] = error
+        else:
+            for name, value in call.before.items():
+                self._variables[name].copy_(value)
+            self._give_up(call, error)
+        for go_on in self._held.pop(number):  # what another call holds is held again
+            go_on()
+
+    def _keep(self, call: Call, unit: Unit) -> None:
+        """Remember the values of variables that a firing is about to change."""
+        for name in unit.undone:
+            if name not in call.before:
+                call.before[name] = self._variables[name].clone()
 
     def _forgo(self, job: Job, unit: Unit, fire: Fire) -> None:
         """Finish a firing of a call that is given up: nothing changes, and its tokens are empty."""
@@ -389,12 +500,15 @@ class Compute:
 
     def _finish(self, job: Job, unit: Unit, fire: Fire, outputs: Sequence[Any]) -> None:
         """Put the outputs where they belong and tell the machine."""
+        call = job.calls[fire.firing // unit.rate]
+        if self._held and call.number in self._held:  # a transfer has ended meanwhile
+            self._held[call.number].append(partial(self._finish, job, unit, fire, outputs))
+            return
         self._doing = (unit, fire)
         if self._record is not None and unit.inline:
             self._record.firing(job.number, unit.actor, fire.firing, self._start)
         if unit.borrows:
             outputs = owned(outputs, [job.rooms[r] for r in unit.borrows if r in job.rooms])
-        call = job.calls[fire.firing // unit.rate]
         for store in unit.stores:
             _, sequence, complete = fire.writes[store.at]
             token = outputs if store.all else [outputs[i] for i in store.outputs]
@@ -402,15 +516,24 @@ class Compute:
                 store.slots.put(sequence, token)
             else:
                 store.slots.add(sequence, token, complete, store.summed)
-        for output, name in unit.variables:
-            variable = self._variables[name]
-            if outputs[output] is not variable:
-                variable.copy_(outputs[output])
-        if unit.results:
+        if call.lost is None:
+            if unit.undone:
+                self._keep(call, unit)
+            for output, name in unit.variables:
+                variable = self._variables[name]
+                if outputs[output] is not variable:
+                    variable.copy_(outputs[output])
+        if unit.results and call.lost is None:
             self._give(call, unit, fire, outputs)
         elif unit.passage is not None:
             unit.passage.end(fire)
         self._end(job, unit, fire, call)
+
+    def _end_without_actors(self, call: Call) -> None:
+        if call.number in self._given_up:
+            call.lose(self._given_up.pop(call.number))
+            self._lose(call)
+        self._fired(call)
 
     def _end(self, job: Job, unit: Unit, fire: Fire, call: Call) -> None:
         """Tell the machine, and with the last firing of a call whoever waits for its end."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from actorflow.runtime import control_grpc as door
 from actorflow.runtime import control_why as why
 from actorflow.runtime import control_wire as wire
+from actorflow.runtime.abandon import Coordinator, Order, Word
 from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_servicer, grpc
 from actorflow.runtime.control_join import Reception
 from actorflow.runtime.control_ledger import CommonStep, Ledger
@@ -51,6 +52,7 @@ class Control:
         on_message: Callable[[int, Message], None],
         on_line: Callable[[Line], None],
         on_failure: Callable[[Failure], None],
+        on_order: Callable[[Order], None],
     ) -> None:
         self.settings = settings
         self.rank = settings.rank
@@ -62,8 +64,9 @@ class Control:
         self.links: dict[int, Link] = {}
         self.near = Near(settings, on_line, self._line_ended)
         self._make_ticket = ticket
-        self._on_go, self._on_message, self._on_failure = on_go, on_message, on_failure
+        self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
         self._ledger = Ledger(settings.world)
+        self._coordinator = Coordinator(settings.world)  # the master's
         self._reception: Reception | None = None  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
@@ -83,6 +86,10 @@ class Control:
             "farewell": lambda _, __: self._farewell(),
             "bye": self._bye,
             "near": lambda link, item: self.near.told(link.peer, item.connected),
+            "failed": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
+            "vote": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
+            "hold": lambda _, item: self._on_order(wire.order_from(item)),
+            "decision": lambda _, item: self._on_order(wire.order_from(item)),
         }
 
     async def run(self, joined: Future[None]) -> None:
@@ -342,6 +349,19 @@ class Control:
         elif complete and step.kind == "end":
             self._tell_all(pb.Item(farewell=pb.Farewell()))
             self._farewell()
+
+    def say(self, word: Word) -> None:
+        """Tell the master what became of a call here that has failed on some rank."""
+        if self.rank == 0:
+            self._heard_of(0, word)
+        else:
+            self.links[0].put(wire.word_to(word))
+
+    def _heard_of(self, rank: int, word: Word) -> None:
+        order = self._coordinator.hear(rank, word)
+        if order is not None:
+            self._tell_all(wire.order_to(order))
+            self._on_order(order)
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: the master gets what each rank gives."""

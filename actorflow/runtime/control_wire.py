@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from actorflow.runtime.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.runtime.control_ledger import CommonStep
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import Failure
@@ -102,6 +103,38 @@ def step_to(step: CommonStep) -> pb.Item:
 def step_from(item: pb.Issue) -> CommonStep:
     """The common step that a rank issued."""
     return CommonStep(item.kind, item.tag, item.text, item.call)
+
+
+def word_to(word: Word) -> pb.Item:
+    """What a rank says of a call that has failed, as an item of the link to the master."""
+    if isinstance(word, Failed):
+        return pb.Item(failed=_failed_to(word))
+    return pb.Item(vote=pb.Vote(call=word.call, obstacle=word.obstacle))
+
+
+def word_from(item: pb.Failed | pb.Vote) -> Word:
+    """What a rank said of a call that has failed."""
+    return _failed_from(item) if isinstance(item, pb.Failed) else Vote(item.call, item.obstacle)
+
+
+def order_to(order: Order) -> pb.Item:
+    """What the master tells every rank of such a call, as an item of a link."""
+    if isinstance(order, Hold):
+        return pb.Item(hold=pb.Hold(call=order.call))
+    return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=order.obstacle))
+
+
+def order_from(item: pb.Hold | pb.Decision) -> Order:
+    """What the master told every rank of such a call."""
+    return Hold(item.call) if isinstance(item, pb.Hold) else Decision(_failed_from(item.failed), item.obstacle)
+
+
+def _failed_to(failed: Failed) -> pb.Failed:
+    return pb.Failed(call=failed.call, text=failed.text, cause=failed.cause, message=failed.message)
+
+
+def _failed_from(item: pb.Failed) -> Failed:
+    return Failed(item.call, item.text, item.cause, item.message)
 
 
 def pieces(data: bytes) -> Iterator[memoryview]:

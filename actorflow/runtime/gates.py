@@ -72,4 +72,4 @@ class Gates:
         with self._changed:
             last = [call for number, call in self._issued if number < calls][-1:]
         for call in last:
-            call.wait()
+            call.wait(tell=False)

@@ -44,6 +44,7 @@ from actorflow_compiler.plan_verify import verify
 from actorflow_scheduler.machine import Finished, Machine
 
 INLINE = "inline"
+UNDONE = 1 << 20  # bytes; the values of larger variables are not kept while a call changes them
 QUICK = 1 << 20  # bytes; up to here the compute thread copies a token itself, as a hand-over costs more
 
 
@@ -99,6 +100,7 @@ class Unit:
     borrows: tuple[int, ...]  # registers in shared memory whose tokens its outputs, which are kept, may be views of
     specs: tuple[TensorSpec, ...]  # of a collective's outputs
     sent: tuple[int, int] | None  # (position in the writes of a firing, register) that a send fills
+    undone: tuple[str, ...]  # variables whose values before a call are kept, for the case that it is given up
 
     @property
     def in_turn(self) -> bool:
@@ -168,18 +170,24 @@ class Job:
         if self.trails is not None:
             self.trails.sweep()
 
-    def changed_in(self, iteration: int, failed: Unit, step: int | None) -> list[str]:
-        """The variables that may have changed since an iteration began, in which ``failed`` has failed in a step.
+    def changed_in(self, iteration: int, failed: Unit | None = None, step: int | None = None) -> list[str]:
+        """The variables that may have changed here since an iteration began, in which ``failed`` has failed in a step.
 
         What a body works on in place may have changed up to that step, or anywhere where it is not known; what it puts
         into variables it puts there when it has ended.
         """
-        found: set[str] = set(self.plan.worked_on_by(failed.actor, None if step is None else step + 1))
+        found: set[str] = set()
+        if failed is not None:
+            found.update(self.plan.worked_on_by(failed.actor, None if step is None else step + 1))
         for unit in self.units.values():
-            begun = self.machine.fired(unit.actor.id) - (unit is failed)
-            if begun > iteration * unit.rate:
+            if self.machine.finished(unit.actor.id) > iteration * unit.rate:
                 found |= self.plan.changed_by(unit.actor)
         return sorted(found)
+
+    @property
+    def carries(self) -> bool:
+        """Whether registers carry values from one iteration to the next."""
+        return any(r.initial and r.tensors for r in self.plan.registers)
 
     def check(self, inputs: Mapping[str, Tensor], scalars: Mapping[str, float]) -> None:
         """Raise CallError that names an argument which the plan needs on this rank and the call lacks."""
@@ -297,7 +305,19 @@ class Job:
             borrows=tuple(s.id for _, s in taken if self._is_shared(s.id)) if stores and passage is None else (),
             specs=() if comm is None or send else tuple(self._spec(actor, i) for i in range(len(actor.targets))),
             sent=(0, writes[0].id) if send else None,
+            undone=() if passage is not None else self._undone(actor),
         )
+
+    def _undone(self, actor: Actor) -> tuple[str, ...]:
+        """The small variables beside parameters and optimizers' state that an actor of several ranks' plans changes.
+
+        One rank may have changed its part of them when a call fails on another one.
+        """
+        if self.plan.world == 1:
+            return ()
+        listed = {v.name: v for v in self.plan.variables if v.kind in ("buffer", "tensor")}
+        changed = sorted(self.plan.changed_by(actor) & listed.keys())
+        return tuple(name for name in changed if self._variables[name].nbytes <= UNDONE)
 
     def _is_shared(self, register: int) -> bool:
         comm = self.plan.actor(self.plan.register(register).producer).comm

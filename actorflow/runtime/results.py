@@ -78,7 +78,7 @@ class Results:
                 return Result.of(part, shape, dtype, self._device)
             with self._lock:
                 self._kept[number, index] = part
-        whole = Promise(_Fetch(peers, number, part, result, self._device))
+        whole = Promise(_Fetch(peers, number, call, part, result, self._device))
         return Result.of(whole, shape, dtype, self._device, _Drop(self, placement.ranks, number, index))
 
     def serve(self, number: int, index: int) -> bytes:
@@ -124,12 +124,14 @@ class _Fetch:
     """Makes a result from its owners' parts."""
 
     def __init__(
-        self, peers: Peers, number: int, part: Promise | None, result: plans.Result, device: torch.device
+        self, peers: Peers, number: int, call: Call, part: Promise | None, result: plans.Result, device: torch.device
     ) -> None:
-        self._peers, self._number, self._part, self._result, self._device = peers, number, part, result, device
+        self._peers, self._number, self._call, self._part = peers, number, call, part
+        self._result, self._device = result, device
 
     def __call__(self) -> Tensor:
         result, peers = self._result, self._peers
+        self._call.wait()  # one that was given up is so on all ranks, and this one's script is told here
 
         def one(index: int) -> Tensor:
             owner = result.placement.ranks[index]

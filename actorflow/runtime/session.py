@@ -229,6 +229,8 @@ class Session:
                 text += f", {arguments.spoken_numbers}"
             if job.keys is not None and job.keys.state.optimizers:
                 text += f", {job.keys.rates()}"
+            if self.worker is not None and (lost := self.worker.known_lost):
+                text += f", {lost} failed calls"
             if seen := glance(arguments):
                 text += f", contents of {seen}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
@@ -408,6 +410,9 @@ class Session:
         self.cluster.on_message(worker.deliver)
         self.cluster.on_line(worker.attach)
         worker.on_failure(self._worker_failed)
+        if isinstance(self.cluster, Cluster):
+            worker.on_lost(self.cluster.say)
+            self.cluster.on_order(worker.obey)
         if self.cluster.failure is not None:
             self._failed(self.cluster.failure)
 

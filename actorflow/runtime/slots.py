@@ -99,6 +99,10 @@ class Slots:
         if complete:
             self.put(sequence, ())
 
+    def blank(self) -> list[Tensor]:
+        """What moves to other ranks in place of an empty token: memory that nobody has written."""
+        return [torch.empty(t.shape, dtype=dtype_of(t.dtype)) for t in self.specs]
+
     def take(self, sequence: int) -> Token:
         """The token for one firing of one reader; the slot lets go of it with the last taking."""
         slot = sequence % self._count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 
 from actorflow.runtime.bodies.kernels import culprit
@@ -87,6 +88,22 @@ def told(error: BaseException, more: str) -> BaseException:
     """An actor's error with one more sentence."""
     made = ActorError(f"{error}. {more[:1].upper()}{more[1:]}")
     made.__cause__ = error.__cause__
+    return made
+
+
+def cause_of(error: BaseException) -> tuple[str, str]:
+    """The name of the builtin exception that is behind an error, and its message; for ``again``."""
+    cause = error.__cause__
+    name = type(cause).__name__
+    return (name, str(cause)) if getattr(builtins, name, None) is type(cause) else ("", "")
+
+
+def again(text: str, cause: str, message: str) -> BaseException:
+    """The error of another rank's actor, with the same cause."""
+    made = ActorError(text)
+    kind = getattr(builtins, cause, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        made.__cause__ = kind(message)
     return made
 
 

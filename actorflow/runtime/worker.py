@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.runtime.abandon import Order, Word
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
 from actorflow.runtime.call import Behind, Call, fresh
@@ -65,7 +66,7 @@ class Worker:
         self.variables: dict[str, Tensor] = {}
         self._transport = transport
         self._planes = dict(planes)
-        self._in_flight = in_flight
+        self._in_flight, self._gated = in_flight, gated
         self._kernels = Kernels(self.device, _library() if library is None else library)
         self._runs = Runs(self.on, self._kernels)
         self._changed = threading.Condition()  # guards what the threads of users see: the next seven
@@ -74,14 +75,16 @@ class Worker:
         self._issued = 0
         self._unfinished: deque[Call] = deque()
         self._behind = Behind()
-        self._lost: deque[Call] = deque()  # that have failed and changed nothing
+        self._lost: list[Call] = []  # given up, and the script does not know it from ``check``
+        self._known = 0  # those of which it knows
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._closed = False
         self.record = record
         self._compute = Compute(
-            rank, self.on, transport, record, cores, self.variables, gated, self._installed, self._fired, self.fail
-        )
+            rank, self.on, transport, record, cores, self.variables, gated, self._installed, self._fired,
+            self._given_up, self.fail,
+        )  # fmt: skip
         _open.add(self)
 
     # --- for users of the worker, on any thread ---
@@ -191,16 +194,35 @@ class Worker:
         """Read the messages of another rank from a socket from now on."""
         self._compute.attach(line)
 
-    def check(self, more: str = "") -> None:
-        """Raise what a call has failed with that changed nothing, once, unless the script has got it from the call.
+    def check(self, more: str = "", *, settled: bool = False) -> None:
+        """Raise what a call has failed with that was given up, once, unless the script has got it from the call.
 
-        ``more`` is one more sentence for it.
+        ``more`` is one more sentence for it.  Of several ranks each tells its script at the same call: one that as
+        many calls have followed as can be unfinished, or any where all are ``settled``.
         """
-        while self._lost:
-            call = self._lost.popleft()
-            if not call.told and call.lost is not None:
-                call.told = True
-                raise told(call.lost, more) if more else fresh(call.lost)
+        with self._changed:
+            last = self._issued if settled or not self._gated else self._issued - self._in_flight
+            for call in sorted(self._lost, key=lambda call: call.number):
+                if call.told or call.number < last:
+                    self._lost.remove(call)
+                    self._known += 1
+                    if not call.told and call.lost is not None:
+                        call.told = True
+                        raise told(call.lost, more) if more else fresh(call.lost)
+
+    @property
+    def known_lost(self) -> int:
+        """Of how many calls that were given up the script knows."""
+        with self._changed:
+            return self._known + sum(call.told for call in self._lost)
+
+    def on_lost(self, say: Callable[[Word], object]) -> None:
+        """Tell the coordinator of calls that fail, whose orders ``obey`` takes; without one the run ends with them."""
+        self._compute.say = say
+
+    def obey(self, order: Order) -> None:
+        """Do what the coordinator says of a call that has failed on some rank."""
+        self._compute.obey(order)
 
     def wait_all(self, timeout: float | None = None, *, tell: bool = True) -> None:
         """Return when every issued call is done.
@@ -220,7 +242,7 @@ class Worker:
         except TimeoutError as error:
             raise TimeoutError(f"rank {self.rank}: {error}\n{self.explain()}") from None
         if tell:
-            self.check()
+            self.check(settled=True)
 
     def fail(self, failure: BaseException) -> None:
         """End the work: everyone who waits, now and later, gets ``failure``.  Only the first one counts."""
@@ -305,9 +327,11 @@ class Worker:
             self._unfinished.remove(call)
             if call.ended:
                 self._behind.add(call)
-            if call.lost is not None:
-                self._lost.append(call)
             self._changed.notify_all()
+
+    def _given_up(self, call: Call) -> None:
+        with self._changed:
+            self._lost.append(call)
 
 
 @atexit.register

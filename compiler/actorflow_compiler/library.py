@@ -44,16 +44,18 @@ def op(name: str) -> Callable[[Kernel], Kernel]:
 
 
 @op("embedding_part")
-def embedding_part(weight: Tensor, indices: Tensor, first: int) -> Tensor:
+def embedding_part(weight: Tensor, indices: Tensor, first: int, whole: int) -> Tensor:
     """Look up rows of a part of a table, whose row 0 is row ``first`` of the whole; zeros for rows that are elsewhere.
 
-    weight (rows, width), indices any shape → (*indices, width); the sum over all parts is the whole lookup.
+    weight (rows, width), indices any shape → (*indices, width); the sum over all parts is the whole lookup.  An index
+    that is none of the ``whole`` rows fails as it does in an embedding that is not cut.
     """
     if not weight.shape[0]:
         return weight.new_zeros(*indices.shape, weight.shape[1])
     at = indices - first
-    here = (at >= 0) & (at < weight.shape[0])
-    return torch.where(here.unsqueeze(-1), weight[at.clamp(0, weight.shape[0] - 1)], 0)
+    elsewhere = ((at < 0) & (indices >= 0)) | ((at >= weight.shape[0]) & (indices < whole))
+    found = torch.embedding(weight, at.masked_fill(elsewhere, 0))
+    return found.masked_fill_(elsewhere.unsqueeze(-1), 0)
 
 
 @op("embedding_part_backward")

@@ -13,7 +13,7 @@ class Batch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
-    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near")
+    __slots__ = ("ready", "credit", "issue", "part", "go", "hello", "welcome", "failure", "heard", "farewell", "bye", "near", "failed", "vote", "hold", "decision")
     READY_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,10 @@ class Item(_message.Message):
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
     credit: Credit
     issue: Issue
@@ -38,7 +42,11 @@ class Item(_message.Message):
     farewell: Farewell
     bye: Bye
     near: Near
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ...) -> None: ...
+    failed: Failed
+    vote: Vote
+    hold: Hold
+    decision: Decision
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., issue: _Optional[_Union[Issue, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., near: _Optional[_Union[Near, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan", "register", "sequence", "nbytes", "inline", "payload")
@@ -91,6 +99,40 @@ class Go(_message.Message):
     CALL_FIELD_NUMBER: _ClassVar[int]
     call: int
     def __init__(self, call: _Optional[int] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("call", "text", "cause", "message")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    text: str
+    cause: str
+    message: str
+    def __init__(self, call: _Optional[int] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("call",)
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    def __init__(self, call: _Optional[int] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("call", "obstacle")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    obstacle: str
+    def __init__(self, call: _Optional[int] = ..., obstacle: _Optional[str] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("failed", "obstacle")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    failed: Failed
+    obstacle: str
+    def __init__(self, failed: _Optional[_Union[Failed, _Mapping]] = ..., obstacle: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("rank", "ticket")

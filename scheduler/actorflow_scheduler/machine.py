@@ -348,9 +348,10 @@ class Machine:
         """The actors that have not fired as often as they were called for, and those that run."""
         return [a.id for a in self._actors.values() if a.fired < a.limit or a.queue.running is a]
 
-    def fired(self, actor: int) -> int:
-        """How often an actor has begun to fire, over all iterations."""
-        return self._actors[actor].fired
+    def finished(self, actor: int) -> int:
+        """How often an actor has fired and ended, over all iterations."""
+        a = self._actors[actor]
+        return a.fired - (a.queue.running is a)
 
     def moved(self) -> int:
         """A number that grows with every event: equal ones mean that nothing has happened between."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.library import OPS
 from actorflow_compiler.ops import Meta, Ref
 from actorflow_compiler.sbp import B, P, Split, parse
 from actorflow_compiler.signatures import OpCall, derive, indexed, localise, notation, shard, signatures, table, unshard
@@ -129,8 +130,15 @@ def test_a_vocabulary_that_is_split_looks_up_by_the_offset_of_each_part() -> Non
     split = next(s for s in signatures(call, 3) if s.letter == "v")
     assert str(split) == "S(0), B -> P"
     assert [localise(call, split, 3, i)[:2] for i in range(3)] == [
-        ("actorflow.embedding_part", (Ref(0), Ref(1), at)) for at in (0, 3, 5)
+        ("actorflow.embedding_part", (Ref(0), Ref(1), at, 7)) for at in (0, 3, 5)
     ]
+
+
+@pytest.mark.parametrize("index", [-1, 7, 99])
+def test_an_index_that_a_vocabulary_has_not_fails_in_every_part_of_it(index: int) -> None:
+    for first, rows in ((0, 3), (3, 2), (5, 2)):
+        with pytest.raises(IndexError):
+            OPS["embedding_part"](torch.randn(rows, 4), torch.tensor([2, index]), first, 7)
 
 
 def test_a_signature_serves_the_parts_that_an_earlier_axis_made() -> None:

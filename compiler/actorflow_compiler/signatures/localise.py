@@ -187,9 +187,9 @@ def _embedding(device: _Device) -> Local | None:
     found = device.rows(device.call.ins[0], device.signature.ins[0])
     if found is None:
         return None
-    weight, indices, before, *_ = bind(device.call)
-    first = before if device.call.op.startswith("actorflow.") else 0
-    return "actorflow.embedding_part", (weight, indices, first + found[0]), ()
+    weight, indices, *rest = bind(device.call)
+    first, whole = rest if device.call.op.startswith("actorflow.") else (0, device.call.ins[0].shape[0])
+    return "actorflow.embedding_part", (weight, indices, first + found[0], whole), ()
 
 
 def _embedding_backward(device: _Device) -> Local | None:
