@@ -59,6 +59,7 @@ from actorflow_compiler.torch_internals import (
     real_tensors,
     scaling_in_the_graph,
     values_not_seen,
+    without_meta,
 )
 from actorflow_compiler.variables import State, attributes_given, group_names, stand_ins
 
@@ -163,7 +164,7 @@ def capture(
                 streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
-                ragged = packing(), aligning(), indexing.following(), unrolled()
+                ragged = packing(), aligning(), indexing.following(), unrolled(), without_meta()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged):
                         stack.enter_context(context)

@@ -85,6 +85,7 @@ __all__ = [
     "when_cuda_starts",
     "without_dispatch",
     "without_functions_of_autograd",
+    "without_meta",
 ]
 
 R = TypeVar("R")
@@ -563,6 +564,36 @@ class _Before(TorchDispatchMode):
 def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManager[Any]:
     """Call a function before each op that runs, or is traced, inside."""
     return _Before(call)
+
+
+class _WithoutMeta(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op where its tensors with memory lie."""
+        kwargs = kwargs or {}
+        if (device := kwargs.get("device")) is not None and torch.device(device).type == "meta":
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(tensor.device.type == "meta" for tensor in given):
+            here = next((tensor.device for tensor in given if tensor.device.type != "meta"), torch.device("cpu"))
+            args = tuple(_placed(arg, here) for arg in args)
+        return func(*args, **kwargs)
+
+
+def _placed(value: Any, here: torch.device) -> Any:
+    """Zeros in the place of a tensor that has nothing but a shape."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+        return value
+    return torch.zeros(value.shape, dtype=value.dtype, device=here)
+
+
+def without_meta() -> contextlib.AbstractContextManager[Any]:
+    """In which nothing goes to the meta device: adding to a tangent of zeros finds the shape of the sum there.
+
+    Of a tensor that is traced without memory the sum would stay on that device.
+    """
+    return _WithoutMeta()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from recipes.data import classes, numbers, pairs
@@ -406,3 +406,22 @@ def programs(job):
         return loss
 
     return Training(model, optimizer, train_step, classes(6, 4))
+
+
+@recipe(KIND, "second derivatives in forward mode")
+def curvature(job):
+    """A Laplacian by vmap over hessian, jacfwd of jacfwd, a Hessian times a vector, over SiLU and Tanh."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 1))
+
+    def loss(model, x, y):
+        parameters = dict(model.named_parameters())
+
+        def value(point):
+            return functional_call(model, parameters, (point,)).squeeze(-1)
+
+        laplacian = vmap(lambda point: hessian(value)(point).diagonal().sum())(x)
+        forward = vmap(jacfwd(jacfwd(value)))(x)
+        _, product = jvp(grad(lambda points: value(points).square().sum()), (x,), (torch.ones_like(x),))
+        return (laplacian + value(x) - y[:, 0]).square().mean() + forward.square().mean() + product.square().mean()
+
+    return training(job, model, loss, pairs(3, 1), 0.01)
