@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,17 +70,34 @@ class Arguments:
         return tuple(args), dict(kwargs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Same:
-    """Equal only where it holds the same object."""
+    """Equal only to what stands for the same object, while that is there; it does not keep the object, if it can.
 
-    thing: object
+    An object that has the place in memory of one that is gone is another one.
+    """
+
+    __slots__ = ("_get", "_id")
+
+    def __init__(self, thing: object) -> None:
+        self._get: Callable[[], object]
+        self._id = id(thing)  # a hash stays as it is
+        try:
+            self._get = weakref.ref(thing)
+        except TypeError:
+            self._get = partial(_given, thing)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
+        if self is other:
+            return True
+        mine = self._get()
+        return isinstance(other, _Same) and mine is not None and mine is other._get()
 
     def __hash__(self) -> int:
-        return id(self.thing)
+        return self._id
+
+
+def _given(thing: object) -> object:
+    return thing
 
 
 class _Here:
@@ -200,11 +220,16 @@ def _key_of(leaf: Any) -> Any:
     """Equal for leaves that may share a plan."""
     if isinstance(leaf, _SAYS_ITSELF):
         return repr(leaf)  # keeps 0.0 and -0.0 apart
+    if isinstance(leaf, types.MethodType):  # is made anew whenever it is read
+        return leaf.__func__, _key_of(leaf.__self__)
+    kind: Any = type(leaf)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        return _Same(leaf)
     try:
         hash(leaf)
     except TypeError:
         return _Same(leaf)
-    return leaf
+    return leaf  # equal by what it says
 
 
 def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:

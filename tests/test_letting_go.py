@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 import torch
 
 import actorflow as flow
+from actorflow.arguments import flatten
 from actorflow.beside import BESIDE
-from scripts.let_go import KINDS, Trainer, batch, in_turn, kept, now, pair, trained, trials
+from scripts.let_go import KINDS, SOME, Trainer, batch, in_turn, kept, now, pair, trained, trials
 from test_runs import actorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "let_go.py"
@@ -35,12 +38,36 @@ def test_models_that_one_job_trains_in_turn_have_a_plan_each() -> None:
     assert in_turn(3) == (pytest.approx(0, abs=1e-9), 3)
 
 
-@pytest.mark.parametrize("layout", ["tensor", "zero 3"])
-def test_two_ranks_let_go_alike(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "count"), [("tensor", len(KINDS) + 3), ("zero 3", len(SOME) + 3)])
+def test_two_ranks_let_go_alike(layout: str, count: int) -> None:
     run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(KINDS) + 3
+    assert run.stdout.count(": right") == count
+
+
+def test_two_ranks_let_go_soon_where_nothing_is_compiled_and_garbage_is_collected_late() -> None:
+    run = actorflow("run", str(SCRIPT), "--devices", "2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == 4
+
+
+def test_an_object_in_the_place_of_one_that_is_gone_is_another_one() -> None:
+    def key(thing: object) -> Any:
+        return flatten("job", inspect.signature(lambda thing: thing), (thing,), {}).key
+
+    model = torch.nn.Linear(2, 2)
+    known = {key(model): "the plan"}
+    assert known[key(model)] == "the plan"
+    address, there = id(model), weakref.ref(model)
+    del model
+    assert there() is None  # the key does not keep it
+    others = [torch.nn.Linear(2, 2) for _ in range(100)]
+    again = next((other for other in others if id(other) == address), others[0])
+    assert key(again) not in known
+    assert key(again) == key(again)
+    assert key(again.forward) == key(again.forward) != key(others[-1].forward)
 
 
 def test_copies_of_an_object_with_a_job_have_a_job_of_their_own() -> None:

@@ -163,3 +163,10 @@ def deep_inside(job: bool) -> list[float]:
 def test_what_is_changed_or_lies_deep_stays_as_it_was(case: Callable[[bool], list[float]]) -> None:
     wanted, found = case(False), case(True)
     assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-12
+
+
+def test_a_rank_that_takes_a_plan_in_late_is_read_when_it_has() -> None:
+    run = actorflow("run", str(SCRIPT.with_name("late_to_read.py")), "--devices", "2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "right" in run.stdout
+    assert "NOBODY" not in run.stdout

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from actorflow.runtime.control_dropped import NOTHING, Dropped
 from actorflow.runtime.control_pull import Handler, Pulls
 from actorflow.runtime.failure import Failure, LastThings
 from actorflow.runtime.feed import Feed
@@ -30,7 +31,7 @@ class Alone:
         self.failed = threading.Event()
         self.failure: Failure | None = None
         self.calls = 0
-        self._go: Feed[[int]] = Feed()
+        self._go: Feed[[int, Dropped]] = Feed()
         self._pulls = Pulls()
         self._last = LastThings()
 
@@ -46,18 +47,21 @@ class Alone:
         assert payloads is not None
         return payloads[0]
 
-    def gate(self, call: int, digest: str, text: str) -> None:
+    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
         """Let the call go at once."""
         self.calls += 1
-        self._go(call)
+        self._go(call, dropped)
 
     def goodbye(self) -> None:
         """Nobody to wait for."""
         tell(self.settings.launcher, Finished(self.rank))
 
-    def on_go(self, callback: Callable[[int], object]) -> None:
-        """Call back with the number of each call."""
+    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+        """Call back with the number of each call, and what was dropped."""
         self._go.attach(callback)
+
+    def forget(self, dropped: Dropped) -> None:
+        """Nobody else has told of anything."""
 
     def connect(self, peers: Sequence[int]) -> None:
         """There are no peers."""

@@ -22,6 +22,7 @@ from actorflow.runtime import start
 from actorflow.runtime.abandon import Order, Word
 from actorflow.runtime.alone import Alone
 from actorflow.runtime.control import Control
+from actorflow.runtime.control_dropped import NOTHING, Dropped
 from actorflow.runtime.control_ledger import CommonStep
 from actorflow.runtime.control_pull import Handler
 from actorflow.runtime.control_roster import Ticket
@@ -64,7 +65,7 @@ class Cluster:
         self._base = own_ticket(settings)
         self._steps = 0  # common steps so far
         self._ending = Ending(exit)
-        self._go: Feed[[int]] = Feed()
+        self._go: Feed[[int, Dropped]] = Feed()
         self._messages: Feed[[int, Message]] = Feed()
         self._lines: Feed[[Line]] = Feed()
         self._failures: Feed[[Failure]] = Feed()
@@ -119,8 +120,8 @@ class Cluster:
         """Give every rank its payload; the master has one for each rank, the others None."""
         return self._wait(self._control.scatter(self._next(), tag, payloads))
 
-    def gate(self, call: int, digest: str, text: str) -> None:
-        """Say that this rank makes a call; returns at once.
+    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
+        """Say that this rank makes a call, and what its script has ``dropped`` since the last one; returns at once.
 
         ``on_go`` hears of it when every rank has made it with the same digest.  ``call`` is any
         number that is equal on all ranks; ``text`` is the call as people write it.  A difference ends
@@ -128,7 +129,7 @@ class Cluster:
         """
         self._next()
         self.calls += 1
-        self._soon(self._control.issue, CommonStep("call", f"{call} {digest}", text, call))
+        self._soon(self._control.issue, CommonStep("call", f"{call} {digest}", text, call, dropped))
 
     def goodbye(self) -> None:
         """Block until every rank has come to the end of its script, serving meanwhile; then close all links."""
@@ -150,8 +151,8 @@ class Cluster:
         self._steps += 1
         return number
 
-    def on_go(self, callback: Callable[[int], object]) -> None:
-        """Call back with the number of each call that all ranks have made, in order."""
+    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+        """Call back with the number of each call that all ranks have made, in order, and what all have dropped."""
         self._go.attach(callback)
 
     def say(self, word: Word) -> None:
@@ -161,6 +162,11 @@ class Cluster:
     def on_order(self, callback: Callable[[Order], object]) -> None:
         """Call back with what the master tells every rank of such a call."""
         self._orders.attach(callback)
+
+    def forget(self, dropped: Dropped) -> None:
+        """These are gone on all ranks, which have agreed on it otherwise than by calls."""
+        if self.rank == 0:
+            self._soon(self._control.forget, dropped)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from actorflow.runtime import control_grpc as door
 from actorflow.runtime import control_why as why
 from actorflow.runtime import control_wire as wire
 from actorflow.runtime.abandon import Coordinator, Order, Word
+from actorflow.runtime.control_dropped import Dropped, Tally
 from actorflow.runtime.control_grpc import PeerServicer, PeerStub, add_servicer, grpc
 from actorflow.runtime.control_join import Reception
 from actorflow.runtime.control_ledger import CommonStep, Ledger
@@ -48,7 +49,7 @@ class Control:
         settings: Settings,
         ticket: Callable[[int], Ticket],  # our ticket, given the port of our server
         store: tuple[str, int],  # where the master's TCPStore listens
-        on_go: Callable[[int], None],
+        on_go: Callable[[int, Dropped], None],
         on_message: Callable[[int, Message], None],
         on_line: Callable[[Line], None],
         on_failure: Callable[[Failure], None],
@@ -67,6 +68,7 @@ class Control:
         self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
         self._ledger = Ledger(settings.world)
         self._coordinator = Coordinator(settings.world)  # the master's
+        self._dropped = Tally(settings.world)
         self._reception: Reception | None = None  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
@@ -78,7 +80,7 @@ class Control:
         self._items: dict[str, Callable[[Link, Any], None]] = {
             "issue": lambda link, item: self._issued(link.peer, wire.step_from(item)),
             "part": lambda link, item: self._payloads.add(link.peer, item),
-            "go": lambda _, item: self._on_go(item.call),
+            "go": lambda _, item: self._on_go(*wire.go_from(item)),
             "hello": self._hello,
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
@@ -343,9 +345,11 @@ class Control:
             ticket = self.tickets[rank]
             self.fail(Failure(rank, ticket.host, ticket.pid, "call", str(e), 0))
             return
+        self._dropped.told(rank, step.dropped)
         if complete and step.kind == "call":
-            self._tell_all(pb.Item(go=pb.Go(call=step.call)))
-            self._on_go(step.call)
+            agreed = self._dropped.agreed()
+            self._tell_all(wire.go_to(step.call, agreed))
+            self._on_go(step.call, agreed)
         elif complete and step.kind == "end":
             self._tell_all(pb.Item(farewell=pb.Farewell()))
             self._farewell()
@@ -362,6 +366,10 @@ class Control:
         if order is not None:
             self._tell_all(wire.order_to(order))
             self._on_order(order)
+
+    def forget(self, dropped: Dropped) -> None:
+        """On the master: these are gone on all ranks, which have agreed on it otherwise."""
+        self._dropped.forget(dropped)
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: the master gets what each rank gives."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from actorflow.runtime.control_dropped import NOTHING, Dropped
 from actorflow_compiler.errors import CallError
 
 
@@ -19,6 +20,7 @@ class CommonStep:
     tag: str = ""  # what must be equal on all ranks
     text: str = ""  # a call as people write it
     call: int = 0  # number of the call, as the frontend counts
+    dropped: Dropped = NOTHING  # with a call: what this rank's script has let go of
 
 
 class Ledger:

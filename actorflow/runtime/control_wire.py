@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from actorflow.runtime.abandon import Decision, Failed, Hold, Order, Vote, Word
+from actorflow.runtime.control_dropped import NOTHING, Dropped, dropped
 from actorflow.runtime.control_ledger import CommonStep
 from actorflow.runtime.control_roster import Ticket
 from actorflow.runtime.failure import Failure
@@ -97,12 +98,36 @@ def failure_from(item: pb.Failure) -> Failure:
 
 def step_to(step: CommonStep) -> pb.Item:
     """A common step as an item of the link to the master."""
-    return pb.Item(issue=pb.Issue(kind=step.kind, tag=step.tag, text=step.text, call=step.call))
+    issue = pb.Issue(kind=step.kind, tag=step.tag, text=step.text, call=step.call)
+    if step.dropped:
+        issue.dropped.CopyFrom(_dropped_to(step.dropped))
+    return pb.Item(issue=issue)
 
 
 def step_from(item: pb.Issue) -> CommonStep:
     """The common step that a rank issued."""
-    return CommonStep(item.kind, item.tag, item.text, item.call)
+    return CommonStep(item.kind, item.tag, item.text, item.call, _dropped_from(item))
+
+
+def go_to(call: int, agreed: Dropped) -> pb.Item:
+    """Word that all ranks have made a call, and of what they have let go of."""
+    go = pb.Go(call=call)
+    if agreed:
+        go.dropped.CopyFrom(_dropped_to(agreed))
+    return pb.Item(go=go)
+
+
+def go_from(item: pb.Go) -> tuple[int, Dropped]:
+    """The call and what was let go of that the master tells of."""
+    return item.call, _dropped_from(item)
+
+
+def _dropped_to(what: Dropped) -> pb.Dropped:
+    return pb.Dropped(plans=sorted(what.plans), variables=sorted(what.variables))
+
+
+def _dropped_from(item: pb.Issue | pb.Go) -> Dropped:
+    return dropped(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NOTHING
 
 
 def word_to(word: Word) -> pb.Item:

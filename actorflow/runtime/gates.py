@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from actorflow.runtime.call import Call
 from actorflow.runtime.cluster import Alone, Cluster
+from actorflow.runtime.control_dropped import NOTHING, Dropped
 
 __all__ = ["Gates"]
 
@@ -25,6 +26,8 @@ class Gates:
         self._begun = 0
         self._gone: set[int] = set()  # calls that every rank has made and this one has not issued yet
         self._numbers: dict[int, int] = {}  # call → its number in the worker, until it may go
+        self._gone_on = 0  # calls that every rank has made
+        self._dropped: deque[tuple[int, Dropped]] = deque()  # with which of them word came of what all have let go of
 
     @property
     def begun(self) -> int:
@@ -46,13 +49,30 @@ class Gates:
             self._changed.notify_all()
         return go
 
-    def go(self, number: int) -> int | None:
-        """Every rank has made a call; returns its number in the worker, where this rank has issued it."""
+    def go(self, number: int, dropped: Dropped = NOTHING) -> int | None:
+        """Every rank has made a call; returns its number in the worker, where this rank has issued it.
+
+        ``dropped`` is what, by then, every rank's script has let go of.
+        """
         with self._changed:
+            self._gone_on = number + 1
+            if dropped:
+                self._dropped.append((number, dropped))
+            self._changed.notify_all()
             mine = self._numbers.pop(number, None)
             if mine is None:
                 self._gone.add(number)
         return mine
+
+    def dropped_by(self, calls: int) -> Dropped:
+        """What all ranks have let go of by the first ``calls`` calls; blocks until every rank has made these."""
+        if self._gone_on < calls:
+            self.until(lambda: self._gone_on >= calls)
+        found = NOTHING
+        with self._changed:
+            while self._dropped and self._dropped[0][0] < calls:
+                found |= self._dropped.popleft()[1]
+        return found
 
     def moved(self) -> None:
         """Something that ``until`` waits for may have come."""

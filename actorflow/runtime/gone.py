@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,19 @@ class Gone:
         """It is wanted again."""
         self._parked.discard(number)
 
+    @property
+    def news(self) -> bool:
+        """Whether there is word of a plan that was not looked at yet."""
+        return bool(self._word)
+
+    def among(self, plans: Collection[int]) -> set[int]:
+        """Those of these plans that are installed."""
+        return self._uses.keys() & set(plans)
+
+    def used_by_others(self, plans: Collection[int]) -> set[str]:
+        """The variables of all plans but these; equal on all ranks where these are."""
+        return set().union(*(uses for number, uses in self._uses.items() if number not in plans))
+
     def ready(self) -> set[str]:
         """The variables of plans that are not put aside; equal on all ranks."""
         return set().union(*(uses for number, uses in self._uses.items() if number not in self._parked))
@@ -58,8 +71,7 @@ class Gone:
 
     def used(self) -> set[str]:
         """The variables of all other plans."""
-        gone = self.plans()
-        return set().union(*(uses for number, uses in self._uses.items() if number not in gone))
+        return self.used_by_others(self.plans())
 
     def drop(self, numbers: Iterable[int]) -> None:
         """These are dropped, on all ranks alike."""

@@ -113,11 +113,13 @@ class Known(Generic[P]):
     def park(self, stays: Callable[[P], bool]) -> list[P]:
         """Put aside plans that do not ``stay``; returns them."""
         found = []
-        for key, plans in self._of.items():
+        for key, plans in [*self._of.items()]:
             leaving = [plan for plan in plans if not stays(plan)]
             if leaving:
                 plans[:] = [plan for plan in plans if plan not in leaving]
                 self._aside += [(key, plan) for plan in leaving]
+                if not plans:
+                    del self._of[key]
                 found += leaving
         return found
 

@@ -105,4 +105,9 @@ def _paths(looked: Sequence[Looked]) -> list[tuple[type, str]]:
 
 def _known(key: Any) -> Any:
     """A key of a holder; another thing than plain ones by what it is called."""
-    return key if isinstance(key, PLAIN) else (type(key), id(key))
+    if isinstance(key, PLAIN):
+        return key
+    try:
+        return "thing", _Same(key)
+    except TypeError:
+        return NEVER, object()

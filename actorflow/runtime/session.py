@@ -36,6 +36,7 @@ from actorflow.runtime.agreement import Report, report
 from actorflow.runtime.called import Asked, Compiled, JobLike, bound
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
+from actorflow.runtime.control_dropped import NOTHING, Dropped, dropped
 from actorflow.runtime.costs import Target
 from actorflow.runtime.data_plane.nccl import NcclPlane
 from actorflow.runtime.data_plane.of_rank import planes_of
@@ -77,6 +78,7 @@ from actorflow_compiler.variables import WITH_PARAMETERS, State
 __all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "explain_recompiles", "finish"]
 
 CHECK_CONTENTS = 100  # calls of one plan between two looks at all contents of the arguments
+BEHIND = 8  # calls after which ranks let go of what all of them have dropped by then: they are never so far apart
 
 
 class PlanReady(BaseException):
@@ -108,6 +110,8 @@ class Session:
         self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
         self.jobs = weakref.WeakKeyDictionary()
         self._gone = Gone()
+        self._told = NOTHING  # what this rank has told the others of that it could drop
+        self._untold = False  # whether there may be more than that
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
         drop_echoes()
@@ -136,8 +140,7 @@ class Session:
         if self.worker is not None:
             self.worker.check(NOT_MADE)
             self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
-            if self.world == 1:
-                self._let_go()
+            self._let_go()
             self.variables.refresh()
         find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state), self._misfit)
         compiled = find()
@@ -239,7 +242,7 @@ class Session:
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
         if text and compiled is None and job.plans.why:
             text += f" ({job.plans.why})"
-        self.cluster.gate(number, digest, text)
+        self.cluster.gate(number, digest, text, self._to_tell())
         return number
 
     # -- compiling ---------------------------------------------------------------------------------
@@ -331,7 +334,10 @@ class Session:
         worker = self.worker
         assert worker is not None
         worker.wait_all(tell=False)
-        self._drop(*made.gone)
+        gone = dropped(*made.gone)
+        self._drop(gone)
+        self._told, self._untold = self._told - gone, True
+        self.cluster.forget(gone)
         places = [(found.looked[one.at], one.key) for one in made.rebound]
         rebound = {id(leaf) for one, key in places for leaf in leaves_of(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
@@ -455,6 +461,7 @@ class Session:
             variables.offer(number, {})
         for root in state.modules.values():
             variables.watch(root.modules())
+        self._gates.moved()  # another rank may wait to read them
 
     def _warn(self, made: Made) -> None:
         ranks = sorted({r for rs in made.differing.values() for r in rs})
@@ -509,12 +516,35 @@ class Session:
         self.variables.refresh()
 
     def _let_go(self) -> None:
-        """On one device: drop what nobody can come to any more, where no call needs it."""
+        """Before a call: drop what nobody can come to any more, where no call needs it.
+
+        On several ranks that is what all of them had told of some calls ago; it goes with the same call on each.
+        """
         assert self.worker is not None
-        plans = self._gone.plans()
-        if (plans or self.variables.dying) and not self.worker.busy(plans):
-            used = self._gone.used()
-            self._drop(plans, frozenset(self.variables.gone(used)) - used)
+        if self.world == 1:
+            plans = self._gone.plans()
+            if (plans or self.variables.dying) and not self.worker.busy(plans):
+                used = self._gone.used()
+                self._drop(dropped(plans, frozenset(self.variables.gone(used)) - used))
+            return
+        agreed = self._gates.dropped_by(self.calls - BEHIND)
+        if agreed:
+            self._told -= agreed
+            plans = self._gone.among(agreed.plans)
+            if self.worker.busy(plans):
+                self.worker.wait_all(tell=False)
+            # a plan that was made since then may use what only read tensors of the script
+            self._drop(dropped(plans, agreed.variables - self._gone.used_by_others(plans)))
+
+    def _to_tell(self) -> Dropped:
+        """What this rank could drop, as far as the others do not know it yet."""
+        if self.worker is None or not (self._untold or self._gone.news or self.variables.news):
+            return NOTHING
+        self._untold = False
+        plans, used = self._gone.plans(), self._gone.used()
+        new = dropped(plans, frozenset(self.variables.gone(used)) - used) - self._told
+        self._told |= new
+        return new
 
     def _with_gone(self, mine: Report, state: State) -> Report:
         """This rank's report with what it could drop."""
@@ -526,15 +556,14 @@ class Session:
         plans, used = self._gone.plans(), self._gone.used()
         return replace(mine, plans=frozenset(plans), variables=frozenset(self.variables.gone(used)) - used)
 
-    def _drop(self, plans: Iterable[int], variables: Iterable[str]) -> None:
+    def _drop(self, gone: Dropped) -> None:
         """Drop plans and variables, once the calls of these plans are done."""
         assert self.worker is not None
-        plans = frozenset(plans)
         if self._tracer is None:  # which tells of all plans at the end
-            self.worker.drop(plans)
-        self._gone.drop(plans)
-        self.variables.drop(frozenset(variables))
-        self._rebound.forget(frozenset(variables))
+            self.worker.drop(gone.plans)
+        self._gone.drop(gone.plans)
+        self.variables.drop(gone.variables)
+        self._rebound.forget(gone.variables)
         self.names.sweep()
 
     # -- actorflow plan ----------------------------------------------------------------------------
@@ -559,9 +588,9 @@ class Session:
 
     # -- other threads -----------------------------------------------------------------------------
 
-    def _go(self, number: int) -> None:
-        """Every rank has made this call."""
-        mine = self._gates.go(number)
+    def _go(self, number: int, dropped: Dropped) -> None:
+        """Every rank has made this call, and had let go of this before."""
+        mine = self._gates.go(number, dropped)
         if mine is not None and self.worker is not None:
             self.worker.permit(mine)
 
@@ -569,9 +598,15 @@ class Session:
         """Answer another rank's pull."""
         what, _, rest = key.partition(" ")
         if what == "state":
-            calls, writes, name = rest.split(" ", 2)
-            written = int(writes)
-            self._gates.until_done(int(calls), lambda: not written or self.variables.writes >= written)
+            at, writes, name = rest.split(" ", 2)
+            calls, written = int(at), int(writes)
+
+            def there() -> bool:
+                """Whether this rank has taken in, and written, what the one that reads has before its next call."""
+                known = name in self.variables.layouts or self._gates.begun > calls
+                return known and (not written or self.variables.writes >= written)
+
+            self._gates.until_done(calls, lambda: self.worker is not None and there())
             yield self.variables.serve(name)
         elif what == "offer":
             at, name = rest.split(" ", 1)

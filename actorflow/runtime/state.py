@@ -280,6 +280,11 @@ class Variables:
             borrowed.stood.update(_referred(held.tensor))
 
     @property
+    def news(self) -> bool:
+        """Whether there is word of a stand-in that was not looked at yet."""
+        return bool(self._dead)
+
+    @property
     def dying(self) -> bool:
         """Whether there may be something that this rank could drop."""
         return bool(self._dead or self._gone)

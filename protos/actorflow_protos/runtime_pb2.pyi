@@ -73,16 +73,26 @@ class Credit(_message.Message):
     def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ...) -> None: ...
 
 class Issue(_message.Message):
-    __slots__ = ("kind", "tag", "text", "call")
+    __slots__ = ("kind", "tag", "text", "call", "dropped")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     tag: str
     text: str
     call: int
-    def __init__(self, kind: _Optional[str] = ..., tag: _Optional[str] = ..., text: _Optional[str] = ..., call: _Optional[int] = ...) -> None: ...
+    dropped: Dropped
+    def __init__(self, kind: _Optional[str] = ..., tag: _Optional[str] = ..., text: _Optional[str] = ..., call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("plans", "variables")
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedScalarFieldContainer[int]
+    variables: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plans: _Optional[_Iterable[int]] = ..., variables: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("step", "last", "data")
@@ -95,10 +105,12 @@ class Part(_message.Message):
     def __init__(self, step: _Optional[int] = ..., last: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("call",)
+    __slots__ = ("call", "dropped")
     CALL_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     call: int
-    def __init__(self, call: _Optional[int] = ...) -> None: ...
+    dropped: Dropped
+    def __init__(self, call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("call", "text", "cause", "message")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actorflow.runtime.control_dropped import Tally, dropped
 from actorflow.runtime.control_ledger import CommonStep, Ledger
 from actorflow_compiler.errors import CallError
 
@@ -62,3 +63,19 @@ def test_a_call_where_another_rank_gathers_is_an_error() -> None:
     ledger.issue(0, CommonStep("gather", "specs"))
     with pytest.raises(CallError, match=r"(?s)rank 0 is at gather 'specs'.*rank 1 made call 1"):
         ledger.issue(1, call(0))
+
+
+def test_what_all_ranks_have_told_of_is_agreed_on_once() -> None:
+    tally = Tally(world=3)
+    tally.told(0, dropped([1, 2], ["a", "b"]))
+    tally.told(1, dropped([2], ["b", "c"]))
+    assert not tally.agreed()
+    tally.told(2, dropped([2, 3], ["a", "b"]))
+    assert tally.agreed() == dropped([2], ["b"])
+    tally.told(1, dropped([1], []))
+    assert not tally.agreed()  # rank 2 still has it
+    tally.told(2, dropped([1], []))
+    tally.forget(dropped([], ["a"]))
+    assert tally.agreed() == dropped([1], [])
+    tally.told(1, dropped([], ["a"]))
+    assert not tally.agreed()

@@ -174,7 +174,7 @@ def test_a_pull_that_blocks_is_woken_by_a_failure(joined: Joined) -> None:
 def test_alone_everything_answers_at_once() -> None:
     alone = Alone()
     gone: list[int] = []
-    alone.on_go(gone.append)
+    alone.on_go(lambda call, _: gone.append(call))
     alone.gate(0, "d", "step()")
     alone.serve(lambda key: [key.encode()])
     assert (gone, alone.gather("x", b"a"), alone.scatter("x", [b"b"]), alone.pull(0, "k")) == ([0], [b"a"], b"b", b"k")

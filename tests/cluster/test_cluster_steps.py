@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from actorflow.runtime.cluster import Cluster
+from actorflow.runtime.control_dropped import Dropped
 from actorflow.runtime.failure import Failure
 from actorflow_compiler.errors import CallError, ClusterError
 from cluster.ranks import LIMIT, Ranks
@@ -31,7 +32,7 @@ def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) ->
     all_gone = [threading.Event(), threading.Event()]
 
     def hear(cluster: Cluster) -> None:
-        def on_go(call: int) -> None:
+        def on_go(call: int, _: Dropped) -> None:
             gone[cluster.rank].append(call)
             if call == 2:
                 all_gone[cluster.rank].set()

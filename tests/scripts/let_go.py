@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import weakref
@@ -15,6 +16,7 @@ import actorflow as flow
 from actorflow.runtime.session import started
 
 STEPS = 3
+SOON = 30  # calls after which what is dropped is gone
 LAYOUT = sys.argv[1] if __name__ == "__main__" and sys.argv[1:] else "data"
 OPTIONS: Any = {
     "data": {},
@@ -139,7 +141,39 @@ def of_one_job(seed: int) -> Made:
     return train_now, now.model
 
 
-KINDS = (of_functions, of_methods, of_modules, of_steps_outside, of_one_job)
+train_passed = flow.global_function(trained, **OPTIONS)
+
+
+def of_arguments(seed: int) -> Made:
+    model, optimizer = pair(seed)
+    return functools.partial(train_passed, model, optimizer), model
+
+
+class Both(nn.Module):
+    """Two models, of which every second call leaves one alone."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.first, self.second, self.calls = pair(seed)[0], pair(seed)[0], 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.first(x)
+        return out + 0 * self.second(x) if self.calls % 2 else out
+
+
+def of_every_second(seed: int) -> Made:
+    both = Both(seed)
+    optimizer = torch.optim.Adam(both.first.parameters(), lr=0.01)
+
+    def step(x: Tensor) -> Tensor:
+        both.calls += 1
+        return train_passed(both, optimizer, x)
+
+    return step, both.second
+
+
+KINDS = (of_functions, of_methods, of_modules, of_steps_outside, of_one_job, of_arguments, of_every_second)
+SOME = (of_functions, of_one_job)
 
 
 def left() -> tuple[int, int, int]:
@@ -214,18 +248,89 @@ def on_the_master_alone() -> float:
     return max(float((ours[key] - value).abs().max()) for key, value in eager.state_dict().items())
 
 
+def held_bytes() -> int:
+    """What the worker of this rank has for variables."""
+    session = started()
+    assert session is not None
+    assert session.worker is not None
+    return sum(tensor.nbytes for tensor in session.worker.variables.values())
+
+
+def trained_for_nothing(make: Callable[[int], Made]) -> None:
+    """A training of which nothing is kept."""
+    step = make(1)[0]
+    for number in range(STEPS):
+        step(batch(number))
+
+
+def without_compiling(make: Callable[[int], Made], late: int = -1) -> tuple[int, int]:
+    """Plans, and bytes of variables, that are left of trainings dropped while another one goes on, which has its plan.
+
+    Rank ``late`` collects its garbage later than the others.
+    """
+    other, _ = of_functions(0)
+    other(batch(0))
+    gc.collect()
+    for _ in range(SOON):
+        other(batch(0))
+    plans, held = left()[0], held_bytes()
+    trained_for_nothing(make)
+    if make is of_one_job:
+        del now.model, now.optimizer
+    gc.disable()
+    try:
+        for number in range(2 * SOON):
+            if number == SOON or flow.env.rank() != late:
+                gc.collect()
+            other(batch(number))
+    finally:
+        gc.enable()
+    return left()[0] - plans, held_bytes() - held
+
+
+def a_reader_of_lent_tensors() -> float:
+    """How far a job is from eager that reads a tensor which another job, dropped a few calls before, has only read."""
+    scale = torch.full((8,), 0.5, dtype=torch.float64)
+    other, _ = of_functions(0)
+    wrong = 0.0
+    for calls in range(0, 12, 2):
+        first = flow.global_function(lambda x: (x * scale).sum(), **OPTIONS)
+        first(batch(0))
+        del first
+        gc.collect()
+        for _ in range(calls):
+            other(batch(0))
+        second = flow.global_function(lambda x: (x * scale).mean(), **OPTIONS)
+        for number in range(SOON):
+            scale.add_(0.125)
+            wrong = max(wrong, abs(float(second(batch(number))) - (batch(number) * scale).mean().item()))
+    return wrong
+
+
+def tell(title: str, wrong: object) -> None:
+    """Print whether all is as it should be on this rank."""
+    print(f"rank {flow.env.rank()}, {title}: {f'WRONG {wrong}' if wrong else 'right'}", flush=True)
+
+
 def main() -> None:
-    for make in KINDS:
-        found = list(trials(make, 4))
+    if LAYOUT == "data":
+        for make, late in ((of_steps_outside, -1), (of_modules, 0), (of_methods, 1)):
+            more = without_compiling(make, late)
+            tell(f"{make.__name__}, soon", more if any(more) else "")
+        far = a_reader_of_lent_tensors()
+        tell("lent", far if far > 1e-9 else "")
+        return
+    for make in KINDS if LAYOUT == "tensor" else SOME:
+        found = list(trials(make, 3))
         counts = [count for count, _, _ in found]
         models = [there for _, there, _ in found]
         far = max(wrong for _, _, wrong in found)
         right = counts[-1] == counts[-2] and models[-1] <= 2 and far < 1e-9
-        print(f"rank {flow.env.rank()}, {make.__name__}: {'right' if right else f'WRONG {counts} {models} {far}'}")
+        tell(make.__name__, "" if right else (counts, models, far))
     wrong, plans = in_turn(2)
     there = {"kept": kept(3), "in turn": wrong + (plans != 2), "on the master": on_the_master_alone()}
     for title, far in there.items():
-        print(f"rank {flow.env.rank()}, {title}: {'right' if far < 1e-9 else f'WRONG {far}'}")
+        tell(title, far if far > 1e-9 else "")
 
 
 if __name__ == "__main__":

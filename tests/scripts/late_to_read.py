@@ -1,0 +1,57 @@
+"""Rank 1 takes a plan's variables in when rank 0 reads them already; prints the losses and what is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from actorflow.runtime.session import Session
+
+LIMIT = 60  # seconds that only a hang reaches
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+asked = threading.Event()
+serve, adopt = Session._serve, Session._adopt
+
+
+def serve_and_tell(self: Session, key: str) -> Iterable[bytes]:
+    """As it is; notes that another rank reads."""
+    if key.startswith("state"):
+        asked.set()
+    return serve(self, key)
+
+
+def adopt_late(self: Session, *args: Any) -> None:
+    """As it is; on rank 1 only when rank 0 reads."""
+    if self.rank == 1 and not asked.wait(LIMIT):
+        print("NOBODY has asked", flush=True)
+    adopt(self, *args)
+
+
+Session._serve, Session._adopt = serve_and_tell, adopt_late  # type: ignore[method-assign]
+net, centers = nn.Linear(4, 3), torch.zeros(3, 3)
+
+
+def step(x: Tensor) -> Tensor:
+    """A loss that pulls towards what is kept of the calls before."""
+    global centers
+    z = net(x)
+    loss = (z - centers[0]).pow(2).mean()
+    centers = 0.9 * centers + 0.1 * (z[:3].T @ z[:3]).detach()
+    return loss.detach()
+
+
+if __name__ == "__main__":
+    x = torch.linspace(-1, 1, 32).view(8, 4)
+    wanted = [float(step(x)) for _ in range(3)] + [float(centers.sum())]
+    centers = torch.zeros(3, 3)
+    job = flow.global_function(parallel="tensor")(step)
+    found = [float(job(x)) for _ in range(3)] + [float(centers.sum())]
+    off = max(abs(a - b) for a, b in zip(wanted, found, strict=True))
+    print(f"rank {flow.env.rank()}: {'right' if off < 1e-12 and asked.is_set() >= flow.env.rank() else f'WRONG {off}'}")
