@@ -66,6 +66,7 @@ class Raised:
         """What is known of an exception."""
         plain = all(isinstance(arg, PLAIN) for arg in error.args)
         args = tuple(error.args) if plain else (str(error),)
+        args = tuple(arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in args)
         return Raised(type(error).__module__, type(error).__qualname__, args, tuple(printed))
 
     @property
@@ -250,9 +251,9 @@ class _Printed:
         try:
             yield
         finally:
-            for name, stream in real.items():
+            for name, plain in real.items():
                 if getattr(sys, name) is ours[name]:
-                    setattr(sys, name, stream)
+                    setattr(sys, name, plain)
 
     def begin(self) -> None:
         """A side is tried from now on."""

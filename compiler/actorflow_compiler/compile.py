@@ -80,7 +80,8 @@ def compile_step(
     for each argument whether it has dim 0 for the devices' own items, as all results have then.  ``doing`` is told
     the name of each pass as it begins; ``standing`` is how gradients of other calls stand, and ``learn`` is told what
     the step has to do with them; ``numbers`` takes what it does with numbers that calls may
-    change, and ``checks`` which branches only raise on one side.  Raises CaptureError, CallError, LayoutError, StateError or PlanError.
+    change, and ``checks`` which branches only raise on one side.  Raises CaptureError, CallError, LayoutError,
+    StateError or PlanError.
     """
     doing("capture")
     step = step if own is None else on_each_device(step, own, world)

@@ -1,4 +1,4 @@
-"""A graph and its checks go in; the same, in which a check that raises keeps variables from what comes after, comes out.
+"""A graph and its checks go in; the same, where a check that raises keeps variables as they are there, comes out.
 
 A variable that changes behind a check becomes what it was there, where that raises.  Optimizers that can be told to do
 nothing are told so.
@@ -29,7 +29,7 @@ class _Guard:
         self.nodes = [*graph.nodes]
         self.metas = dict(graph.metas)
         self.names = {i.value: i.name for i in graph.inputs}
-        self.checks = [(raises, there) for raises, there in checks]
+        self.checks = checks
         self.any: dict[tuple[int, ...], int] = {}  # conditions → whether one of them holds
         self.maker = {out: at for at, node in enumerate(graph.nodes) for out in node.outs if out >= 0}
 
@@ -95,7 +95,7 @@ class _Guard:
 
         for node in self.nodes[: len(self.graph.nodes)]:
             put(node)
-        self.nodes = ordered + [*added.values()]
+        self.nodes = [*ordered, *added.values()]
 
     def either(self, conditions: tuple[int, ...]) -> int:
         """Whether one of some conditions holds."""

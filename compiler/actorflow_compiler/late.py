@@ -192,7 +192,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 @contextmanager
 def late_items() -> Iterator[None]:
-    """In which ``x.item()`` gives what comes later; ``min``, ``max`` and ``math.isfinite`` take such and plain numbers."""
+    """In which ``x.item()`` gives what comes later, which ``min``, ``max`` and ``math.isfinite`` take, too."""
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
