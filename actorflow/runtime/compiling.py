@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -241,7 +242,8 @@ def _make_plan(
         results: list[Tensor] = []
         found = order.found
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
-            checks.changed = str if run is None else run.changed
+            if run is not None:
+                checks.changed = partial(_so_far, run)
             returned = order.function(*args, **kwargs)
             if numbers is not None:
                 numbers.end()
@@ -324,6 +326,12 @@ def _make_plan(
     return Planned(
         scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found)
     )
+
+
+def _so_far(run: Run) -> tuple[list[dict[str, Any]], str]:
+    """What a run of a step has changed in Python so far, as it travels; see ``Checks``."""
+    changes, lost = run.so_far()
+    return [change.to_json() for change in changes], lost
 
 
 def make_pretended(order: Order, world: int) -> Plan:

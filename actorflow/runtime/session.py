@@ -23,7 +23,7 @@ from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten, glance
-from actorflow.changes import carry_out
+from actorflow.changes import Change, carry_out
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names, look
@@ -70,6 +70,7 @@ from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
 from actorflow_compiler.checks import Check
 from actorflow_compiler.errors import ActorError, CallError, CaptureError, StateError
+from actorflow_compiler.expressions import Known
 from actorflow_compiler.gradients import NONE, Standing
 from actorflow_compiler.lines import asks_for_types
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -211,7 +212,7 @@ class Session:
             except ActorError as error:  # the call was given up: its results say that, too
                 failed, lost = None, error
             if failed is not None:
-                self._fail(job, compiled, failed)
+                self._fail(job, compiled, failed, known)
         self.variables.gradients.called(compiled.gradients)
         self.variables.values.called(compiled.decisions)
         for optimizer in compiled.bound.optimizers:
@@ -230,8 +231,9 @@ class Session:
             raise lost
         return returned
 
-    def _fail(self, job: JobLike, compiled: Compiled, check: Check) -> NoReturn:
+    def _fail(self, job: JobLike, compiled: Compiled, check: Check, known: Known) -> NoReturn:
         """Raise what a check of a call has found; all is as it was where that stands in the step."""
+        carry_out([Change(**one) for one in check.left], compiled.bound.found.looked, (), known)
         variables, optimizers = self.variables, compiled.bound.optimizers
         variables.gradients.called(check.gradients)
         for name in variables.values.moved_by(compiled.decisions):
@@ -241,7 +243,7 @@ class Session:
                 count_as_stepped(optimizer)
             variables.states.stepped(self._gone.uses(compiled.number))
         counts = check.stepped and bool(compiled.reading.written)
-        had = check.changed or ("what an optimizer counts" if counts else "")
+        had = check.lost or ("what an optimizer counts" if counts else "")
         if had:
             self._over = StateError(
                 f"a call of {job.name} has raised {check.raised.text} ({check.where}); its step had changed {had} "

@@ -98,7 +98,8 @@ class Check:
 
     where: str  # the line
     raised: Raised
-    changed: str = ""  # what of Python the step has changed before, for people
+    left: Any = ()  # what of Python the step has changed before, as ``Checks.changed`` says it
+    lost: str = ""  # what of it no call can leave so, for people
     stepped: bool = False  # whether an optimizer has stepped before
     gradients: Gradients = field(default_factory=Gradients)  # what the step has made of them until then
 
@@ -114,8 +115,8 @@ class Check:
         printed = tuple((name, text) for name, text in raised["printed"])
         cleared, loses = map(frozenset, data["gradients"])
         return Check(
-            data["where"], Raised(raised["module"], raised["name"], tuple(raised["args"]), printed), data["changed"],
-            data["stepped"], Gradients(cleared=cleared, loses=loses),
+            data["where"], Raised(raised["module"], raised["name"], tuple(raised["args"]), printed), data["left"],
+            data["lost"], data["stepped"], Gradients(cleared=cleared, loses=loses),
         )  # fmt: skip
 
 
@@ -129,12 +130,14 @@ class _Decision:
 class Checks:
     """What is known of the decisions of one step, over the traces that find it out.
 
-    ``changed`` says what the step that runs has changed in Python so far, for people.
+    ``changed`` says what the step that runs has changed in Python so far, as data that travel, and what of it cannot
+    be told so, for people.
     """
 
     def __init__(self) -> None:
-        self.changed: Callable[[], str] = str
+        self.changed: Callable[[], tuple[Any, str]] = lambda: ((), "")
         self.found: list[tuple[Tensor, Check]] = []  # by the trace under way; a bool without dims: whether it raises
+        self._asked: list[tuple[Tensor, int, bool]] = []  # what the trace has decided: tensors, their versions
         self._known: list[_Decision] = []  # in the order in which the step comes to them
         self._at = 0
         self._side: bool | None = None  # that the trace under way is to try at the first decision that is not known
@@ -153,7 +156,7 @@ class Checks:
     def tracing(self) -> Iterator[None]:
         """Around one trace.  Raises Again where it was one that tried a side, and where it is to try one."""
         self._at, self._inside = 0, False
-        self.found = []
+        self.found, self._asked = [], []
         before = logging.root.manager.disable
         self._printed = _Printed()
         with self._printed.kept(self._told):
@@ -176,6 +179,9 @@ class Checks:
 
         ``found`` is told of a check: whether it raises, and what.
         """
+        for asked, version, answer in self._asked:
+            if asked is tensor and version == tensor._version:
+                return answer
         if self._inside:  # what follows is of no interest: the side does not raise before it decides again
             raise self._learnt(None)
         place = _place(frame)
@@ -187,6 +193,7 @@ class Checks:
             with torch.no_grad():
                 condition = (tensor if tensor.dtype == torch.bool else tensor != 0).detach().reshape(())
                 found(condition if decision.side else condition.logical_not(), decision.raised)
+            self._asked.append((tensor, tensor._version, not decision.side))
             return not decision.side
         alike = [d for d in self._known if d.place == place and d.side is not None]
         if len(alike) >= EXPLORED:
@@ -196,6 +203,7 @@ class Checks:
         side = hint if self._side is None else self._side
         assert side is not None
         self._side, self._place, self._inside = side, place, True
+        self._asked.append((tensor, tensor._version, side))
         logging.disable(logging.CRITICAL)
         self._printed.begin()
         return side
@@ -280,15 +288,16 @@ def _is_raised(error: BaseException) -> bool:
     if isinstance(error, ActorflowError | GeneratorExit):
         return False
     at: TracebackType | None = error.__traceback__
-    while at is not None and at.tb_next is not None:
+    file = ""
+    while at is not None:
+        code, last = at.tb_frame.f_code, at.tb_lasti
+        file = code.co_filename
+        if any(part in file for part in TRACING):
+            return False
         at = at.tb_next
-    if at is None:
+    if not file or f"{OURS}/actorflow/" in file or "actorflow_compiler" in file:
         return False
-    code = at.tb_frame.f_code
-    ours = f"{OURS}/actorflow/" in code.co_filename or "actorflow_compiler" in code.co_filename
-    if ours or any(part in code.co_filename for part in TRACING):
-        return False
-    return dis.opname[code.co_code[at.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+    return dis.opname[code.co_code[last]] in ("RAISE_VARARGS", "RERAISE")
 
 
 def _place(frame: FrameType | None) -> tuple[Any, ...]:
