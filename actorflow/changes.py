@@ -170,6 +170,26 @@ class Run:
             if not isinstance(one, Array | Generator | Hooks):
                 _restore(one, old)
 
+    def so_far(self) -> tuple[list[Change], str]:
+        """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
+        found, lost = [], ""
+        for at, (one, old) in enumerate(zip(self._looked, self._now, strict=True)):
+            if isinstance(one, Array | Generator | Hooks):
+                continue
+            now, kept = one.values(), one.read() if one.foreign else None
+            for key in {**old, **now}:
+                if key in old and key in now and (same(old[key], now[key]) or _alike(old[key], now[key])):
+                    continue
+                if kept is not None and key not in kept:
+                    continue
+                tensors: list[Tensor] = []
+                shape = _described(now[key], tensors) if key in now else GONE
+                if shape is None or tensors:
+                    lost = lost or one.say(key)
+                else:
+                    found.append(Change(at, key, one.say(key), shape, True))
+        return found, lost
+
     def changes(self, results: list[Tensor]) -> list[Change]:
         """What the run has changed; tensors that are left somewhere are appended to ``results``.
 

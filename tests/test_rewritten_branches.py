@@ -74,10 +74,14 @@ def test_the_line_that_is_shown_does_the_same(branch: str, tmp_path: Path) -> No
     assert trained(instead, job=True) == pytest.approx(wanted, abs=1e-9)
 
 
-def test_what_only_raises_is_to_be_checked_after_the_call(tmp_path: Path) -> None:
-    for lines in (["if loss.isnan(): raise ValueError"], ["assert not loss.isnan()"]):
-        with pytest.raises(flow.CaptureError, match="This check can be made after the call, on what it returns"):
-            trained(written(tmp_path / "checked.py", lines), job=True)
+def test_a_check_of_two_conditions_is_shown_with_one(tmp_path: Path) -> None:
+    lines = ["if loss.isnan() and mask.any(): raise ValueError"]
+    with pytest.raises(flow.CaptureError) as refused:
+        trained(written(tmp_path / "checked.py", lines), job=True)
+    shown = re.search(r"Instead of this condition: (.*)", str(refused.value))
+    assert shown is not None, str(refused.value)
+    one = written(tmp_path / "one.py", [f"if {shown[1]}: raise ValueError"])
+    assert trained(one, job=True) == pytest.approx(trained(written(tmp_path / "eager.py", lines), job=False))
 
 
 def test_what_has_no_such_line_shows_none(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
 from actorflow.runtime.parked import Parked
 from actorflow.runtime.rebound import Site
+from actorflow_compiler.checks import Check
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.infer import Goal
@@ -76,6 +77,7 @@ class Compiled:
     changes: tuple[Change, ...]  # that each call makes in the script
     decisions: Decisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that its step gives other tensors
+    checks: tuple[Check, ...]  # its last result says which of them raise
     sites: tuple[Site, ...] = ()  # those of these places that are seen to
     holders: frozenset[int] = frozenset()  # of what it is looked at, by id
     calls: int = 0

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, 
 from actorflow.runtime.settings import Settings
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
+from actorflow_compiler.checks import Check, Checks
 from actorflow_compiler.collector import young_only
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.decided import Decisions
@@ -130,6 +132,7 @@ class Made:
     reading: Reading  # what it does with numbers of the script
     decisions: Decisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
+    checks: tuple[Check, ...]  # of values: its last result says which of them raise
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
@@ -145,6 +148,7 @@ class Planned:
     reading: Reading
     decisions: Decisions
     rebound: tuple[Rebinding, ...]  # see ``Made``
+    checks: tuple[Check, ...]
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -178,6 +182,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
             "rebound": [asdict(one) for one in planned.rebound], "written": sorted(changed),
+            "checks": [check.to_json() for check in planned.checks],
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -189,7 +194,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     cluster.scatter(f"plan {tag}", packages)
     return Made(
         plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions, planned.rebound, changed, let_go(found),
+        planned.decisions, planned.rebound, planned.checks, changed, let_go(found),
     )  # fmt: skip
 
 
@@ -224,7 +229,8 @@ def _make_plan(
     ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
     """
     shapes: list[tree.Shape] = []
-    learnt: list[tuple[Gradients, Decisions]] = []
+    learnt: list[tuple[Gradients, Decisions, Sequence[Check]]] = []
+    checks = Checks()
     changes: list[list[Change]] = []
     rebound: list[list[Rebinding]] = []
 
@@ -236,6 +242,8 @@ def _make_plan(
         results: list[Tensor] = []
         found = order.found
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
+            if run is not None:
+                checks.changed = partial(_so_far, run)
             returned = order.function(*args, **kwargs)
             if numbers is not None:
                 numbers.end()
@@ -244,11 +252,11 @@ def _make_plan(
             rebound.append([] if run is None else run.rebound)
         return results
 
-    def learn(gradients: Gradients, decisions: Decisions) -> None:
+    def learn(gradients: Gradients, decisions: Decisions, checks: Sequence[Check]) -> None:
         for asked in decisions.numbers:
             if often(order.changed.get(asked.where, ()), repr(asked.found)):
                 raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
-        learnt.append((gradients, decisions))
+        learnt.append((gradients, decisions, checks))
 
     def value(name: str) -> Tensor:
         held = order.state.held[name]
@@ -282,6 +290,7 @@ def _make_plan(
                 standing=order.standing,
                 numbers=numbers,
                 value=value,
+                checks=checks,
             )
         except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -313,9 +322,16 @@ def _make_plan(
         reading = settled(order.arguments, order.state, order.train, order.found)
     else:
         reading = learned(numbers, own)
+    gradients, decisions, found = learnt[0]
     return Planned(
-        scheduled, shapes[-1], learnt[0][0], tuple(changes[-1]), reading, learnt[0][1], tuple(rebound[-1])
+        scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found)
     )
+
+
+def _so_far(run: Run) -> tuple[list[dict[str, Any]], str]:
+    """What a run of a step has changed in Python so far, as it travels; see ``Checks``."""
+    changes, lost = run.so_far()
+    return [change.to_json() for change in changes], lost
 
 
 def make_pretended(order: Order, world: int) -> Plan:
@@ -434,7 +450,8 @@ def _unpack(data: bytes, name: str) -> Made:
     reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
     rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
-    written = frozenset(head["written"])
+    written, checks = frozenset(head["written"]), tuple(map(Check.from_json, head["checks"]))
     return Made(
-        plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, written, gone
-    )
+        plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, checks,
+        written, gone,
+    )  # fmt: skip

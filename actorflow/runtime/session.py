@@ -16,14 +16,14 @@ import weakref
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from actorflow import tree
 from actorflow.arguments import Arguments, checksum, flatten, glance
-from actorflow.changes import carry_out
+from actorflow.changes import Change, carry_out
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names, look
@@ -34,6 +34,7 @@ from actorflow.owned import Owned
 from actorflow.runtime import cluster as clusters
 from actorflow.runtime.agreement import Report, report
 from actorflow.runtime.called import Asked, Compiled, JobLike, bound
+from actorflow.runtime.checked import failure_of, first_failed
 from actorflow.runtime.cluster import Alone, Cluster
 from actorflow.runtime.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.runtime.control_dropped import NOTHING, Dropped, dropped
@@ -68,7 +69,9 @@ from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
 from actorflow.tracing.tracer import Tracer
-from actorflow_compiler.errors import CallError, CaptureError, StateError
+from actorflow_compiler.checks import Check
+from actorflow_compiler.errors import ActorError, CallError, CaptureError, StateError
+from actorflow_compiler.expressions import Known
 from actorflow_compiler.gradients import NONE, Standing
 from actorflow_compiler.lines import asks_for_types
 from actorflow_compiler.plan import OfInput, OfScalar, Plan, Variable
@@ -112,6 +115,7 @@ class Session:
         self._gone = Gone()
         self._told = NOTHING  # what this rank has told the others of that it could drop
         self._untold = False  # whether there may be more than that
+        self._over: StateError | None = None  # why no call can follow
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
         drop_echoes()
@@ -137,6 +141,8 @@ class Session:
         if self.cluster.settings.pretend:
             return self._pretend(job, asked, args, kwargs)
         arguments = asked.arguments
+        if self._over is not None:
+            raise self._over
         if self.worker is not None:
             self.worker.check(NOT_MADE)
             self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
@@ -199,24 +205,55 @@ class Session:
         call = worker.issue(compiled.number, inputs, scalars, leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)
-        self.variables.gradients.called(compiled.gradients)
-        self.variables.values.called(compiled.decisions)
+        handles = self.results.handles(number, call, compiled.plan.results)
         compiled.calls += 1
         job.last = compiled
+        lost: ActorError | None = None
+        if compiled.checks:
+            try:
+                failed = first_failed(compiled.checks, handles)
+            except ActorError as error:  # the call was given up: its results say that, too
+                failed, lost = None, error
+            if failed is not None:
+                self._fail(job, compiled, failed, known)
+        self.variables.gradients.called(compiled.gradients)
+        self.variables.values.called(compiled.decisions)
         for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
         self.variables.states.stepped(self._gone.uses(compiled.number))
         if self.rank == 0 and job.type == "train":
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
-        handles = self.results.handles(number, call, compiled.plan.results)
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         carry_out(compiled.changes, found.looked, handles, known)
         write(compiled.reading, found.state, known)
         compiled.leave(handles)
         for site in self._rebound.among(partial(self._holders, job)):
             site.settle()
+        if lost is not None:
+            raise lost
         return returned
+
+    def _fail(self, job: JobLike, compiled: Compiled, check: Check, known: Known) -> NoReturn:
+        """Raise what a check of a call has found; all is as it was where that stands in the step."""
+        carry_out([Change(**one) for one in check.left], compiled.bound.found.looked, (), known)
+        variables, optimizers = self.variables, compiled.bound.optimizers
+        variables.gradients.called(check.gradients)
+        for name in variables.values.moved_by(compiled.decisions):
+            variables.values.forget(name)
+        if check.stepped:
+            for optimizer in optimizers:
+                count_as_stepped(optimizer)
+            variables.states.stepped(self._gone.uses(compiled.number))
+        counts = check.stepped and bool(compiled.reading.written)
+        had = check.lost or ("what an optimizer counts" if counts else "")
+        if had:
+            self._over = StateError(
+                f"a call of {job.name} has raised {check.raised.text} ({check.where}); its step had changed {had} "
+                f"before, which a call does when it is done, so that no call can follow: load a checkpoint, or have "
+                f"the step check before it changes anything"
+            )
+        raise failure_of(check, job.name, had)
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
         """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
@@ -377,6 +414,7 @@ class Session:
             made.changes,
             made.decisions,
             made.rebound,
+            made.checks,
         )
         compiled.take_places(sites)
         self._gone.installed(plan_number, used, compiled)

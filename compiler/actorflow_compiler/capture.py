@@ -24,6 +24,7 @@ from actorflow_compiler import least_squares, scaling, strided, tags
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.branches import unrolled
+from actorflow_compiler.checks import Again, Check, Checks, Raised
 from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
@@ -103,6 +104,7 @@ def capture(
     device: torch.device = CPU,
     numbers: Numbers | None = None,
     value: Callable[[str], Tensor] | None = None,
+    checks: Checks | None = None,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
@@ -111,10 +113,37 @@ def capture(
     (``sure``: see ``gradients.Watch``; ``made``: see ``stepping``).  ``mirrored`` is the number of devices of a step
     that each of them runs on values of its own; 0: values are logical.  ``value`` gives the value of a variable that
     the step asks for, if values can be had; ``numbers`` takes what it does with numbers that calls may change, None:
-    they are constants.  ``device`` is where all tensors are taken to be, which decides what autocast does and which
+    they are constants.  ``checks`` finds out which branches only raise on one side, None: all are refused.
+    ``device`` is where all tensors are taken to be, which decides what autocast does and which
     kernels torch picks.  Raises CaptureError with the user's line for
     control flow that depends on data, for state that was not found and for anything that the step itself raises.
     """
+    while True:
+        with contextlib.suppress(Again):
+            return _traced(
+                step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, sure=sure, made=made,
+                mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
+            )  # fmt: skip
+
+
+def _traced(
+    step: Callable[[list[Tensor]], list[Tensor]],
+    arguments: Sequence[Argument],
+    state: State,
+    *,
+    train: bool,
+    hints: Hints,
+    fresh: bool,
+    standing: Standing,
+    sure: Mapping[str, bool],
+    made: Mapping[Slot, Tensor],
+    mirrored: int,
+    device: torch.device,
+    numbers: Numbers | None,
+    value: Callable[[str], Tensor] | None,
+    checks: Checks | None,
+) -> Capture:
+    """See ``capture``; raises Again where ``checks`` has learnt something, and the step is to be traced again."""
     mode = fake_mode()
     names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
     groups = group_names(state)
@@ -131,7 +160,15 @@ def capture(
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
         deciding = _Deciding(state, [*fakes], value)
-        reads = Reads(deciding.decide, late=numbers is not None)
+
+        def found(raises: Tensor, where: str, raised: Raised) -> None:
+            assert checks is not None
+            there = {**fakes, **stepped.tensors, **watch.variables_now()}
+            raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
+            check = Check(where, raised, *checks.changed(), watch.has_stepped, watch.standing_now())
+            checks.found.append((raises, check))
+
+        reads = Reads(deciding.decide, late=numbers is not None, checks=checks, found=found)
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
             watch = Watch(state, fakes, standing, sure)
             kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
@@ -151,7 +188,8 @@ def capture(
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
-                        results = step(tensors)
+                        with contextlib.nullcontext() if checks is None else checks.tracing():
+                            results = step(tensors)
                         check_results(results)
                         assigned.returned(results)
                         results = [r.detach() for r in results]
@@ -159,6 +197,8 @@ def capture(
                         indexing.check()
                         stepped.settle(assigned.of)
                         watch.settle()
+                        if checks is not None and checks.found:
+                            results.append(torch.stack([raises for raises, _ in checks.found]))
                         return results
 
                 streams, indexing = Streams(), Indexing()
@@ -197,7 +237,7 @@ def capture(
         return capture(
             step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
             sure={**unknown, **sure}, made={**made, **stepped.unknown}, mirrored=mirrored, device=device,
-            numbers=numbers, value=value,
+            numbers=numbers, value=value, checks=checks,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
     kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}
@@ -206,7 +246,9 @@ def capture(
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
     parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
-    captured = replace(to_graph(functional, info, parameter, fresh), gradients=gradients, decisions=decisions)
+    captured = to_graph(functional, info, parameter, fresh)
+    raising = () if checks is None else tuple(check for _, check in checks.found)
+    captured = replace(captured, gradients=gradients, decisions=decisions, checks=raising)
     refuse_lost(captured.graph)
     return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
 

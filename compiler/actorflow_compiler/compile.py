@@ -9,6 +9,7 @@ from torch import Tensor
 
 from actorflow_compiler.automatic import Automatic, Rates, cut_automatically
 from actorflow_compiler.capture import Argument, capture
+from actorflow_compiler.checks import Check, Checks
 from actorflow_compiler.collector import young_only
 from actorflow_compiler.constrain import check_constraints
 from actorflow_compiler.decided import Decisions
@@ -63,10 +64,11 @@ def compile_step(
     rates: Rates = Rates(),  # noqa: B008 (a frozen value)
     own: Sequence[bool] | None = None,
     doing: Callable[[str], None] = lambda _: None,
-    learn: Callable[[Gradients, Decisions], None] = lambda *_: None,
+    learn: Callable[[Gradients, Decisions, Sequence[Check]], None] = lambda *_: None,
     standing: Standing = NONE,
     numbers: Numbers | None = None,
     value: Callable[[str], Tensor] | None = None,
+    checks: Checks | None = None,
 ) -> Laid:
     """Compile one step for ``world`` devices, up to where it is cut into actors.
 
@@ -78,7 +80,8 @@ def compile_step(
     for each argument whether it has dim 0 for the devices' own items, as all results have then.  ``doing`` is told
     the name of each pass as it begins; ``standing`` is how gradients of other calls stand, and ``learn`` is told what
     the step has to do with them; ``numbers`` takes what it does with numbers that calls may
-    change.  Raises CaptureError, CallError, LayoutError, StateError or PlanError.
+    change, and ``checks`` which branches only raise on one side.  Raises CaptureError, CallError, LayoutError,
+    StateError or PlanError.
     """
     doing("capture")
     step = step if own is None else on_each_device(step, own, world)
@@ -86,9 +89,9 @@ def compile_step(
     device = traced_on(device_type)
     captured = capture(
         step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, mirrored=mirrored,
-        device=device, numbers=numbers, value=None if mirrored else value,
+        device=device, numbers=numbers, value=None if mirrored else value, checks=None if mirrored else checks,
     )  # fmt: skip
-    learn(captured.gradients, captured.decisions)
+    learn(captured.gradients, captured.decisions, captured.checks)
     homes = {name: home for name, home in hints.homes.items() if name in captured.kinds}
     ranks = computing(world, homes, captured.graph, hints)
     # with automatic stages each of them is the mesh that is asked for

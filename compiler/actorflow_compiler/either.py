@@ -20,6 +20,10 @@ __all__ = ["rewritten"]
 Deciding = ast.If | ast.While | ast.IfExp | ast.Assert
 LONGEST = 300  # characters of a line that is shown
 CHECKS = " This check can be made after the call, on what it returns."
+SKIPS = (
+    " To leave a batch out, raise an error here, and catch it around the call: what the step does behind this line is "
+    "not done then"
+)
 BOTH = (
     " Both sides are computed, and one is taken; where the other may be inf or nan: torch.cond(condition, lambda: …, "
     "lambda: …), which keeps that from gradients."
@@ -40,7 +44,10 @@ def rewritten(frames: Iterable[FrameSummary]) -> str:
         return ""
     node, parents = found[-1]
     if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)):
-        return f".{CHECKS}"
+        one = _condition(node.test) if isinstance(node.test, ast.BoolOp) else ""
+        return f". Instead of this condition: {one}" if one and len(one) <= LONGEST else f".{CHECKS}"
+    if isinstance(node, ast.If) and _skips(node):
+        return f".{SKIPS}"
     line = _line(node, parents)
     return f". Instead of this line: {line}.{BOTH}" if line and len(line) <= LONGEST else ""
 
@@ -66,6 +73,14 @@ def _deciding(filename: str, line: int) -> Iterator[tuple[Deciding, list[ast.AST
 
 def _only_raises(node: ast.If) -> bool:
     return isinstance(node.body[-1], ast.Raise) and not node.orelse
+
+
+def _skips(node: ast.If) -> bool:
+    """Whether it ends the step with nothing."""
+    match node.body[-1]:
+        case ast.Return(value=None) | ast.Return(value=ast.Constant(value=None)):
+            return not node.orelse
+    return False
 
 
 def _line(node: Deciding, parents: list[ast.AST]) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actorflow_compiler.checks import CHECKED, Check
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.flat import as_bytes
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
+from actorflow_compiler.guarded import guarded
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.number_ops import AS_IT_IS, NUMBER
 from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
@@ -75,6 +77,7 @@ class Capture:
     parameter: Mapping[str, str]  # optimizer's state or gradient → its parameter
     gradients: Gradients = field(default_factory=Gradients)  # of its parameters and of other calls
     decisions: Decisions = field(default_factory=Decisions)  # by values of small variables
+    checks: tuple[Check, ...] = ()  # if there are any, the last result says for each whether it raises
 
 
 def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:
@@ -106,6 +109,7 @@ class _Converter:
         self.lost: set[int] = set()  # gradients of earlier calls that were not kept
         self.kept: set[int] = set()  # those that were, and what backward passes have added to them
         self.made: dict[int, tuple[str, tuple[Arg, ...]]] = {}
+        self.checks: list[tuple[int, dict[str, int]]] = []  # whether one raises, and how variables stand there
 
     def new(self, meta: Meta) -> int:
         number = len(self.metas)
@@ -127,6 +131,7 @@ class _Converter:
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         nodes = _forward_again(self.nodes, set(self.updates.values()))
         graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
+        graph = guarded(graph, self.checks)
         graph = self.without_idle_gradients(pair_rows(unsort(verify(prune(merge_equal(graph, is_random))))))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
@@ -202,6 +207,12 @@ class _Converter:
                 self.refuse_argument(target, fx_node)
                 self.updates[target] = source
             self.value[fx_node] = source
+            return
+        if op == CHECKED:
+            raises, held, names = fx_node.args
+            self.value[fx_node] = self.value[raises]  # type: ignore[index]  # a node
+            values = [self.value[node] for node in held]  # type: ignore[union-attr,index]  # a list of nodes
+            self.checks.append((self.value[fx_node], dict(zip(str(names).splitlines(), values, strict=True))))
             return
         if op.startswith("aten.") and fx_node.meta.get("val") is None:
             return  # it looks at values and raises (linalg's check of errors); there are no values yet

@@ -85,6 +85,7 @@ class Watch:
         self._adds: set[str] = set()  # taken to be clear where a backward pass has added to them
         self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
         self._stepped: set[str] = set()  # an optimizer has used their gradients
+        self._inside = False  # a backward pass is under way
         for h in state.held.values():
             fake = fakes[h.name]
             stands = h.name in before.kept or h.name in before.lost  # also where it is frozen by now
@@ -118,10 +119,38 @@ class Watch:
         finally:
             hook.remove()
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped so far."""
+        return bool(self._stepped)
+
+    def standing_now(self) -> Gradients:
+        """What the step has made so far of gradients of other calls: what it has is lost if it ends here."""
+        ends = {name: self._so_far(name) for name in self._of}
+        return Gradients(
+            cleared=frozenset(name for name, end in ends.items() if end == "none"),
+            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+        )
+
+    def _so_far(self, name: str) -> str:
+        grad = self._of[name].grad
+        if self._goes_on(name) or (grad is self._first[name] and not self._inside):
+            return "as it was"
+        return "none" if grad is None and not self._inside else "lost"
+
+    def _goes_on(self, name: str) -> bool:
+        """Whether a gradient is the variable that another call has left it in."""
+        return name in self._standing.kept and self._of[name].grad is self.variables[name]
+
+    def variables_now(self) -> dict[str, Tensor]:
+        """Gradients of other calls that are still there, as variables."""
+        return {name + SUFFIX: self.variables[name] for name in self._of if self._goes_on(name)}
+
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around a backward pass; what it does not reach is as it was."""
         cleared = []
+        self._inside = True
         for name, fake in self._of.items():
             if fake.grad is None or fake.grad is not self._first[name]:
                 continue
@@ -131,6 +160,7 @@ class Watch:
             else:
                 self._grown.add(name)
         yield
+        self._inside = False
         for name in cleared:
             if self._of[name].grad is None:
                 self._of[name].grad = self._first[name]

@@ -8,6 +8,7 @@ the line that has asked for it.
 from __future__ import annotations
 
 import builtins
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,11 +31,12 @@ __all__ = ["Late", "is_late", "late_items"]
 class Late:
     """The value that a tensor without dims will have."""
 
-    __slots__ = ("known", "refusal", "tensor")
+    __slots__ = ("known", "refusal", "tensor", "text")
 
     def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError]) -> None:
         self.tensor, self.refusal = tensor, refusal
         self.known: Callable[[], Any] = lambda: None  # gives the value, if a plan may be made for it
+        self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
     def __class__(self) -> type:
@@ -58,10 +60,18 @@ class Late:
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
-        return Late(_widest(tensor), self.refusal)
+        made = Late(_widest(tensor), self.refusal)
+        made.text = self.text
+        return made
 
     def __bool__(self) -> bool:
         return bool(self.tensor != 0)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc in (np.isfinite, np.isinf, np.isnan) and method == "__call__" and not kwargs:
+            return _of_kind(ufunc.__name__, self)
+        plain = (value.decided() if type(value) is Late else value for value in inputs)
+        return getattr(ufunc, method)(*plain, **kwargs)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.array(self.decided(), *args, **kwargs)
@@ -133,6 +143,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     return forward, backward
 
 
+ASKED = ("isfinite", "isinf", "isnan")  # what kind a number is
 WHOLE = (FUNCTIONS["add"], FUNCTIONS["sub"], FUNCTIONS["mul"], torch.neg, torch.abs)
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, n: x + n,
@@ -159,9 +170,18 @@ def _wanted(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.decided(), name)(*args)
 
 
+def _said(name: str) -> Callable[..., str]:
+    def say(self: Late, *args: Any) -> str:
+        return self.text() or str(getattr(self.decided(), name)(*args))
+
+    return say
+
+
+for _name in ("repr", "str", "format"):
+    setattr(Late, f"__{_name}__", _said(f"__{_name}__"))
 for _name in (
-    "float", "int", "index", "complex", "repr", "str", "format", "reduce_ex", "round", "floor", "ceil", "trunc",
-    "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
+    "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "floordiv", "rfloordiv",
+    "mod", "rmod", "divmod", "rdivmod",
 ):  # fmt: skip
     setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
 
@@ -172,7 +192,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 @contextmanager
 def late_items() -> Iterator[None]:
-    """In which ``x.item()`` gives what comes later, and ``min`` and ``max`` choose among such and plain numbers."""
+    """In which ``x.item()`` gives what comes later, which ``min``, ``max`` and ``math.isfinite`` take, too."""
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
@@ -181,12 +201,33 @@ def late_items() -> Iterator[None]:
     before = {"min": builtins.min, "max": builtins.max}
     builtins.min = _choosing(before["min"], torch.lt)
     builtins.max = _choosing(before["max"], torch.gt)
+    asking = {name: getattr(math, name) for name in ASKED}
+    for name, function in asking.items():
+        setattr(math, name, _asking(name, function))
     try:
         with items_from(late):
             yield
     finally:
         for name, function in before.items():
             setattr(builtins, name, function)
+        for name, function in asking.items():
+            setattr(math, name, function)
+
+
+def _asking(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A function of ``math`` that says of a number what kind it is."""
+
+    def ask(value: Any) -> bool:
+        if _later(value):
+            return _of_kind(name, value)
+        return plain(value)
+
+    return ask
+
+
+def _of_kind(name: str, value: Any) -> bool:
+    """Whether a number that comes later is finite, infinite or none: a decision, which may be known, or is refused."""
+    return bool(getattr(torch, name)(value.tensor if type(value) is Late else value))
 
 
 def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.checks import UNKNOWN, Checks, Raised
 from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.harmless import either_way
 from actorflow_compiler.lines import STDLIB, is_users
 from actorflow_compiler.remedies import remedy
-from actorflow_compiler.torch_internals import DATA_DEPENDENT, watching_reads
+from actorflow_compiler.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
 
 __all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
 
@@ -77,11 +78,16 @@ class Reads:
 
     ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
     the same, and None for what is not.  With ``late`` what ``item`` gives may be a number that is there later.
+    ``checks`` knows of branches that only raise on one side; ``found(raises, line, what)`` is told of each.
     """
 
-    def __init__(self, decide: Decide = lambda *_: None, late: bool = False) -> None:
+    def __init__(
+        self, decide: Decide = lambda *_: None, late: bool = False, checks: Checks | None = None,
+        found: Callable[[torch.Tensor, str, Raised], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
         self._refused: list[CaptureError] = []
         self._decide, self._late = decide, late
+        self._checks, self._found = checks, found
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
@@ -119,15 +125,21 @@ class Reads:
             if hasattr(type(later), "decided"):
                 where, instead = place()
                 later.known = lambda: self._decide(lambda: (where, instead), name, tensor)
+                later.text = self._text
                 later.refusal = lambda: self._refused_at(where, LOOKS_AT_A_VALUE + instead)
             return later
         decided = self._decide(place, name, tensor)
         if decided is None and tensor.dtype == torch.bool and name in ("__bool__", "item"):
             decided = either_way(frame)
+        asks = name == "__bool__" or (name == "item" and tensor.dtype == torch.bool)
+        if decided is None and asks and self._checks is not None and tensor.numel() == 1 and _is_open(tensor):
+            decided = self._checks.decide(tensor, frame, lambda raises, what: self._found(raises, place()[0], what))
         if decided is not None:
             return decided
         text = TEXTS.get(name, LOOKS_AT_A_VALUE)
         asking = sys._getframe(2)
+        if text is SHOWS and (shown := self._text()):
+            return shown
         if text in FOR_USERS:
             if not _asked_by_user(asking):
                 return read()
@@ -143,6 +155,15 @@ class Reads:
         if found is None or any(isinstance(leaf, SYMBOLS) for leaf in pytree.tree_leaves(found)):
             raise self.refusal(text)
         return found
+
+    def _text(self) -> str:
+        """What stands for a value in a text, where that is one of a side that raises; else nothing."""
+        return UNKNOWN if self._checks is not None and self._checks.inside else ""
+
+
+def _is_open(tensor: torch.Tensor) -> bool:
+    """Whether the value of a tensor is not known before a call."""
+    return constant_of(tensor) is None
 
 
 def place_of(frames: Iterable[FrameSummary]) -> str:

@@ -732,4 +732,4 @@ def is_read(tensor: torch.Tensor) -> bool:
     """Whether something that is being traced has used a tensor so far; True outside of a trace."""
     mode = get_proxy_mode()
     slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return slot is None or bool(slot.proxy.node.users)
+    return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)

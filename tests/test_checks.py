@@ -1,0 +1,215 @@
+"""A branch of a step one side of which raises is checked in every call, which raises as eagerly and changes nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actorflow as flow
+from scripts.checks import CASES, TWO_RANKS, difference
+from test_runs import actorflow
+
+SCRIPT = Path(__file__).parent / "scripts" / "checks.py"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_check_raises_in_the_call_where_eager_does_and_what_is_behind_it_does_not_change(name: str) -> None:
+    assert difference(name, "one") < 1e-9
+
+
+@pytest.mark.parametrize("name", ["asserts", "raises", "each_gradient", "after_step"])
+def test_every_micro_batch_is_checked(name: str) -> None:
+    assert difference(name, "micro-batches") < 1e-9
+
+
+def test_two_ranks_do_so_too() -> None:
+    layouts = ["data", "tensor", "pipeline", "zero 3"]
+    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WRONG" not in run.stdout
+    assert run.stdout.count(": right") == len(TWO_RANKS) * len(layouts)
+
+
+def layer() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    """A layer and its optimizer."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_what_is_raised_names_the_line_of_the_check() -> None:
+    model, _ = layer()
+
+    @flow.global_function(type="predict")
+    def predict(x: Tensor) -> Tensor:
+        h: Tensor = model(x)
+        if torch.isnan(h).any():
+            raise ValueError("NaN")
+        return h
+
+    predict(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="NaN") as raised:
+        predict(torch.full((2, 4), math.nan))
+    assert str(raised.value) == "NaN"
+    (note,) = raised.value.__notes__
+    assert "raised by a call of predict at " in note
+    assert "if torch.isnan(h).any():" in note
+    assert "other calls are done as ever" in note
+
+
+def test_what_is_printed_before_is_printed_by_the_call_that_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = layer()
+
+    @flow.global_function
+    def train(x: Tensor) -> Tensor:
+        print("captured")
+        loss = model(x).square().mean()
+        if not math.isfinite(loss.item()):
+            print(f"Loss is {loss.item():.3f}, stopping")
+            raise SystemExit(3)
+        print("to its end")
+        return loss
+
+    train(torch.ones(2, 4)).item()
+    assert capsys.readouterr().out == "captured\nto its end\n"
+    with pytest.raises(SystemExit) as raised:
+        train(torch.full((2, 4), math.nan))
+    assert raised.value.code == 3
+    assert capsys.readouterr().out == "Loss is …, stopping\n"
+
+
+def test_a_text_of_many_checks_at_one_place_says_what_they_have_in_common() -> None:
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(12))
+
+    @flow.global_function
+    def predict(x: Tensor) -> Tensor:
+        for at, one in enumerate(layers):
+            x = one(x)
+            if x.abs().max() > 10**at:
+                raise ValueError(f"layer {at} is too large")
+        return x
+
+    with pytest.raises(ValueError, match=r"^layer 0 is too large"):
+        predict(torch.full((1, 2), 1e3)).sum()
+    nn.init.constant_(layers[10].weight, 1e30)
+    with pytest.raises(ValueError, match=r"^layer … is too large"):
+        predict(torch.zeros(1, 2)).sum()
+
+
+KEEPS = """
+import torch
+import actorflow as flow
+
+class Kept:
+    mean = torch.zeros(3)
+
+model = torch.nn.Linear(4, 3)
+
+@flow.global_function
+def train(x):
+    h = model(x)
+    Kept.mean = 0.9 * Kept.mean + h.detach().mean(0)
+    assert not torch.isnan(h).any()
+    return (h - Kept.mean).square().mean()
+
+train(torch.ones(2, 4)).item()
+for x in (torch.full((2, 4), float("nan")), torch.ones(2, 4)):
+    try:
+        train(x)
+    except (AssertionError, flow.StateError) as error:
+        print(type(error).__name__, error, *getattr(error, "__notes__", ()))
+"""
+
+
+def test_no_call_follows_one_that_had_changed_what_cannot_be_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    run = actorflow("run", str(tmp_path / "keeps.py"), "--devices", "1")
+    assert re.search(r"^AssertionError .*\n.*it had changed Kept\.mean before, and no call can", run.stdout), run.stdout
+    assert re.search(r"^StateError .*its step had changed Kept\.mean before", run.stdout, re.MULTILINE), run.stdout
+
+
+def test_a_gradient_that_a_call_has_left_where_it_raised_is_not_passed_over() -> None:
+    model, optimizer = layer()
+
+    @flow.global_function
+    def train(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    train(torch.ones(2, 4)).item()
+    with pytest.raises(RuntimeError, match="non-finite"):
+        train(torch.full((2, 4), math.nan))
+    with pytest.raises(flow.StateError, match=r"the step depends on gradients that a call before it has left"):
+        train(torch.ones(2, 4))
+    optimizer.zero_grad()
+    assert math.isfinite(train(torch.ones(2, 4)).item())
+
+
+def test_what_a_step_catches_itself_is_no_check() -> None:
+    model, _ = layer()
+
+    @flow.global_function
+    def predict(x: Tensor) -> Tensor:
+        h: Tensor = model(x)
+        try:
+            if h.sum() > 0:
+                raise ValueError
+        except ValueError:
+            h = h * 2
+        return h
+
+    with pytest.raises(flow.CaptureError, match="the step looks at the value of a tensor"):
+        predict(torch.ones(2, 4))
+
+
+def test_a_side_that_torch_refuses_is_no_check() -> None:
+    model, _ = layer()
+
+    @flow.global_function
+    def predict(x: Tensor) -> Tensor:
+        h: Tensor = model(x)
+        if h.sum() > 0:
+            h = h @ torch.ones(7, 7)  # does not fit
+        return h
+
+    with pytest.raises(flow.CaptureError, match="the step looks at the value of a tensor"):
+        predict(torch.ones(2, 4))
+
+
+def test_a_step_that_skips_a_batch_is_told_to_raise() -> None:
+    model, optimizer = layer()
+
+    @flow.global_function
+    def train(x: Tensor) -> Tensor | None:
+        loss: Tensor = model(x).square().mean()
+        if torch.isnan(loss):
+            return None
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    with pytest.raises(flow.CaptureError, match=r"To leave a batch out, raise an error here, and catch it around the"):
+        train(torch.ones(2, 4))
+
+
+def test_several_conditions_of_one_check_are_shown_as_one() -> None:
+    model, _ = layer()
+
+    @flow.global_function
+    def predict(x: Tensor) -> Tensor:
+        h: Tensor = model(x)
+        if h.sum() > 1e3 and x.sum() > 1e3:
+            raise ValueError
+        return h
+
+    with pytest.raises(flow.CaptureError, match=r"Instead of this condition: \(h\.sum\(\) > 1.*\) & \(x\.sum\(\) > 1"):
+        predict(torch.ones(2, 4))
