@@ -368,3 +368,58 @@ def test_a_file_may_be_written_while_a_step_is_captured(tmp_path: Path) -> None:
         return x.sum()
 
     assert float(job(torch.ones(2))) == 2
+
+
+def test_an_ordered_dictionary_stays_one() -> None:
+    state = types.SimpleNamespace(last=None)
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> dict[str, Tensor]:
+        state.last = collections.OrderedDict(b=2, a=1)
+        return collections.OrderedDict(b=x.sum(), a=x)
+
+    for _ in range(2):
+        found = job(torch.ones(2))
+        assert type(found) is collections.OrderedDict
+        assert [*found] == ["b", "a"]
+        assert state.last == collections.OrderedDict(b=2, a=1)
+
+
+def test_a_dictionary_of_another_kind_that_the_step_makes_is_refused() -> None:
+    table: Any = collections.defaultdict(lambda: collections.defaultdict(lambda: 2.0))
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * table["a"]["b"]).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(flow.CaptureError, match=r"table\['a'\] is or holds a defaultdict that the step makes"):
+        job(torch.ones(2))
+    table["a"]["b"] = 3.0
+    assert float(job(torch.ones(2))) == 6
+
+
+def test_a_weight_norm_may_come_between_calls() -> None:
+    def trained(decorate: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = []
+
+        def given() -> None:
+            nonlocal optimizer
+            calls.append(1)
+            if len(calls) == 3:
+                torch.nn.utils.parametrizations.weight_norm(model)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor, _: None) -> Tensor:
+            loss: Tensor = model(x).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return losses_and_weights(decorate(step), model, given)
+
+    for mine, wanted in zip(trained(flow.global_function), trained(lambda f: f), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
