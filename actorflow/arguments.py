@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.owned import real
@@ -41,31 +41,29 @@ class Arguments:
     leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
     structure: pytree.TreeSpec
     numbers: Mapping[str, int | float]  # ints and floats, by path: whether they decide anything, a capture finds out
+    objects: dict[str, Any]  # what the step can look into, by path: modules, functions, parameters, any objects
 
     @property
     def spoken_numbers(self) -> str:
         """The numbers for people: ``step=3, kl=0.1``."""
         return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
 
-    @property
-    def objects(self) -> dict[str, Any]:
-        """What the step can look into, by path: modules, optimizers, functions, objects of any class."""
-        plain = [leaf for leaf in self.leaves if not isinstance(leaf, _Here)]
-        return {
-            path: leaf
-            for (path, _, _), leaf in zip(self.key[2], plain, strict=True)
-            if not isinstance(leaf, _SAYS_ITSELF)
-        }
-
     def restore(
         self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments again, with other tensors, and with what ``open_`` gives for numbers."""
+        """The positional and keyword arguments again, with other tensors, and with what ``open_`` gives for numbers.
+
+        Parameters are those that ``objects`` has.
+        """
         given, paths = iter(tensors), iter(self.numbers)
+        parameters = (thing for thing in self.objects.values() if isinstance(thing, Tensor))
         leaves = [
-            next(given) if isinstance(leaf, _Here) else open_(next(paths), leaf) if number_of(leaf) else leaf
+            next(given) if isinstance(leaf, _Here)
+            else open_(next(paths), leaf) if number_of(leaf)
+            else next(parameters) if isinstance(leaf, Tensor)
+            else leaf
             for leaf in self.leaves
-        ]
+        ]  # fmt: skip
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return tuple(args), dict(kwargs)
 
@@ -113,12 +111,14 @@ def flatten(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     room: Callable[[int], Tensor] | None = None,
+    train: bool = False,
 ) -> Arguments:
     """Take a call of the job ``name`` apart.
 
-    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch.  ``room`` makes the flat uint8 memory
-    of so many bytes that tensors on the CPU are copied to: what a device reads best.  Raises CallError when
-    the arguments do not fit the function's signature.
+    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
+    of the script's.  ``room`` makes the flat uint8 memory of so many bytes that tensors on the CPU are copied to: what
+    a device reads best.  Raises CallError when the arguments do not fit the function's signature, and for tensors that
+    take gradients in a job that is to ``train``.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -130,19 +130,25 @@ def flatten(
     leaves: list[Any] = []
     plain: list[Any] = []
     numbers: dict[str, int | float] = {}
+    objects: dict[str, Any] = {}
     said: list[str] = []
     batch = -1
     for where, leaf in found:
         path = _path(where, signature)
-        if not isinstance(leaf, _ARRAYS):
+        data = isinstance(leaf, _ARRAYS) and not isinstance(leaf, nn.Parameter)
+        if not data:
             leaves.append(leaf)
             if number_of(leaf):
                 numbers[path] = leaf
+            elif not isinstance(leaf, _SAYS_ITSELF):
+                objects[path] = leaf
             plain.append((path, type(leaf), None if number_of(leaf) else _key_of(leaf)))
             says = isinstance(leaf, _SAYS_ITSELF) and not number_of(leaf)
             said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
             continue
         _refuse_unusual(name, path, leaf)
+        if train and isinstance(leaf, Tensor) and leaf.requires_grad:
+            _refuse_gradients(name, path)
         tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
@@ -151,7 +157,8 @@ def flatten(
         specs.append(Argument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch))
         said.append(f"{path}: {_shape_text(specs[-1])}")
     key = (str(structure), tuple(specs), tuple(plain))
-    return Arguments(tuple(tensors), tuple(specs), key, f"{name}({', '.join(said)})", tuple(leaves), structure, numbers)
+    spoken = f"{name}({', '.join(said)})"
+    return Arguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
 
 
 def shapes_text(specs: Sequence[Argument]) -> str:
@@ -200,6 +207,15 @@ def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
         )
 
 
+def _refuse_gradients(name: str, path: str) -> NoReturn:
+    own = path.rpartition(".")[2]
+    raise CallError(
+        f"{name} was called with {path}, a tensor that takes gradients (requires_grad=True); backward() in a job ends "
+        f"at its arguments and would leave none there: pass {own}.detach(). Where its gradient is wanted, the step can "
+        f"call {own}.requires_grad_() and return {own}.grad; where it goes on into a model, call the model in the step"
+    )
+
+
 def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
     if isinstance(leaf, np.ndarray):
         return torch.tensor(leaf)
@@ -223,7 +239,7 @@ def _key_of(leaf: Any) -> Any:
     if isinstance(leaf, types.MethodType):  # is made anew whenever it is read
         return leaf.__func__, _key_of(leaf.__self__)
     kind: Any = type(leaf)
-    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+    if isinstance(leaf, Tensor) or (kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__):
         return _Same(leaf)
     try:
         hash(leaf)

@@ -11,9 +11,9 @@ import contextlib
 import dis
 import random
 import re
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -274,6 +274,8 @@ class Run:
             changed = () if kept else tuple(self._result(tensor, results) for tensor in was)
             self.rebound.append(Rebinding(at, key, changed))
             return None
+        if read and (kind := _other_kind(value)):
+            self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on
         if not own and self._numbers is not None and read and number_of(old.get(key)) and number_of(plain_now(value)):
@@ -386,6 +388,14 @@ def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:
         return tree.describe(value, tensors)
     except Exception:  # of anybody's own kind
         return None
+
+
+def _other_kind(value: Any) -> str:
+    """The class of a dictionary in a value that ``tree`` rebuilds as another one."""
+    if isinstance(value, Mapping):
+        plain = type(value) in (dict, OrderedDict) or is_dataclass(value)
+        return next(filter(None, map(_other_kind, value.values())), "") if plain else type(value).__name__
+    return next(filter(None, map(_other_kind, value)), "") if isinstance(value, list | tuple) else ""
 
 
 def _at(place: Any) -> Any:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import argparse
 import array
+import collections
 import contextlib
 import contextvars
+import ctypes
 import functools
+import io
 import operator
 import os
+import queue
 import random
 import site
 import sys
 import sysconfig
+import threading
 import types
 import weakref
 from collections import deque
@@ -28,7 +33,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
 
 from actorflow.beside import BESIDE
 from actorflow.lazy import Result, known_now
@@ -52,12 +59,13 @@ from actorflow.looked import (
     Scheduler,
     Settings,
     Slots,
+    Stream,
     Written,
     WrittenOfClass,
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached, Owned
-from actorflow.places import Attribute, Cell, Item, Member, OfType, PartialArgs, Place
+from actorflow.places import Attribute, Cell, Item, Key, Member, OfType, PartialArgs, Place
 from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.stepping import is_fused
@@ -76,10 +84,19 @@ OF_OPTIMIZERS = ("param_groups", "state", "defaults")  # attributes that are fol
 STEPPING = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+CONTAINERS = (  # of libraries: all that they have is looked at
+    collections.UserList, collections.UserString, queue.Queue, threading.Event, Distribution, Dataset,
+)  # fmt: skip
+NUMBER_OF_C: Any = ctypes.c_int.__base__
+ARRAYS = (np.ndarray, bytearray, array.array, memoryview, ctypes.Array, ctypes.Structure, NUMBER_OF_C)
+STREAMS = (io.StringIO, io.BytesIO)
+VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
-ALWAYS_CALLED = ("forward", *MAKING)  # and methods by which Python's operators work
+ALWAYS_CALLED = ("forward", "__call__", *MAKING)  # and methods by which Python's operators work
 UNCALLED = (  # of those: by which it prints, copies and ends things
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
     "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
@@ -210,7 +227,7 @@ def look(
         if given is not None:
             search.value(name, given, Item({name: given}, name))
     for name, argument in passed.items():
-        search.value(name, argument, Item({name: argument}, name))
+        search.value(name, argument, Item(passed, name))
     with search.within(UNREAD):  # it may grow as other jobs need more of it
         for name, held in more.items():
             search.value(name, held, Item({}, ""))
@@ -229,7 +246,7 @@ class _Search:
         self.scalers: list[tuple[str, torch.amp.GradScaler]] = []
         self.tensors: list[tuple[str, Tensor, Place]] = []
         self.attributes: dict[str, None] = {}  # names that code reads from objects, in order
-        self.classes: list[type] = []
+        self.classes: list[type] = [Tensor]  # which may have methods of the user's
         self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
@@ -240,7 +257,7 @@ class _Search:
         self.library = False  # whether what is looked into is a module of a library, all of whose attributes are read
         self.made: dict[type, None] = {}  # classes that code names, and may make objects of
         self.own: dict[type, dict[str, None]] = {}  # class → attributes that its methods read of ``self``
-        self.others: dict[str, None] = {}  # attributes that code reads of anything else
+        self.others: dict[str, None] = {"forward": None}  # attributes that code reads of anything else
         self.any = False  # whether code reads attributes that it does not name
         self.types: dict[int, type] = {}  # of objects that hold something
         self.reads: dict[type | None, frozenset[str]] = {}  # class → attributes that code reads of its objects
@@ -358,11 +375,15 @@ class _Search:
         for module, attributes in named.modules.values():
             if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
                 known = OfLibrary(module.__name__, module, attributes).values()
-                flags = [name for name, value in known.items() if isinstance(value, PLAIN)]
+                flags = {name: value for name, value in known.items() if isinstance(value, (*PLAIN, *FUNCTIONS))}
                 if flags:
                     self.looks(OfLibrary(module.__name__, module, flags))
+                for name, value in flags.items():
+                    if _put_in(value):
+                        self.function(value, f"{module.__name__}.{name}")
         if named.strings:
-            self.looks(Environment("os.environ", os.environ, named.strings))
+            made = [name for name in os.environ if any(word and word in name for word in named.strings)]
+            self.looks(Environment("os.environ", os.environ, dict.fromkeys([*named.strings, *made])))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
@@ -401,6 +422,7 @@ class _Search:
             made: Any = type(value)
             if made not in PLAIN and made is not Result and is_user_class(made):
                 self.classes.append(made)
+                self.given(path, value, attribute)
             return
         if isinstance(value, Tensor):
             self.tensors.append((path, value, place))
@@ -413,10 +435,22 @@ class _Search:
         if isinstance(value, types.MethodType | types.FunctionType | functools.partial | staticmethod | classmethod):
             self.function(value, path)
             return
+        if isinstance(value, BOUND):
+            if not isinstance(value.__self__, type | types.ModuleType | None):
+                self.value(path, value.__self__, Item({}, ""))
+            return
         self.way(value, attribute)
         if self.once(value):
             with self.within(id(value)):
                 self.holder(path, value, place)
+
+    def given(self, path: str, value: Any, attribute: str | None) -> None:
+        """Look at the attributes that a value of a class of the user's has besides: a number, a text, a tuple."""
+        if getattr(value, "__dict__", None):
+            self.way(value, attribute)
+            if self.once(value):
+                with self.within(id(value)):
+                    self.object(path, value)
 
     def holder(self, path: str, value: Any, place: Place) -> None:
         """Look into what is reached for the first time."""
@@ -432,6 +466,11 @@ class _Search:
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
                 self.object(path, value, OF_OPTIMIZERS)
+            else:
+                self.looked.append((id(value), Attributes(path, vars(value), False, foreign=True)))
+                for name in ("step", "zero_grad"):  # of its own, in the place of those of its class
+                    if name in vars(value):
+                        self.value(f"{path}.{name}", vars(value)[name], Item(vars(value), name), name)
         elif isinstance(value, LRScheduler):
             self.scheduler(path, value)
         elif isinstance(value, torch.amp.GradScaler):
@@ -445,10 +484,10 @@ class _Search:
             self.looked.append((id(value), Items(path, value)))
             for index, item in enumerate(value):
                 self.value(f"{path}.{index}", item, Item(value, index))
-        elif isinstance(value, set | frozenset):
+        elif isinstance(value, set | frozenset | weakref.WeakSet):
             self.looked.append((id(value), Items(path, value)))
             for index, item in enumerate(sorted(value, key=_sort_key)):
-                if isinstance(item, nn.Module):  # tensors cannot be exchanged inside a set
+                if not isinstance(item, Tensor):  # tensors cannot be exchanged inside a set
                     self.value(f"{path}.{index}", item, Item({}, ""))
         elif isinstance(value, types.ModuleType):
             if value.__name__.startswith("actorflow."):
@@ -465,8 +504,16 @@ class _Search:
             self.object(path, value)
         elif isinstance(value, GENERATORS):
             self.looked.append((id(value), Generator(path, value)))
-        elif isinstance(value, np.ndarray | bytearray | array.array):
+        elif isinstance(value, ARRAYS):
             self.looked.append((id(value), Array(path, value)))
+        elif isinstance(value, VIEWS):
+            self.value(path, value.mapping, Item({}, ""))
+        elif isinstance(value, STREAMS):
+            self.looked.append((id(value), Stream(path, value)))
+        elif isinstance(value, CONTAINERS):
+            self.looked.append((id(value), Attributes(path, vars(value), True)))
+            for name, item in list(vars(value).items()):
+                self.value(f"{path}.{name}", item, Item(vars(value), name))
         elif isinstance(value, contextvars.ContextVar):
             self.looked.append((id(value), Context(path, value)))
             self.value(path, value.get(None), Item({}, ""))
@@ -499,6 +546,7 @@ class _Search:
     def tuple(self, path: str, value: tuple[Any, ...], place: Place, attribute: str | None) -> None:
         if type(value) is not tuple and is_user_class(type(value)):
             self.classes.append(type(value))
+            self.given(path, value, attribute)
         rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", type(value))
         for index, item in enumerate(value):
             self.value(f"{path}.{index}", item, Member(place, index, rebuild), attribute)
@@ -508,6 +556,12 @@ class _Search:
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) else index
             self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
+        for key in [*value]:
+            if isinstance(key, Tensor):
+                if isinstance(value, dict):
+                    self.value(path, key, Key(value, key))
+            elif not isinstance(key, PLAIN):
+                self.value(path, key, Item({}, ""))
 
     def object(self, path: str, value: Any, but: Container[str] = ()) -> None:
         """Look into an object, but for some attributes."""
@@ -587,7 +641,7 @@ class _Search:
                         followed.add((id(owner), name))
                         self.method(owner, name)
             for path, namespace in list(self.namespaces):
-                for name in list(self.attributes):
+                for name in [*self.attributes, "__getattr__"]:
                     if (id(namespace), name) not in followed:
                         followed.add((id(namespace), name))
                         if name in namespace.__dict__:
@@ -610,6 +664,12 @@ class _Search:
         users = [base for base in owner.__mro__ if is_user_class(base)]
         if not any(name in base.__dict__ for base in owner.__mro__):
             return
+        for base in owner.__mro__ if name not in MAKING else ():
+            if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
+                with self.within(root):
+                    self.looks(OfClass(base.__name__, base, [name]))
+                if _put_in(found):
+                    self.function(found, owner=base, root=root)
         for base in users:  # also those that do not have it: they may get it
             with self.within(root):
                 self.looks(OfClass(base.__name__, base, [name]))
@@ -764,6 +824,11 @@ def _is_known(owner: Any) -> bool:
 def _is_librarys(owner: Any) -> bool:
     """Whether a module's class is made by a library: it reads attributes that the user's code need not name."""
     return issubclass(owner, nn.Module) and owner is not nn.Module and not is_user_class(owner)
+
+
+def _put_in(value: Any) -> bool:
+    """Whether what a library has is a function of the user's, who has put it there."""
+    return isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename)
 
 
 def _sort_key(item: Any) -> tuple[str, str]:

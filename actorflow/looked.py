@@ -23,8 +23,8 @@ from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
-    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Settings", "Slots", "Written",
-    "WrittenOfClass", "state_of",
+    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Settings", "Slots", "Stream",
+    "Written", "WrittenOfClass", "state_of",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -256,7 +256,8 @@ class Entries(_Mapped):
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
-        return super().say(key) if self.dots or not self.path else f"{self.path}[{key!r}]"
+        said = "a tensor" if isinstance(key, Tensor) else repr(key)
+        return super().say(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
 class Items(Looked):
@@ -357,19 +358,27 @@ class Defaults(Looked):
 
 
 class Array(Looked):
-    """An array of NumPy or Python, or bytes that may change: its contents."""
+    """An array of NumPy, Python or C, or bytes that may change: its contents."""
 
     def values(self) -> dict[Any, Any]:
         """See ``Looked``."""
         array = self.holder
         if not isinstance(array, np.ndarray):
             return {"": bytes(array)}
-        contents = zlib.crc32(array.tobytes()) if array.dtype.hasobject is False else 0
+        contents = tuple(array.ravel().tolist()) if array.dtype.hasobject else zlib.crc32(array.tobytes())
         return {"": (str(array.dtype), array.shape, contents)}
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
         return self.path
+
+
+class Stream(Array):
+    """A file in memory: its contents, and where it goes on."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {"": (self.holder.getvalue(), self.holder.tell()) if not self.holder.closed else None}
 
 
 class Context(Looked):
@@ -392,11 +401,11 @@ class Context(Looked):
 
 
 class Kind(Looked):
-    """Of which class an object is."""
+    """Of which class an object is, and what that is made of."""
 
     def values(self) -> dict[Any, Any]:
         """See ``Looked``."""
-        return {"": type(self.holder)}
+        return {"": type(self.holder), "bases": type(self.holder).__mro__}
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
@@ -404,11 +413,12 @@ class Kind(Looked):
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""
-        self.holder.__class__ = value
+        if not key:
+            self.holder.__class__ = value
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
-        return f"the class of {self.path}"
+        return f"the {'bases of the ' * bool(key)}class of {self.path}"
 
 
 class Generator(Looked):
@@ -486,4 +496,4 @@ def _defaults(function: types.FunctionType) -> Iterable[Any]:
 
 
 def _type(thing: Any) -> Iterable[Any]:
-    return (type(thing),)
+    return type(thing), type(thing).__mro__

@@ -7,6 +7,7 @@ Python, whose values are known, are not told at all: ``self.count`` and ``iterto
 from __future__ import annotations
 
 import dis
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ __all__ = ["Reads", "named_by"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
 NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # of their arguments the one that is the attribute's name
+BY_TEXT = ("globals", "eval", "exec")  # find what a text names
+WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -60,6 +63,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             if isinstance(base, types.ModuleType):
                 found.modules.setdefault(id(base), (base, {}))[1][name] = None
                 base = getattr(base, name, None)
+                found.any = found.any or _reads_all(base)
             else:
                 (found.own if of_own else found.others)[name] = None
                 base = None
@@ -67,8 +71,10 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         elif kind in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.globals[name] = None
             base, of_own = scope.get(name), False
-            if name == "globals":  # by which strings of the code may say what they mean
-                found.globals.update(dict.fromkeys(c for c in code.co_consts if isinstance(c, str) and c in scope))
+            found.any = found.any or _reads_all(base)
+            if name in BY_TEXT:  # by which strings of the code may say what they mean
+                words = (w for c in code.co_consts if isinstance(c, str) for w in re.findall(r"[^\W\d]\w*", c))
+                found.globals.update(dict.fromkeys(word for word in words if word in scope))
         elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # of ``self.count += 1``, too
             base, of_own = None, False
             if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
@@ -92,6 +98,11 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         if isinstance(constant, types.CodeType):
             parameters = constant.co_varnames[: constant.co_argcount]
             _follow(constant, "" if own in parameters else own, scope, found)
+
+
+def _reads_all(function: Any) -> bool:
+    """Whether a function of Python's reads attributes of what it is given that nobody names."""
+    return isinstance(function, types.FunctionType) and function.__module__ in WHOLE
 
 
 def _said(reader: str, instructions: Sequence[dis.Instruction]) -> str:

@@ -36,6 +36,7 @@ _ADDRESSES = {  # that are of a copy here, or give it to somebody who may write 
     "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
     "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
 }  # fmt: skip
+_MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
@@ -159,6 +160,8 @@ class Owned(Tensor):
             if func in _LIKE:
                 like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
                 return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
+            if func == Tensor.detach and sys._getframe(1).f_code is _MAKES_PARAMETERS:
+                return owned._another()
             if func == Tensor.detach:
                 value = owner.read(name)
                 return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
@@ -223,6 +226,13 @@ class Owned(Tensor):
             memo[id(self)] = self._as_real()
         copied: Tensor = memo[id(self)]
         return copied
+
+    def _another(self) -> Owned:
+        """What ``nn.Parameter`` makes another parameter of, which has to be of the same class."""
+        value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
+        another = Owned.of(value, self.name_in_plan, self._owner)
+        another.leave(Past(value))
+        return another
 
     def _as_real(self) -> Tensor:
         value = self._owner.read(self.name_in_plan)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Attribute", "Cell", "Item", "Member", "OfType", "PartialArgs", "Place"]
+__all__ = ["Attribute", "Cell", "Item", "Key", "Member", "OfType", "PartialArgs", "Place"]
 
 
 class Place(Protocol):
@@ -40,6 +40,27 @@ class Item:
             return self._container[self._key]
         except (KeyError, IndexError):
             return None
+
+
+class Key:
+    """A key of a dictionary."""
+
+    __slots__ = ("_dictionary", "_key")
+
+    def __init__(self, dictionary: Any, key: Tensor) -> None:
+        self._dictionary, self._key = dictionary, key
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there; the order of the items stays."""
+        items = list(self._dictionary.items())
+        if any(key is self._key for key, _ in items):
+            self._dictionary.clear()
+            self._dictionary.update((tensor if key is self._key else key, item) for key, item in items)
+        self._key = tensor
+
+    def get(self) -> Any:
+        """What is there now; None if the item is gone."""
+        return next((key for key in self._dictionary if key is self._key), None)
 
 
 class Attribute:

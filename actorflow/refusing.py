@@ -1,4 +1,4 @@
-"""What a script reads that gives something else each time (clocks, iterators) goes in; what refuses to, and says so.
+"""What a script reads that gives something else each time (clocks, files, iterators) goes in; what refuses comes out.
 
 While a step is captured these stand where the others were: a plan would have what they gave once.  Other threads get
 what they ask for.
@@ -6,9 +6,13 @@ what they ask for.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import genericpath
 import io
 import os
+import pathlib
+import posixpath
 import random
 import sys
 import threading
@@ -33,10 +37,15 @@ CLOCKS = tuple(
 RANDOM = (os.urandom,)  # the system's
 THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
 LOADS = (DataLoader.__iter__,)
+OPENS = (builtins.open,)
+FILES = (*OPENS, os.stat, os.listdir, os.scandir)
 _IN = (  # modules and classes, and which functions of theirs
     (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
-    (DataLoader, LOADS),
+    (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES),
 )  # fmt: skip
+_OF_FILES = tuple(  # Python's own that ask for users
+    text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
+)
 
 
 class _Refused:
@@ -68,7 +77,7 @@ def instead(value: Any, name: str) -> Any:
 
 @contextlib.contextmanager
 def refusing_clocks() -> Iterator[None]:
-    """In which code of the user's that asks for the time, or the system for random numbers, raises CaptureError."""
+    """In which code of the user's that asks for the time, for files or for the system's random numbers is refused."""
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
     try:
         for module, name, function in were:
@@ -81,11 +90,25 @@ def refusing_clocks() -> Iterator[None]:
 
 def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
+    asking = False  # whether we look ourselves, for files of the user's
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asking
+        if asking:
+            return function(*args, **kwargs)
         if threading.get_ident() == thread and function in LOADS:
             _refuse("takes batches from a DataLoader", "iterate over it outside, and pass each batch as an argument")
-        if threading.get_ident() == thread and _asked_by_user(sys._getframe(1), deep=function in THREADS):
+        through = STDLIB if function in THREADS else _OF_FILES if function in FILES else ()
+        asking = threading.get_ident() == thread
+        try:
+            asked = asking and _asked_by_user(sys._getframe(1), through)
+        finally:
+            asking = False
+        if asked:
+            if function in FILES:
+                if function in OPENS and not _reads(*args, **kwargs):
+                    return function(*args, **kwargs)
+                _refuse("looks at a file", "read it outside, and pass what it says as an argument")
             if function in THREADS:
                 _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")
             what = "asks the system for random numbers" if function in RANDOM else "asks for the time"
@@ -95,9 +118,14 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _asked_by_user(frame: FrameType | None, deep: bool) -> bool:
-    """Whether the user's code calls; where ``deep``, also through Python's own."""
-    while deep and frame is not None and frame.f_code.co_filename.startswith(STDLIB):
+def _reads(file: object, mode: str = "r", *_: object, **__: object) -> bool:
+    """Whether a file that is opened so may be read."""
+    return "r" in mode or "+" in mode
+
+
+def _asked_by_user(frame: FrameType | None, through: str | tuple[str, ...]) -> bool:
+    """Whether the user's code calls, also ``through`` these folders and files of Python's own."""
+    while through and frame is not None and frame.f_code.co_filename.startswith(through):
         if "-packages" in frame.f_code.co_filename:
             return False
         frame = frame.f_back

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import OrderedDict
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from actorflow_compiler.numbers import expression_of, is_stand_in
 __all__ = ["Shape", "describe", "rebuild"]
 
 # JSON: {"tensor": 0}, {"value": 3.5}, {"number": …} (an expression), {"list": […]}, {"tuple": […]},
-# {"dict": [[key, …], …]}, {"class": …, "fields": …}
+# {"dict": [[key, …], …]}, {"ordered": …} (an OrderedDict), {"class": …, "fields": …}
 Shape = Any
 
 
@@ -50,7 +51,8 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
         if keys:
             key = "a tensor" if isinstance(keys[0], Tensor) else repr(keys[0])
             raise CallError(f"a job returned a dictionary with the key {key}; strings or numbers were expected")
-        return {"dict": [[key, describe(item, tensors)] for key, item in value.items()]}
+        form = "ordered" if type(value) is OrderedDict else "dict"
+        return {form: [[key, describe(item, tensors)] for key, item in value.items()]}
     for kind in (list, tuple):
         if isinstance(value, kind):
             return {kind.__name__: [describe(item, tensors) for item in value]}
@@ -73,12 +75,13 @@ def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = 
         return content
     if kind == "number":
         return evaluate(from_json(content), known)
-    if kind == "dict":
-        return {key: rebuild(item, tensors, scope, known) for key, item in content}
+    if kind in ("dict", "ordered"):
+        items = {key: rebuild(item, tensors, scope, known) for key, item in content}
+        return OrderedDict(items) if kind == "ordered" else items
     if kind == "class":
         return _class(content, scope)(**{name: rebuild(item, tensors, scope, known) for name, item in shape["fields"]})
-    items = [rebuild(item, tensors, scope, known) for item in content]
-    return tuple(items) if kind == "tuple" else items
+    listed = [rebuild(item, tensors, scope, known) for item in content]
+    return tuple(listed) if kind == "tuple" else listed
 
 
 def _class_name(owner: type) -> str:

@@ -180,7 +180,7 @@ RETURNS = (
 )  # fmt: skip
 KINDS = (
     "read", "read", "read", "tensors", "within", "within", "layers", "layers", "steps", "steps", "arguments", "loops",
-    "loops",
+    "loops", "rare", "rare",
 )  # fmt: skip
 FRAMES = (  # where the optimizer steps, and what else the loop calls
     "plain", "plain", "plain", "plain", "plain", "outside", "split", "turns", "shorter",
@@ -197,12 +197,12 @@ SHARED = {"global": "{x}", "namespace": "state.{x}", "table": 'table["{x}"]', "c
 
 
 def _written(home: str, context: str, place: str, name: str) -> str:
-    """A variable as code of a context (``use``, ``step``, ``outside``) writes it."""
+    """A variable as code of a context (``use``, ``step``, ``outside``, ``loop``) writes it."""
     path = "model" if place == "forward" else "model.block"
     if home in SHARED:
         return SHARED[home].format(x=name)
     if home == "trainer":
-        return f"{'trainer' if context == 'outside' else 'self'}.{name}"
+        return f"{'trainer' if context in ('outside', 'loop') else 'self'}.{name}"
     if home == "model":
         return f"model.{name}"
     owner = "self" if context == "use" else path
@@ -269,6 +269,8 @@ class _Writer:
             if context != "use":
                 path = "model" if place == "forward" else "model.block"
                 code = re.sub(r"\bself(?=\.\w+%n)|(?<=setattr\()self\b", path, code)
+                if context == "loop":
+                    code = re.sub(r"\bself(?=\.)|(?<=hasattr\()self\b", path, code)
             for token, text in (("%n", str(n)), ("%f", str(low)), ("%v", new)):
                 code = code.replace(token, text)
             return code
@@ -299,14 +301,14 @@ class _Writer:
             elif section == "arg":
                 self.arguments += [tuple(line.split(": ", 1)) for line in filled(code, "outside").splitlines()]
             elif section == "after":
-                self.after.append(filled(code, "outside"))
+                self.after.append(filled(code, "loop"))
             else:
                 when = rng.choice([f"if i == {rng.randint(1, 3)}:", f"if i in ({rng.randint(1, 3)}, 4):", "if i:"])
                 if section == "always":
-                    self.between.append(filled(code, "outside"))
+                    self.between.append(filled(code, "loop"))
                     continue
                 when = "if i:" if section == "every" else when if "%v" in code else when.replace("if i:", "if i == 2:")
-                self.between.append(f"{when}\n{_in(filled(code, 'outside'))}")
+                self.between.append(f"{when}\n{_in(filled(code, 'loop'))}")
 
     def _declared(self, code: str) -> str:
         """The statement by which a function may set names that are not its own."""
@@ -504,15 +506,15 @@ class _Walk:
         elif isinstance(value, weakref.WeakKeyDictionary):  # a cache of functools'
             self.found[path] = "cache"
         elif isinstance(value, Mapping):
-            self.found[path] = f"{type(value).__name__} {[*value]}"
+            self.found[path] = f"{type(value).__name__} {[*map(_anywhere, value)]}"
             for key, item in value.items():
-                self.put(f"{path}[{key!r}]", item)
+                self.put(f"{path}[{_anywhere(key)}]", item)
         elif isinstance(value, list | tuple | deque):
             self.found[path] = f"{type(value).__name__} of {len(value)}"
             for at, item in enumerate(value):
                 self.put(f"{path}[{at}]", item)
         elif isinstance(value, set | frozenset):
-            self.found[path] = repr(sorted(map(repr, value)))
+            self.found[path] = str(sorted(map(_anywhere, value)))
         elif isinstance(value, types.FunctionType):
             self.function(path, value)
         elif isinstance(value, types.MethodType):
@@ -568,8 +570,9 @@ class _Walk:
                 self.found[f"{path}.state[{at}].{key}"] = copied
 
 
-class Ended(Exception):
-    """A script has made all its calls."""
+def _anywhere(value: Any) -> str:
+    """A value as text that does not tell where in memory it lies, nor what a tensor is."""
+    return "a tensor" if isinstance(value, Tensor) else re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
 
 def run(drawn: Drawn, folder: str, decorate: Callable[..., Any], hints: Callable[[nn.Module], None], noise: int = 0,
@@ -723,7 +726,8 @@ def outcome(drawn: Drawn, layout: str = "one device") -> Outcome:
             frames = traceback.extract_tb(error.__traceback__)
             line = [f.line or "" for f in frames if f.filename.startswith(folder)][-1:]
             outside = line and not re.search(r"= (trainer\.)?step\(|evaluate\(x|watch\(", line[0])  # it names it itself
-            clear = (outside or re.search(r"(script|helpers)\.py:\d+", refused)) and not INSIDE.search(refused)
+            said = re.search(r"(script|helpers)\.py:\d+|was called with", refused)
+            clear = (outside or said) and not INSIDE.search(refused)
             ended = Outcome("refused" if clear else "unclear", f"{refused} {line}")
         except TimeoutError:
             return Outcome("hung", traceback.format_exc())

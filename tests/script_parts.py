@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from script_parts_more import ARGUMENTS, LOOPS
+from script_parts_rare import RARE
 
 __all__ = ["PARTS", "Part"]
 
@@ -2500,6 +2501,6 @@ def _parts(text: str, kind: str) -> Iterator[Part]:
 
 TEXTS = {
     "read": READ, "tensors": TENSORS, "within": WITHIN, "layers": LAYERS, "steps": STEPS, "arguments": ARGUMENTS,
-    "loops": LOOPS,
+    "loops": LOOPS, "rare": RARE,
 }  # fmt: skip
 PARTS = {kind: tuple(_parts(text, kind)) for kind, text in TEXTS.items()}

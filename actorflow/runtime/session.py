@@ -132,7 +132,7 @@ class Session:
         given = job.body.take(args, kwargs, self.world)
         on = None if self.worker is None else self.worker.on
         room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
-        arguments = flatten(job.name, job.signature, given.args, given.kwargs, room)
+        arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, job.type == "train")
         asked = self._rehearsed(job, arguments, job.body.own(arguments, given))
         with asked.recording.call():
             return self._call(job, asked, args, kwargs)

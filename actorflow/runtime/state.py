@@ -388,13 +388,8 @@ class Variables:
             if now is None:  # the module has it no more
                 del known[key]
                 continue
-            if now.shape != owned.shape or now.dtype != owned.dtype:
-                raise StateError(
-                    f"{owned.name_in_plan} was replaced by a tensor {now.dtype}{list(now.shape)}; {owned.dtype}"
-                    f"{list(owned.shape)} was expected: after its first call a job works with the same parameters; "
-                    f"make a new model and a new job"
-                )
-            if owned.is_parameter:  # a variable of its own: an optimizer that has the old one goes on with that
+            fits = now.shape == owned.shape and now.dtype == owned.dtype
+            if owned.is_parameter or not fits:  # a variable of its own: an optimizer may go on with the old one
                 del known[key]
                 continue
             self.write(owned.name_in_plan, now.detach())

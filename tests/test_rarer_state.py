@@ -1,0 +1,425 @@
+"""What a step reads by rarer ways of Python and torch is guarded, as the script has it at each call, or refused."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+import enum
+import io
+import math
+import os
+import queue
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import actorflow as flow
+
+Case = Callable[[], tuple[Callable[[Tensor], Any], Callable[[], object]]]  # what reads, and what changes what it reads
+
+
+class Thing:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+
+class Rate(float):
+    more: float
+
+
+class Pair(tuple[float, ...]):
+    more: float
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Settings:
+    by: float = 2.0
+    table: dict[str, float] = dataclasses.field(default_factory=lambda: {"x": 2.0})
+
+
+def user_lists() -> Any:
+    kept = collections.UserList([2.0])
+    return lambda x: x * kept[0], lambda: kept.__setitem__(0, 3.0)
+
+
+def user_texts() -> Any:
+    kept = collections.UserString("ab")
+    return lambda x: x * len(kept), lambda: setattr(kept, "data", "abc")
+
+
+def arrays_of_objects() -> Any:
+    kept = np.array([2.0, None], dtype=object)
+    return lambda x: x * kept[0], lambda: kept.__setitem__(0, 3.0)
+
+
+def objects_in_sets() -> Any:
+    kept = {Thing(2.0)}
+    return lambda x: x * sum(t.by for t in kept), lambda: setattr(next(iter(kept)), "by", 3.0)
+
+
+def objects_in_weak_sets() -> Any:
+    thing = Thing(2.0)
+    kept = weakref.WeakSet([thing])
+    return lambda x: x * sum(t.by for t in kept), lambda: setattr(thing, "by", 3.0)
+
+
+def objects_as_keys() -> Any:
+    kept = {Thing(2.0): 1}
+    return lambda x: x * sum(t.by for t in kept), lambda: setattr(next(iter(kept)), "by", 3.0)
+
+
+def parameters_as_keys() -> Any:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    kept = {weight: 2.0}
+    return lambda x: x * weight * kept[weight], lambda: kept.__setitem__(next(iter(kept)), 3.0)
+
+
+def numbers_with_attributes() -> Any:
+    rate = Rate(2.0)
+    rate.more = 1.0
+    return lambda x: x * rate * rate.more, lambda: setattr(rate, "more", 2.0)
+
+
+def tuples_with_attributes() -> Any:
+    pair = Pair((2.0,))
+    pair.more = 1.0
+    return lambda x: x * pair[0] * pair.more, lambda: setattr(pair, "more", 2.0)
+
+
+def members_of_enums_with_attributes() -> Any:
+    member: Any = Level.LOW
+    member.by = 2.0
+    return lambda x: x * member * member.by, lambda: setattr(member, "by", 3.0)
+
+
+def methods_of_dictionaries() -> Any:
+    kept = {"a": 2.0}
+    get = kept.get
+    return lambda x: x * get("a", 0.0), lambda: kept.update(a=3.0)
+
+
+def views_of_dictionaries() -> Any:
+    kept = {"a": 2.0}
+    values = kept.values()
+    return lambda x: x * sum(values), lambda: kept.update(b=3.0)
+
+
+def views_of_memory() -> Any:
+    kept = bytearray(b"\2")
+    seen = memoryview(kept)
+    return lambda x: x * seen[0], lambda: kept.__setitem__(0, 3)
+
+
+def numbers_of_c() -> Any:
+    kept = ctypes.c_double(2.0)
+    return lambda x: x * kept.value, lambda: setattr(kept, "value", 3.0)
+
+
+def queues() -> Any:
+    kept: queue.Queue[float] = queue.Queue()
+    kept.put(2.0)
+    return lambda x: x * kept.queue[0], lambda: kept.queue.__setitem__(0, 3.0)
+
+
+def events() -> Any:
+    kept = threading.Event()
+    return lambda x: x * (3.0 if kept.is_set() else 2.0), kept.set
+
+
+def files_in_memory() -> Any:
+    kept = io.StringIO("2.0")
+    return lambda x: x * float(kept.getvalue()), lambda: kept.write("3.0")
+
+
+def texts_that_are_evaluated() -> Any:
+    return lambda x: x * eval("BY * 2", globals()), lambda: globals().__setitem__("BY", 3.0)
+
+
+def made_names_of_the_environment() -> Any:
+    os.environ["ACTORFLOW_TEST_7"] = "2"
+    number = 7
+    return (
+        lambda x: x * float(os.environ[f"ACTORFLOW_TEST_{number}"]),
+        lambda: os.environ.__setitem__("ACTORFLOW_TEST_7", "3"),
+    )
+
+
+def dataclasses_as_dictionaries() -> Any:
+    kept = Settings()
+    return lambda x: x * dataclasses.asdict(kept)["table"]["x"], lambda: kept.table.update(x=3.0)
+
+
+def attributes_that_modules_make() -> Any:
+    made: Any = types.ModuleType("made_by_a_test")
+    made.__file__ = __file__
+    sys.modules["made_by_a_test"] = made
+    levels = {"level": 2.0}
+    made.__getattr__ = lambda name: levels[name]
+    return lambda x: x * made.level, lambda: levels.update(level=3.0)
+
+
+def functions_of_libraries() -> Any:
+    return lambda x: F.hardsigmoid(x), lambda: setattr(F, "hardsigmoid", lambda t: t * BY)
+
+
+def functions_of_python() -> Any:
+    return lambda x: x * math.sqrt(4.0), lambda: setattr(math, "sqrt", lambda v: v)
+
+
+def classes_of_libraries() -> Any:
+    layer = nn.Hardsigmoid()
+    return lambda x: layer(x), lambda: setattr(nn.Hardsigmoid, "forward", lambda self, t: t * BY)
+
+
+def methods_of_tensors() -> Any:
+    kind: Any = Tensor
+    kind.of_a_test = lambda self: self * 2.0
+    return lambda x: x.of_a_test(), lambda: setattr(kind, "of_a_test", lambda self: self * 3.0)  # type: ignore[attr-defined]
+
+
+def a_layers_own_forward() -> Any:
+    layer: Any = nn.Sequential(nn.Hardsigmoid())
+    return lambda x: layer(x), lambda: setattr(layer, "forward", lambda t: t * BY)
+
+
+def distributions() -> Any:
+    kept = torch.distributions.Normal(torch.zeros(3).double(), torch.ones(3).double(), validate_args=False)
+    return lambda x: kept.log_prob(x), lambda: kept.loc.add_(2.0)  # type: ignore[no-untyped-call]
+
+
+def sets_of_data() -> Any:
+    kept = TensorDataset(torch.ones(2, 3, dtype=torch.float64))
+    return lambda x: x * kept[1][0], lambda: kept.tensors[0].mul_(2.0)
+
+
+BY = 0.5
+CASES: tuple[Case, ...] = (
+    user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, objects_as_keys,
+    parameters_as_keys, numbers_with_attributes, tuples_with_attributes, members_of_enums_with_attributes,
+    methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,
+    texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
+    attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
+    methods_of_tensors, a_layers_own_forward, distributions, sets_of_data,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_what_is_read_is_what_is_there_at_each_call(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    for holder, name in ((F, "hardsigmoid"), (math, "sqrt"), (nn.Hardsigmoid, "forward")):
+        monkeypatch.setattr(holder, name, getattr(holder, name))  # which a case replaces
+    monkeypatch.setitem(globals(), "BY", BY)
+    read, change = case()
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return read(x).sum()  # type: ignore[no-any-return]
+
+    x = torch.linspace(0.1, 0.9, 6, dtype=torch.float64).view(2, 3)
+    with torch.no_grad():
+        before = read(x).sum().item()
+        assert job(x).item() == pytest.approx(before, rel=1e-12)
+        assert job(x).item() == pytest.approx(before, rel=1e-12)
+        assert len(job.plans) == 1
+        change()
+        after = read(x).sum().item()
+        assert abs(after - before) > 1e-3
+        assert job(x).item() == pytest.approx(after, rel=1e-12)
+
+
+def losses_and_weights(step: Callable[..., Tensor], model: nn.Module, given: Callable[[], Any]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    found = [step(torch.randn(4, 3, generator=generator, dtype=torch.float64), given()).detach() + 0 for _ in range(4)]
+    return [*found, *(p.detach().clone() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("passed", ["parameter", "list"])
+def test_parameters_that_are_passed_are_trained_through(passed: str) -> None:
+    def trained(decorate: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor, given: Any) -> Tensor:
+            penalty = sum(p.pow(2).sum() for p in (given if isinstance(given, list) else [given]))
+            loss = model(x).pow(2).mean() + penalty
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss  # type: ignore[no-any-return]
+
+        given = (lambda: model.bias) if passed == "parameter" else (lambda: [*model.parameters()])
+        return losses_and_weights(decorate(step), model, given)
+
+    for mine, wanted in zip(trained(flow.global_function), trained(lambda f: f), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_batch_that_takes_gradients_is_refused_by_its_name() -> None:
+    model = nn.Linear(3, 2)
+    inner = nn.Linear(3, 3)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    for x in (torch.ones(2, 3, requires_grad=True), inner(torch.ones(2, 3))):
+        with pytest.raises(flow.CallError, match=r"step was called with x, .* pass x\.detach\(\)"):
+            step(x)
+    wanted = model(torch.ones(2, 3)).sum().item()
+    assert float(step(torch.ones(2, 3))) == pytest.approx(wanted)
+
+
+def test_an_optimizers_own_step_is_what_runs() -> None:
+    def trained(decorate: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = []
+
+        def halved(*args: Any) -> Any:
+            with torch.no_grad():
+                for p in model.parameters():
+                    assert p.grad is not None
+                    p.grad.mul_(0.5)
+            return torch.optim.SGD.step(optimizer, *args)
+
+        def given() -> None:
+            calls.append(1)
+            if len(calls) == 3:
+                optimizer.step = halved  # type: ignore[method-assign]
+
+        def step(x: Tensor, _: None) -> Tensor:
+            loss: Tensor = model(x).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return losses_and_weights(decorate(step), model, given)
+
+    for mine, wanted in zip(trained(flow.global_function), trained(lambda f: f), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_buffer_that_becomes_another_kind_of_tensor_is_read_as_it_is() -> None:
+    model: Any = nn.Linear(3, 3)
+    model.register_buffer("by", torch.full((3,), 2.0))
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * model.by.sum()).sum()
+
+    x = torch.ones(2, 3)
+    assert float(job(x)) == 36
+    model.by = torch.full((2,), 3.0, dtype=torch.float64)
+    assert float(job(x)) == 36
+    model.by = torch.full((2,), 4.0, dtype=torch.float64)
+    assert float(job(x)) == 48
+
+
+@pytest.mark.parametrize("how", ["open", "path", "exists", "list"])
+def test_a_file_that_the_step_looks_at_is_refused_with_its_line(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "level"
+    path.write_text("2")
+
+    def looked() -> float:
+        if how == "open":
+            with open(path) as file:
+                return float(file.read())
+        if how == "path":
+            return float(path.read_text())
+        if how == "list":
+            return len([*tmp_path.iterdir()])
+        return float(os.path.exists(path))
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * looked()).sum()
+
+    with pytest.raises(flow.CaptureError, match=r"test_rarer_state\.py:\d+: the step looks at a file"):
+        job(torch.ones(2))
+
+
+def test_a_file_may_be_written_while_a_step_is_captured(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        with open(path, "a") as file:
+            file.write("here")
+        return x.sum()
+
+    assert float(job(torch.ones(2))) == 2
+
+
+def test_an_ordered_dictionary_stays_one() -> None:
+    state = types.SimpleNamespace(last=None)
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> dict[str, Tensor]:
+        state.last = collections.OrderedDict(b=2, a=1)
+        return collections.OrderedDict(b=x.sum(), a=x)
+
+    for _ in range(2):
+        found = job(torch.ones(2))
+        assert type(found) is collections.OrderedDict
+        assert [*found] == ["b", "a"]
+        assert state.last == collections.OrderedDict(b=2, a=1)
+
+
+def test_a_dictionary_of_another_kind_that_the_step_makes_is_refused() -> None:
+    table: Any = collections.defaultdict(lambda: collections.defaultdict(lambda: 2.0))
+
+    @flow.global_function(type="predict")
+    def job(x: Tensor) -> Tensor:
+        return (x * table["a"]["b"]).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(flow.CaptureError, match=r"table\['a'\] is or holds a defaultdict that the step makes"):
+        job(torch.ones(2))
+    table["a"]["b"] = 3.0
+    assert float(job(torch.ones(2))) == 6
+
+
+def test_a_weight_norm_may_come_between_calls() -> None:
+    def trained(decorate: Callable[[Any], Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = []
+
+        def given() -> None:
+            nonlocal optimizer
+            calls.append(1)
+            if len(calls) == 3:
+                torch.nn.utils.parametrizations.weight_norm(model)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor, _: None) -> Tensor:
+            loss: Tensor = model(x).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return losses_and_weights(decorate(step), model, given)
+
+    for mine, wanted in zip(trained(flow.global_function), trained(lambda f: f), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
