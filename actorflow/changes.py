@@ -25,7 +25,7 @@ from actorflow import tree
 from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
 from actorflow.lazy import Result
-from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, state_of
+from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, Script, state_of
 from actorflow.open_floats import open_floats
 from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
@@ -236,6 +236,11 @@ class Run:
         read = (id(one.holder), type(one)) in self._read and (isinstance(one, Scheduler) or key in one.read())
         if isinstance(one, Array | Hooks):
             self._refuse(where, "is changed in the step")
+        if isinstance(one, Script) and not isinstance(now.get(key), bool | Tensor | None):
+            self._refuse(
+                where, f"changes from {say(old.get(key))} to {say(now.get(key))} in code of torch.jit",
+                "the plain module, or a buffer: torch.zeros(()) that is counted up",
+            )  # fmt: skip
         mine = _stand_ins(old.get(key))
         own = bool(mine)  # of this step: what it computes is left there
         if own and key in now and _alike(old[key], now[key]):

@@ -57,6 +57,7 @@ from actorflow.looked import (
     OfLibrary,
     OfTensor,
     Scheduler,
+    Script,
     Settings,
     Slots,
     Stream,
@@ -65,7 +66,19 @@ from actorflow.looked import (
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached, Owned
-from actorflow.places import Attribute, Cell, Item, Key, Member, OfType, PartialArgs, Place
+from actorflow.places import (
+    Attribute,
+    Cell,
+    Item,
+    Key,
+    Member,
+    OfProgram,
+    OfProgramList,
+    OfScript,
+    OfType,
+    PartialArgs,
+    Place,
+)
 from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.stepping import is_fused
@@ -502,6 +515,8 @@ class _Search:
                 self.classes.append(type(value))
         elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
             self.object(path, value)
+        elif isinstance(value, torch.jit.ScriptFunction):
+            self.looked.append((id(value), Script(path, value)))
         elif isinstance(value, GENERATORS):
             self.looked.append((id(value), Generator(path, value)))
         elif isinstance(value, ARRAYS):
@@ -613,9 +628,17 @@ class _Search:
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
                 if tensor is not None:
                     self.of_tensor(f"{where}.{name}", tensor)
-            held = [Attributes(where, vars(module), whole), Hooks(where, module)]
-            held += [Entries(where, vars(module)[name], dots=True) for name in OWN_DICTS]
+            script = isinstance(module, torch.jit.ScriptModule)
+            own = Script(where, module) if script else Attributes(where, vars(module), whole)
+            held: list[Looked] = [own, Hooks(where, module)]
+            held += [Entries(where, getattr(module, name), dots=True) for name in OWN_DICTS]
             self.looked += [(id(module), looked) for looked in held]
+            if isinstance(own, Script):
+                for name, at, tensor in own.tensors():
+                    place = OfProgram(own.program, name)
+                    inner = f"{where}.{name}" if at < 0 else f"{where}.{name}.{at}"
+                    self.value(inner, tensor, place if at < 0 else OfProgramList(place, at))
+                continue
             before, self.library = self.library, whole
             with self.within(id(module)):
                 for name, item in list(module.__dict__.items()):
@@ -752,10 +775,11 @@ class _Search:
             state.modules[root_name] = root
             for prefix, module in root.named_modules():
                 where = f"{root_name}.{prefix}" if prefix else root_name
+                item = OfScript if isinstance(module, torch.jit.ScriptModule) else Item
                 for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                     for name, tensor in tensors.items():
                         if tensor is not None:
-                            hold(tensor, f"{where}.{name}", kind, Item(tensors, name))
+                            hold(tensor, f"{where}.{name}", kind, item(tensors, name))
         for path, tensor, place in self.tensors:
             trained = tensor.requires_grad and tensor.is_leaf
             hold(tensor, path, "parameter" if trained else "tensor", place)

@@ -14,20 +14,23 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from actorflow.beside import BESIDE
 from actorflow_compiler.expressions import has_numbers, number_of
-from actorflow_compiler.torch_internals import hooks_of
+from actorflow_compiler.torch_internals import hooks_of, script_attributes, script_constants
 from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
-    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Settings", "Slots", "Stream",
+    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script", "Settings", "Slots",
+    "Stream",
     "Written", "WrittenOfClass", "state_of",
 ]  # fmt: skip
 
 _MISSING = object()
+CONSTANTS = "its constants"  # tensors that are written into code
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
 # attributes by which modules and we work
@@ -437,6 +440,42 @@ class Generator(Looked):
         return self.path
 
 
+class Script(Looked):
+    """What a module, a function or a method of torch.jit has besides parameters, buffers and modules.
+
+    Of tensors that are written into its code it has how often they were changed.
+    """
+
+    def __init__(self, path: str, holder: Any) -> None:
+        super().__init__(path, holder)
+        self.program: Any = None
+        scripts = [holder]
+        if isinstance(holder, torch.jit.ScriptModule):
+            self.program, self.names = script_attributes(holder)
+            scripts = [self.program._get_method(name) for name in self.program._method_names()]
+        self.constants = [constant for script in scripts for constant in script_constants(script)]
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found: dict[Any, Any] = {name: self.program.getattr(name) for name in self.names}
+        found = {name: _frozen(value) for name, value in found.items()}
+        if self.constants:
+            found[CONSTANTS] = tuple(constant._version for constant in self.constants)
+        return found
+
+    def tensors(self) -> Iterable[tuple[str, int, Tensor]]:
+        """The tensors among its attributes, and in lists: the attribute, the position, -1 for the attribute itself."""
+        for name in self.names:
+            value = self.program.getattr(name)
+            items = enumerate(value) if isinstance(value, list) else [(-1, value)]
+            yield from ((name, at, item) for at, item in items if isinstance(item, Tensor))
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``; lists and dictionaries, which come as texts, are let alone."""
+        if key != CONSTANTS and not isinstance(self.program.getattr(key), list | dict | tuple):
+            self.program.setattr(key, value)
+
+
 class Hooks(Looked):
     """The hooks of a module, a tensor or an optimizer."""
 
@@ -467,6 +506,11 @@ class OfTensor(Looked):
     def drop(self, key: Any) -> None:
         """See ``Looked``."""
         del vars(self.holder)[key]
+
+
+def _frozen(value: Any) -> Any:
+    """A value of torch.jit, which gives another copy of a container each time, as what can be compared."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
 
 
 def state_of(generator: Any) -> object:

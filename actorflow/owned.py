@@ -111,6 +111,7 @@ class Owned(Tensor):
     _owner: Owner = None  # type: ignore[assignment]  # none without one
     _is_param: bool = False
     gradients: Gradients | None = None
+    refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
@@ -195,7 +196,11 @@ class Owned(Tensor):
         if func == torch.ops.aten.set_.source_Tensor and isinstance(args[0], Owned) and not args[0]._owner.capturing:
             args[0]._assign(args[1])  # as where a parametrization is taken off
             return args[0]
-        raise _first_owned((args, kwargs or {}))._refused(func)
+        owned = _first_owned((args, kwargs or {}))
+        if not owned._owner.capturing and not torch.is_grad_enabled():  # code of torch.jit comes here
+            return _on_values(func, args, kwargs or {})
+        Owned.refused_last = owned._refused(func)
+        raise Owned.refused_last
 
     def _refused(self, func: Any) -> StateError:
         return StateError(

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Attribute", "Cell", "Item", "Key", "Member", "OfType", "PartialArgs", "Place"]
+__all__ = [
+    "Attribute", "Cell", "Item", "Key", "Member", "OfProgram", "OfProgramList", "OfScript", "OfType", "PartialArgs",
+    "Place",
+]  # fmt: skip
 
 
 class Place(Protocol):
@@ -63,6 +66,27 @@ class Key:
         return next((key for key in self._dictionary if key is self._key), None)
 
 
+class OfScript(Item):
+    """An item of what a module of torch.jit has: torch holds the tensor itself, beside whoever holds its object."""
+
+
+class OfProgram:
+    """A tensor that a module of torch.jit has as an attribute, and not as a parameter or a buffer."""
+
+    __slots__ = ("_name", "_program")
+
+    def __init__(self, program: Any, name: str) -> None:
+        self._program, self._name = program, name
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Put a tensor there."""
+        self._program.setattr(self._name, tensor)
+
+    def get(self) -> Any:
+        """What is there now."""
+        return self._program.getattr(self._name)
+
+
 class Attribute:
     """An attribute that is not in a ``__dict__``: a slot, a default, a cell's content."""
 
@@ -109,7 +133,7 @@ class Member:
     def get(self) -> Any:
         """What is there now; None if the item is gone."""
         now = self._holder.get()
-        return now[self._index] if isinstance(now, tuple) and self._index < len(now) else None
+        return now[self._index] if isinstance(now, tuple | list) and self._index < len(now) else None
 
 
 class PartialArgs:
@@ -126,6 +150,13 @@ class PartialArgs:
     def get(self) -> Any:
         """The arguments."""
         return self._partial.args
+
+
+class OfProgramList(Member):
+    """An item of a list that a module of torch.jit has."""
+
+    def __init__(self, holder: OfProgram, index: int) -> None:
+        super().__init__(holder, index, list)
 
 
 class Cell:

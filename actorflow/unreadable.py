@@ -5,25 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.torch_internals import script_attributes
 
 __all__ = ["prepared", "refuse_compiled"]
 
 
 def refuse_compiled(path: str, root: nn.Module) -> None:
-    """Raise CaptureError where a module, or one below it, is a program of torch.jit or holds packed weights."""
+    """Raise CaptureError where a module, or one below it, holds packed weights, or tensors where nobody can put others.
+
+    A module of torch.jit gives copies of its lists and dictionaries.
+    """
     for name, module in root.named_modules():
         where = f"{path}.{name}" if name else path
+        values = vars(module)
         if isinstance(module, torch.jit.ScriptModule):
+            program, names = script_attributes(module)
+            values = {name: program.getattr(name) for name in names}
+            for attribute, value in values.items():
+                inner = () if isinstance(value, Tensor | list) else pytree.tree_leaves(value)
+                if any(isinstance(leaf, Tensor) for leaf in inner):
+                    raise CaptureError(
+                        f"{where}.{attribute} of a module of torch.jit holds tensors in a {type(value).__name__}, "
+                        f"which a job cannot follow; expected: a parameter or a buffer for each"
+                    )
+        if any(isinstance(value, torch.ScriptObject) for name, value in values.items() if name != "_c"):
+            kind = getattr(module, "original_name", type(module).__name__)
             raise CaptureError(
-                f"{where} is a module of torch.jit (torch.jit.script or trace), whose code and parameters a job cannot "
-                f"follow; expected: the plain module that it was made of"
-            )
-        if any(isinstance(value, torch.ScriptObject) for value in vars(module).values()):
-            raise CaptureError(
-                f"{where} ({type(module).__name__}) holds quantized weights in a form that only torch knows; expected: "
+                f"{where} ({kind}) holds quantized weights in a form that only torch knows; expected: "
                 f"the plain module in the job, or the quantized one outside of it"
             )
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from actorflow.find import Found
+from actorflow.looked import Script
 from actorflow.runtime.compiling import Made, located
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.variables import State
 
 __all__ = ["refuse_shared"]
 
@@ -22,9 +23,12 @@ class Owns(Protocol):
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
 
 
-def refuse_shared(job: Any, made: Made, state: State, owns: Owns | None) -> None:
+def refuse_shared(job: Any, made: Made, found: Found, owns: Owns | None) -> None:
     """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach."""
-    spans = {name: found for name, h in state.held.items() if (found := span(h.tensor)) is not None}
+    tensors = {name: h.tensor for name, h in found.state.held.items()}
+    for script in (one for one in found.looked if isinstance(one, Script)):
+        tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
+    spans = {name: lies for name, tensor in tensors.items() if (lies := span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from actorflow.deferred import Deferred
 from actorflow.find import Names
 from actorflow.owned import Owned, real
+from actorflow.places import OfProgram, OfProgramList, OfScript
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.gradients import Kept
 from actorflow.runtime.optimizer_state import initial_state, python_state
@@ -27,6 +28,7 @@ from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.stepped import Slot, States
 from actorflow.runtime.values import Values
 from actorflow.runtime.wire import encode
+from actorflow.scripts import hold
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import KEPT, SUFFIX
@@ -323,10 +325,15 @@ class Variables:
         if tensor.is_leaf:
             tensor.grad = None
         owned.gradients = self.gradients
+        in_scripts = [place for place in held.places if isinstance(place, OfScript | OfProgram | OfProgramList)]
+        for place in in_scripts:  # torch exchanges only what it does not hold itself
+            place(torch.empty(0))
         try:
             torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
         except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
             held.put(owned)
+            if in_scripts:
+                hold(owned)
             self._names.replace(tensor, owned)
             held.tensor = owned
             for optimizer in optimizers:
@@ -334,6 +341,9 @@ class Variables:
                     optimizer.state[owned] = optimizer.state.pop(tensor)
             return owned
         assert isinstance(tensor, Owned)
+        for place in in_scripts:
+            place(tensor)
+            hold(tensor)
         return tensor
 
     def _created(self, slot: Slot) -> dict[str, Any]:
@@ -357,7 +367,7 @@ class Variables:
                 continue
             tensors: dict[str, Any] = module._parameters
             for key, owned in watched.parameters.items():
-                if tensors.get(key) is not owned:
+                if _item(tensors, key) is not owned:
                     self._refresh(watched.parameters, tensors)
                     break
             if watched.buffers:
@@ -382,9 +392,9 @@ class Variables:
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
-        changed = [(key, owned) for key, owned in known.items() if tensors.get(key) is not owned]
+        changed = [(key, owned) for key, owned in known.items() if _item(tensors, key) is not owned]
         for key, owned in changed:
-            now = tensors.get(key)
+            now = _item(tensors, key)
             if now is None:  # the module has it no more
                 del known[key]
                 continue
@@ -492,3 +502,8 @@ def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
 
 def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
     return {id(tensor): weakref.ref(tensor)}
+
+
+def _item(tensors: Any, key: str) -> Any:
+    """A tensor of a module, by name; None for one that is gone.  Modules of torch.jit have no dictionary of them."""
+    return tensors.get(key) if isinstance(tensors, dict) else dict(tensors.items()).get(key)

@@ -47,6 +47,7 @@ from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
+from actorflow_compiler.scripted import Scripts, said_by
 from actorflow_compiler.stepping import STEPPING, Slot, is_fused, marked, stepping
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
@@ -76,7 +77,6 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
 )  # fmt: skip
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
-SCRIPTED = "The following operation failed in the TorchScript interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,8 @@ def _traced(
                 streams, indexing = Streams(), Indexing()
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
-                ragged = packing(), aligning(), indexing.following(), unrolled(), without_meta()
+                scripts = Scripts([h.tensor for h in state.held.values()])
+                ragged = packing(), aligning(), indexing.following(), unrolled(), scripts.following(), without_meta()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged):
                         stack.enter_context(context)
@@ -272,7 +273,8 @@ def without_memory(
         selecting = selected(reads.refusal)
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
-            for context in (*plainly, _scaled(state)):
+            scripts = Scripts([h.tensor for h in state.held.values()])
+            for context in (*plainly, _scaled(state), scripts.following()):
                 stack.enter_context(context)
             yield mode, tensors
 
@@ -510,11 +512,8 @@ def _brief(error: Exception) -> str:
             f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "
             f"captured; expected: other ops, or this outside of the job"
         )
-    if text.startswith(SCRIPTED):
-        return (
-            "the step calls code of torch.jit.script here that depends on the values of tensors; expected: a plain "
-            "function with the same ops in every call"
-        )
+    if said := said_by(text):
+        return said
     for end in ENDS:
         text = text.split(end)[0]
     text = text.replace("FakeTensor", "Tensor").strip()

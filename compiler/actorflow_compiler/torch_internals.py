@@ -34,6 +34,7 @@ __all__ = [
     "FakeTensor",
     "MERSENNE",
     "MODULE_CALL",
+    "SCRIPT_MODULE",
     "NOT_WITHOUT_VALUES",
     "SHARES_SHAPE",
     "backward_engine",
@@ -45,6 +46,7 @@ __all__ = [
     "end_of_graph",
     "fake_mode",
     "fast_callable",
+    "fresh_script",
     "gradients",
     "hooks_made",
     "hooks_of",
@@ -53,9 +55,11 @@ __all__ = [
     "is_composed",
     "is_fake",
     "is_read",
+    "is_traced_by_jit",
     "keeps_graph",
     "looks_compiling",
     "make_wrapper",
+    "memory_is_refused",
     "memory_of",
     "no_torch_function",
     "node_of",
@@ -70,14 +74,19 @@ __all__ = [
     "replaced_higher_order",
     "replaced_in_vf",
     "replaced_indexing",
+    "replaced_scripts",
     "scaler_settings",
     "scaler_state",
     "scaling_in_the_graph",
+    "script_attributes",
+    "script_constants",
+    "script_kinds",
     "sequence_number",
     "sequence_of",
     "static_fake_mode",
     "store_of_default_group",
     "swap_contents",
+    "tell_of_scripts",
     "trace_kernel",
     "traced_on",
     "values_not_seen",
@@ -351,6 +360,121 @@ def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Itera
         yield
     finally:
         del fake.__getitem__, fake.__setitem__
+
+
+_jit: Any = torch.jit  # which has no types
+
+
+def is_traced_by_jit() -> bool:
+    """Whether ``torch.jit.trace`` is under way."""
+    return bool(_jit.is_tracing())
+
+
+_SCRIPTS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+
+
+@contextlib.contextmanager
+def replaced_scripts(call: Callable[..., Any]) -> Iterator[None]:
+    """Have whoever calls a function or a method of torch.jit get ``call(plain, function, args, kwargs)``."""
+    before = [kind.__call__ for kind in _SCRIPTS]
+    tell_of_scripts(call)
+    try:
+        yield
+    finally:
+        for kind, plain in zip(_SCRIPTS, before, strict=True):
+            kind.__call__ = plain
+
+
+def tell_of_scripts(call: Callable[..., Any]) -> None:
+    """The same, from now on."""
+
+    def told(plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda script, *args, **kwargs: call(plain, script, args, kwargs)
+
+    for kind in _SCRIPTS:
+        kind.__call__ = told(kind.__call__)
+
+
+class _Failing(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self.raised: list[Exception] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the op, and keep what it raises."""
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+
+def fresh_script(script: Any) -> Callable[..., Any]:
+    """A function or method of torch.jit as one that has not run yet; it takes all arguments by position.
+
+    What an op raises leaves it as it is.
+
+    What has run may have been joined to other ops, or have a backward pass of its own.  A method's takes the object
+    that it belongs to as well, which comes first.
+    """
+    graph = script.graph.copy()
+    torch._C._jit_pass_inline(graph)
+    run: Any = torch._C._create_function_from_graph(script.name, graph)
+
+    def plainly(*args: Any) -> Any:
+        with _jit.optimized_execution(False), _Failing() as failing:
+            try:
+                return _CALL_SCRIPT(run, *args)
+            except RuntimeError as error:
+                if failing.raised:
+                    raise failing.raised[-1] from error
+                raise
+
+    return plainly
+
+
+_CALL_SCRIPT: Any = torch._C.ScriptFunction.__call__  # also while it is replaced
+
+
+def script_kinds(script: Any) -> Iterator[tuple[str, Any]]:
+    """The ops of a function or method of torch.jit and of those that it calls: what kind each is of, and the node."""
+    graph = script.graph.copy()
+    torch._C._jit_pass_inline(graph)
+    pending = [*graph.nodes()]
+    while pending:
+        node = pending.pop()
+        yield node.kind(), node
+        for block in node.blocks():
+            pending += block.nodes()
+
+
+def script_constants(script: Any) -> list[torch.Tensor]:
+    """The tensors that are written into a function or method of torch.jit."""
+    found = []
+    for kind, node in script_kinds(script):
+        value = node.output().toIValue() if kind == "prim::Constant" and node.outputsSize() == 1 else None
+        found += [value] if isinstance(value, torch.Tensor) else []
+    return found
+
+
+SCRIPT_MODULE: Any = importlib.import_module("torch.jit._script").RecursiveScriptModule  # which others are made of
+
+
+def memory_is_refused(tensor: torch.Tensor) -> None:
+    """Have code of torch that takes the address of a tensor without memory raise RuntimeError, and not crash."""
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+
+
+def script_attributes(module: torch.jit.ScriptModule) -> tuple[Any, tuple[str, ...]]:
+    """What holds the values of a module of torch.jit by ``getattr`` and ``setattr``, and the names of its attributes.
+
+    Parameters, buffers and modules are not among them.
+    """
+    program: Any = vars(module).get("_actual_script_module", module)
+    known = {*program._parameters.keys(), *program._buffers.keys()}
+    return program._c, tuple(name for name in program._concrete_type.get_attributes() if name not in known)
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:

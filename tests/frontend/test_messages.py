@@ -462,18 +462,6 @@ def test_an_argument_that_is_not_numbers_in_memory_is_refused_by_name(make: Call
         flow.global_function(stepping(entropy))(make(batch()[0]), batch()[1])
 
 
-@pytest.mark.parametrize("compiled", [torch.jit.script, lambda model: torch.jit.trace(model, torch.randn(8, 8))])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_module_of_torch_jit_is_refused_by_name(compiled: Callable[[nn.Module], Any]) -> None:
-    model = compiled(nn.Linear(8, 4))
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        return entropy(model, x, y)
-
-    with pytest.raises(CaptureError, match=r"test_messages\.py:\d+: def step.*\n  model is a module of torch\.jit"):
-        flow.global_function(step)(*batch())
-
-
 def test_copies_in_a_step_are_no_reason_to_warn_of_how_it_is_captured(
     capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -15,6 +15,7 @@ from recipes import (
     precision,
     reinforcement,
     science,
+    scripted,
     sequences,
     tuning,
     vision,
@@ -23,5 +24,5 @@ from recipes import (
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
-    "habits", "masks",
+    "habits", "masks", "scripted",
 ]  # fmt: skip
