@@ -690,7 +690,7 @@ def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManage
     return _Before(call)
 
 
-class _WithoutMeta(TorchDispatchMode):
+class _WithoutMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
