@@ -310,7 +310,8 @@ def _is_raised(error: BaseException) -> bool:
         code, last = at.tb_frame.f_code, at.tb_lasti
         asks = asks if code.co_filename.endswith(OF_TORCH) else code.co_filename
         at = at.tb_next
-    if not asks or f"{OURS}/actorflow/" in asks or any(part in asks for part in TRACING):
+    ours = f"{OURS}/actorflow/" in asks or "-packages/actorflow/" in asks
+    if not asks or ours or any(part in asks for part in TRACING):
         return False
     return dis.opname[code.co_code[last]] in ("RAISE_VARARGS", "RERAISE")
 
