@@ -185,6 +185,23 @@ def test_a_side_that_torch_refuses_is_no_check() -> None:
         predict(torch.ones(2, 4))
 
 
+def test_a_check_in_a_branch_of_which_both_sides_are_computed_raises_where_it_is_taken() -> None:
+    @flow.global_function(type="predict")
+    def predict(x: Tensor) -> Tensor:
+        def small(h: Tensor) -> Tensor:
+            if h.min() < 0:
+                raise ValueError("below")
+            return h
+
+        found: Tensor = torch.cond(x.sum() < 1, small, lambda h: h * 2, (x,))
+        return found
+
+    assert predict(torch.tensor([-1.0, 3.0])).tolist() == [-2, 6]
+    assert predict(torch.tensor([0.0, 0.5])).tolist() == [0, 0.5]
+    with pytest.raises(ValueError, match="below"):
+        predict(torch.tensor([-1.0, 0.5]))
+
+
 def test_a_step_that_skips_a_batch_is_told_to_raise() -> None:
     model, optimizer = layer()
 

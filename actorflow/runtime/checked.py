@@ -17,11 +17,12 @@ def first_failed(checks: Sequence[Check], results: Sequence[Tensor]) -> Check | 
     return next((check for check, raises in zip(checks, results[-1].tolist(), strict=True) if raises), None)
 
 
-def failure_of(check: Check, job: str, changed: str) -> BaseException:
-    """The exception of a check, once what comes before it was printed; ``changed``: what cannot be taken back."""
+def failure_of(check: Check, job: str) -> BaseException:
+    """The exception of a check, once what comes before it was printed."""
     for stream, text in check.raised.printed:
         print(text, end="", file=getattr(sys, stream), flush=True)
     error = check.raised.error()
-    after = f"it had changed {changed} before, and no call can follow it" if changed else "other calls are done as ever"
+    lost = f"it had changed {check.lost} before, and no call can follow it"
+    after = lost if check.lost else "other calls are done as ever"
     error.add_note(f"raised by a call of {job} at {check.where}\nwhat the step does behind that was not done; {after}")
     return error

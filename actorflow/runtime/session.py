@@ -245,15 +245,15 @@ class Session:
             for optimizer in optimizers:
                 count_as_stepped(optimizer)
             variables.states.stepped(self._gone.uses(compiled.number))
-        counts = check.stepped and bool(compiled.reading.written)
-        had = check.lost or ("what an optimizer counts" if counts else "")
-        if had:
+        if check.lost:
             self._over = StateError(
-                f"a call of {job.name} has raised {check.raised.text} ({check.where}); its step had changed {had} "
-                f"before, which a call does when it is done, so that no call can follow: load a checkpoint, or have "
-                f"the step check before it changes anything"
+                f"a call of {job.name} has raised {check.raised.text} ({check.where}); its step had changed "
+                f"{check.lost} before, which a call does when it is done, so that no call can follow: load a "
+                f"checkpoint, or have the step check before it changes anything"
             )
-        raise failure_of(check, job.name, had)
+        if self.world > 1:  # else the first one that ends is what others are told of
+            self._together(f"check {self.calls}")
+        raise failure_of(check, job.name)
 
     def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
         """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""

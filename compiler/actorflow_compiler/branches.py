@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.checks import within
 from actorflow_compiler.torch_internals import is_fake, replaced_higher_order
 
 __all__ = ["unrolled"]
@@ -80,7 +81,7 @@ def _cond(predicate: Any, true: Callable[..., Any], false: Callable[..., Any], o
     predicate = predicate.reshape(()).bool()
 
     def side(function: Callable[..., Any], taken: Tensor) -> Any:
-        with _Side(taken):
+        with _Side(taken), within(taken):
             return function(*operands)
 
     def choose(a: Any, b: Any) -> Any:

@@ -165,7 +165,9 @@ def _traced(
             assert checks is not None
             there = {**fakes, **stepped.tensors, **watch.variables_now()}
             raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
-            check = Check(where, raised, *checks.changed(), watch.has_stepped, watch.standing_now())
+            left, lost = checks.changed()
+            lost = lost or stepped.so_far()
+            check = Check(where, raised, left, lost, watch.has_stepped, watch.standing_now())
             checks.found.append((raises, check))
 
         reads = Reads(deciding.decide, late=numbers is not None, checks=checks, found=found)

@@ -25,15 +25,16 @@ from actorflow_compiler.errors import ActorError, ActorflowError
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.lines import OURS
 
-__all__ = ["CHECKED", "UNKNOWN", "Again", "Check", "Checks", "Raised"]
+__all__ = ["CHECKED", "UNKNOWN", "Again", "Check", "Checks", "Raised", "within"]
 
 CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
 EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
 UNKNOWN = "…"  # in place of a value in a text
-TRACING = tuple(f"/torch/{part}" for part in (
+TRACING = "/actorflow_compiler/", *(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
+OF_TORCH = "/torch/__init__.py"  # whose functions raise for others
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -46,6 +47,19 @@ def checked(raises: Tensor, held: Sequence[Tensor], names: str) -> Tensor:
 @checked.register_fake
 def _(raises: Any, held: Any, names: str) -> Any:
     return torch.empty_like(raises)
+
+
+_taken: list[Tensor] = []  # of the branches that a trace is in, of which both sides are computed: whether each is taken
+
+
+@contextlib.contextmanager
+def within(taken: Tensor) -> Iterator[None]:
+    """In which checks only raise where a branch is ``taken``, a bool without dims."""
+    _taken.append(taken.detach())
+    try:
+        yield
+    finally:
+        _taken.pop()
 
 
 class Again(BaseException):  # no error: nobody is to catch it on its way
@@ -192,7 +206,10 @@ class Checks:
                 return None
             with torch.no_grad():
                 condition = (tensor if tensor.dtype == torch.bool else tensor != 0).detach().reshape(())
-                found(condition if decision.side else condition.logical_not(), decision.raised)
+                raises = condition if decision.side else condition.logical_not()
+                for taken in _taken:
+                    raises = raises & taken
+                found(raises, decision.raised)
             self._asked.append((tensor, tensor._version, not decision.side))
             return not decision.side
         alike = [d for d in self._known if d.place == place and d.side is not None]
@@ -288,14 +305,13 @@ def _is_raised(error: BaseException) -> bool:
     if isinstance(error, ActorflowError | GeneratorExit):
         return False
     at: TracebackType | None = error.__traceback__
-    file = ""
+    asks = ""  # who has raised it, or has called what raises it for torch
     while at is not None:
         code, last = at.tb_frame.f_code, at.tb_lasti
-        file = code.co_filename
-        if any(part in file for part in TRACING):
-            return False
+        asks = asks if code.co_filename.endswith(OF_TORCH) else code.co_filename
         at = at.tb_next
-    if not file or f"{OURS}/actorflow/" in file or "actorflow_compiler" in file:
+    ours = f"{OURS}/actorflow/" in asks or "-packages/actorflow/" in asks
+    if not asks or ours or any(part in asks for part in TRACING):
         return False
     return dis.opname[code.co_code[last]] in ("RAISE_VARARGS", "RERAISE")
 

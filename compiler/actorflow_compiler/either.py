@@ -46,10 +46,10 @@ def rewritten(frames: Iterable[FrameSummary]) -> str:
     if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)):
         one = _condition(node.test) if isinstance(node.test, ast.BoolOp) else ""
         return f". Instead of this condition: {one}" if one and len(one) <= LONGEST else f".{CHECKS}"
-    if isinstance(node, ast.If) and _skips(node):
-        return f".{SKIPS}"
-    line = _line(node, parents)
-    return f". Instead of this line: {line}.{BOTH}" if line and len(line) <= LONGEST else ""
+    line = "" if isinstance(node, ast.If) and _gives_nothing(node) else _line(node, parents)
+    if line and len(line) <= LONGEST:
+        return f". Instead of this line: {line}.{BOTH}"
+    return f".{SKIPS}" if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return) else ""
 
 
 @functools.lru_cache(8)
@@ -75,11 +75,11 @@ def _only_raises(node: ast.If) -> bool:
     return isinstance(node.body[-1], ast.Raise) and not node.orelse
 
 
-def _skips(node: ast.If) -> bool:
+def _gives_nothing(node: ast.If) -> bool:
     """Whether it ends the step with nothing."""
     match node.body[-1]:
         case ast.Return(value=None) | ast.Return(value=ast.Constant(value=None)):
-            return not node.orelse
+            return True
     return False
 
 

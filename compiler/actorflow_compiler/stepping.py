@@ -94,6 +94,13 @@ class Stepped:
                 variable.copy_(now)
                 values[key] = variable
 
+    def so_far(self) -> str:
+        """What an optimizer has counted in Python up to now, for people; nothing where none has."""
+        return next((
+            f"state[{key!r}] of an optimizer" for _, values, key, before in self.before
+            if not isinstance(before, Tensor) and values.get(key) is not before
+        ), "")  # fmt: skip
+
     def _counted(self, title: str, key: str, before: Number, now: Any) -> None:
         """A number that an optimizer holds of a parameter is another one after the step."""
         assert isinstance(before.expression, Source)
