@@ -5,6 +5,7 @@ A plan holds for what its capture could read of Python: values by type and value
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import is_
@@ -23,6 +24,7 @@ __all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
 StandsFor = Callable[[Tensor, Tensor], bool]
 NOTHING = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
+CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
 
 
 class Guards:
@@ -70,7 +72,9 @@ class Guards:
             elif old or isinstance(one, OfClass | OfTensor):
                 self._fast += [(get, one.holder) for get in gets]
         sized = (Attributes, Entries, Items)
-        self._sized = [one.holder for one in self._looked if isinstance(one, sized)]
+        holders = [one.holder for one in self._looked if isinstance(one, sized)]
+        self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
+        self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
         self._lengths = list(map(len, self._sized))
         self._values = self._now()
         self._made = hooks_made()
@@ -87,6 +91,7 @@ class Guards:
         return (
             len(now) == len(self._values)
             and all(map(is_, now, self._values))
+            and not any(self._empty)
             and list(map(len, self._sized)) == self._lengths
             and hooks_made() == self._made
             and all(_identical(self._read(one), old) for one, old in self._slow)

@@ -1,7 +1,7 @@
-"""Nothing enters; prints what actorflow costs: a step against eager PyTorch's, compiling a GPT-2, one fire of an actor.
+"""Nothing enters; prints what actorflow costs: a step against eager's, its guards, compiling a GPT-2, one fire.
 
-python benchmarks/overhead.py          all three, each in a process of its own
-python benchmarks/overhead.py step     one of them: step, compile or fire
+python benchmarks/overhead.py          all four, each in a process of its own
+python benchmarks/overhead.py step     one of them: step, guards, compile or fire
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import actorflow as flow
+from actorflow.arguments import flatten
 from actorflow.runtime import cluster
 from actorflow.runtime.session import PlanReady, current
 from actorflow.runtime.settings import Settings
@@ -28,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 from gpt import GPT, draw_batch, stdlib_bytes
 
-PARTS = ("step", "compile", "fire")
+PARTS = ("step", "guards", "compile", "fire")
+MOST_US, MOST_SHARE = 100.0, 0.01  # that the guards of a call may cost: microseconds, and of a step
 
 
 @click.group(invoke_without_command=True)
@@ -105,6 +108,87 @@ def step(rounds: int, steps: int, width: int, layers: int, context: int, batch: 
     for name in eager:
         ratios = [a / b for a, b in zip(taken["actorflow"], taken[name], strict=True)]
         print(f"  actorflow / {name:20} {statistics.median(ratios):.3f}   (median of {rounds} rounds)")
+
+
+class Knobs:
+    """Numbers in attributes."""
+
+    def __init__(self, count: int) -> None:
+        vars(self).update({f"knob_{number}": 1.0 for number in range(count)})
+
+
+@dataclass
+class Configuration:
+    """A configuration as scripts have it."""
+
+    smoothing: float = 0.0
+    scale: float = 1.0
+    names: list[str] = field(default_factory=lambda: ["loss", "accuracy"])
+    weights: dict[str, float] = field(default_factory=lambda: {"loss": 1.0})
+
+
+@main.command()
+@click.option("--calls", default=2000, help="Times that the guards are looked at.")
+@click.option("--steps", default=20, help="Steps whose median is the step's time.")
+@click.option("--width", default=384)
+@click.option("--layers", default=6)
+@click.option("--context", default=128)
+@click.option("--batch", default=8)
+def guards(calls: int, steps: int, width: int, layers: int, context: int, batch: int) -> None:
+    """What a call looks at before it runs its plan: of a GPT's script, and of one that reads many more objects."""
+    batch_of = draw_batch(stdlib_bytes(), batch, context, torch.Generator().manual_seed(0))
+    settings, knobs = Configuration(), Knobs(200)
+    tables = {name: {f"entry {n}": float(n) for n in range(1000)} for name in ("costs", "counts")}
+
+    def of_many(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = model(tokens).flatten(0, 1) * settings.scale
+        loss = F.cross_entropy(logits, targets.flatten(), label_smoothing=settings.smoothing)
+        loss = loss * settings.weights[settings.names[0]] * sum(vars(knobs).values()) / len(vars(knobs))
+        loss = loss + 0 * (tables["costs"]["entry 1"] + tables["counts"]["entry 1"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    def of_one(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for title, function in (("the GPT's script", of_one), ("with many objects", of_many)):
+        torch.manual_seed(0)
+        model = GPT(layers, width, 6, context)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        job = flow.global_function(type="train")(function)
+        taken = []
+        for _ in range(steps + 2):
+            start = time.perf_counter()
+            job(*batch_of)
+            worker = current().worker
+            assert worker is not None
+            worker.wait_all()
+            taken.append(time.perf_counter() - start)
+        step_us = statistics.median(taken[2:]) * 1e6
+        arguments = flatten(job.name, job.signature, batch_of, {})
+        costs = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            found = current().plan_for(job, arguments)
+            costs.append((time.perf_counter() - start) * 1e6)
+            assert found is job.last
+        median = statistics.median(costs)
+        low, high = min(costs), statistics.quantiles(costs, n=20)[-1]
+        if title == "the GPT's script":
+            size = sum(p.numel() for p in model.parameters()) / 1e6
+            print(f"The guards of a call: GPT of {size:.1f}M parameters, batch {batch} × {context} tokens, one device")
+        print(f"  {title:20} {median:8.1f} µs   ({low:.1f} … {high:.1f}, 19 of 20)   of a step {step_us / 1e3:.1f} ms")
+        kept = "kept" if median <= MOST_US else "NOT KEPT"
+        print(f"    at most {MOST_US:.0f} µs      {kept}")
+        share = median / step_us
+        kept = "kept" if share <= MOST_SHARE else "NOT KEPT"
+        print(f"    at most {MOST_SHARE:.0%} of it    {kept}: {share:.2%}")
 
 
 @main.command(name="compile")

@@ -52,12 +52,23 @@ class Site:
         self.looked, self.key = looked, key
         self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
         self._holders: list[int] = []  # references to what we have put there and to its parts, when only we had them
+        self._departed = False  # the script has put ours elsewhere: nobody has those that take their place
         self._put(value)
 
     def _put(self, value: Any) -> None:
         self._value = value  # what we have put there
         self.leaves, self._form = _flat(value)
         self.looked.put(self.key, value)
+        self._departed = False
+
+    def is_at(self, other: Site) -> bool:
+        """Whether it is of the same place as another one, which plans for other variables may have made."""
+        return self.looked.holder is other.looked.holder and bool(self.key == other.key)
+
+    @property
+    def found(self) -> list[Tensor]:
+        """The tensors that are there now."""
+        return leaves_of(self.looked.values().get(self.key))
 
     @property
     def names(self) -> Iterator[str]:
@@ -91,16 +102,25 @@ class Site:
 
     def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
+        self.left += enumerate(self.leaves)
+        self._put(self._with(self._renewed(holder, states)))
+
+    def depart(self, holder: Holder, states: Iterable[State]) -> None:
+        """The same, where the script has put what it holds into other places; what it has put here stays."""
+        self.leaves = self._renewed(holder, states)
+        self._departed = True
+
+    def _renewed(self, holder: Holder, states: Iterable[State]) -> list[Tensor]:
+        """Other stand-ins; those that there were have the value of now, and keep it."""
         others: dict[int, Owned] = {}
-        for number, old in enumerate(self.leaves):
+        for old in self.leaves:
             past = Past(holder.read(old.name_in_plan))
             others[id(old)] = holder.renew(old)
             old.leave(past)
-            self.left.append((number, old))
         for state in states:
             for held in state.held.values():
                 held.tensor = others.get(id(held.tensor), held.tensor)
-        self._put(self._with([others[id(leaf)] for leaf in self.leaves]))
+        return [others[id(leaf)] for leaf in self.leaves]
 
     def changed(self, values: Sequence[Tensor]) -> None:
         """This call's step has changed what was there, before it put others there: ``values`` are what it has made."""
@@ -131,6 +151,8 @@ class Site:
     def _are_held(self, there: bool) -> bool:
         """Whether the script holds something of what we have put ``there``, or had, where something else is."""
         known = self._holders
+        if self._departed:
+            return False
         return not known or self._references() != [known[0] - (not there), *known[1:]]
 
     def _references(self) -> list[int]:
@@ -207,6 +229,11 @@ class Rebound:
 
     def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
         """Before a call."""
+        sites = [*sites]
+        ours = {id(leaf): site for site in sites for leaf in site.leaves}
+        moved = [ours[id(new)] for site in sites for new in site.found if not ours.get(id(new), site).is_at(site)]
+        for site in dict.fromkeys(moved):  # all of them before the first is written
+            site.depart(self._holder, states())
         for site in sites:
             site.refresh(self._holder, states)
 

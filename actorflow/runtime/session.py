@@ -145,13 +145,9 @@ class Session:
             raise self._over
         if self.worker is not None:
             self.worker.check(NOT_MADE)
-            self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
-            self._let_go()
-            self.variables.refresh()
-        find = partial(job.plans.find, arguments, lambda keys: fresh(keys.state), self._misfit)
-        compiled = find()
+        compiled = self.plan_for(job, arguments)
         if compiled is None and job.plans.aside and self._unpark(job, asked):
-            compiled = find()
+            compiled = self._find(job, arguments)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -159,6 +155,17 @@ class Session:
             compiled = self._compile(job, asked, number)
             job.plans.add(arguments, compiled)
         return job.body.give(self._issue(job, compiled, arguments, number))
+
+    def plan_for(self, job: JobLike, arguments: Arguments) -> Compiled | None:
+        """Take over what the script has changed, and look up the plan that holds for a call; all that guards cost."""
+        if self.worker is not None:
+            self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
+            self._let_go()
+            self.variables.refresh()
+        return self._find(job, arguments)
+
+    def _find(self, job: JobLike, arguments: Arguments) -> Compiled | None:
+        return job.plans.find(arguments, lambda keys: fresh(keys.state), self._misfit)
 
     def _rehearsed(self, job: JobLike, arguments: Arguments, own: tuple[bool, ...] | None) -> Asked:
         """The call, with what its job's function makes; rehearses a function that may make anything."""

@@ -50,6 +50,7 @@ class _Borrowed:
 
     tensor: Tensor | None  # None while no plan that is kept ready reads it
     get: Callable[[], Any]
+    put: Callable[[Tensor], None]  # puts another tensor where it was
     version: int  # of the tensor when it was copied
     alone: bool  # nothing else that a job reads holds it
     stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
@@ -207,7 +208,7 @@ class Variables:
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
         tensor, alone = held.tensor, len(held.places) == 1
-        borrowed = _Borrowed(tensor, place.get, tensor._version, alone, {}, None, None)
+        borrowed = _Borrowed(tensor, place.get, place, tensor._version, alone, {}, None, None)
         borrowed.took(tensor)
         self._borrowed[variable.name] = borrowed
         self._names.loosen(tensor)
@@ -267,7 +268,7 @@ class Variables:
         for name in names:
             if name in self._borrowed:
                 one = self._borrowed[name]
-                one.tensor, one.memory, one.seen, one.get = None, None, None, _nothing
+                one.tensor, one.memory, one.seen, one.get, one.put = None, None, None, _nothing, _nowhere
 
     def resume(self, held: Held) -> None:
         """A plan that reads it is to be called again."""
@@ -276,7 +277,8 @@ class Variables:
             return
         place: Any = held.places[0]
         same = id(held.tensor) in borrowed.stood
-        borrowed.tensor, borrowed.get, borrowed.alone = held.tensor, place.get, len(held.places) == 1
+        borrowed.tensor, borrowed.get, borrowed.put = held.tensor, place.get, place
+        borrowed.alone = len(held.places) == 1
         if not same:
             borrowed.version = -1
             borrowed.stood.update(_referred(held.tensor))
@@ -376,6 +378,9 @@ class Variables:
             if borrowed.tensor is None:
                 continue
             now = borrowed.get()
+            if isinstance(now, Owned) and now.left is not None and borrowed.alone:  # a place that steps rebind had it
+                borrowed.put(now.left)
+                now = now.left
             if not isinstance(now, Tensor) or isinstance(now, Owned) or not borrowed.alone:
                 now = borrowed.tensor  # what is there by now is another variable's, and this one may be read elsewhere
             if not borrowed.is_as_before(now):
@@ -397,6 +402,9 @@ class Variables:
             now = _item(tensors, key)
             if now is None:  # the module has it no more
                 del known[key]
+                continue
+            if self.owns(now):  # two buffers have changed places, say: no value moves, and plans look at which is where
+                known[key] = now
                 continue
             fits = now.shape == owned.shape and now.dtype == owned.dtype
             if owned.is_parameter or not fits:  # a variable of its own: an optimizer may go on with the old one
@@ -474,6 +482,10 @@ class Variables:
 
 def _nothing() -> None:
     """What is where a tensor was that nobody looks for."""
+
+
+def _nowhere(tensor: Tensor) -> None:
+    """Puts a tensor where nobody looks for one."""
 
 
 def _looked_at(tensor: Tensor) -> Tensor:
