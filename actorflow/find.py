@@ -425,6 +425,8 @@ class _Search:
 
     def value(self, path: str, value: Any, place: Place, attribute: str | None = None) -> None:
         """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
+        if type(value) in weakref.ProxyTypes:
+            value = value.__init__.__self__  # what it stands for
         if isinstance(value, Result) and value.kept:
             value = known_now(value).clone()
             place(value)
@@ -687,7 +689,7 @@ class _Search:
         users = [base for base in owner.__mro__ if is_user_class(base)]
         if not any(name in base.__dict__ for base in owner.__mro__):
             return
-        for base in owner.__mro__ if name not in MAKING else ():
+        for base in owner.__mro__[:-1] if name not in MAKING else ():  # but for ``object``
             if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
                 with self.within(root):
                     self.looks(OfClass(base.__name__, base, [name]))

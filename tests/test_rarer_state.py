@@ -79,6 +79,12 @@ def objects_in_weak_sets() -> Any:
     return lambda x: x * sum(t.by for t in kept), lambda: setattr(thing, "by", 3.0)
 
 
+def proxies() -> Any:
+    thing = Thing(2.0)
+    kept = [weakref.proxy(thing)]
+    return lambda x: x * kept[0].by, lambda: setattr(thing, "by", 3.0)
+
+
 def objects_as_keys() -> Any:
     kept = {Thing(2.0): 1}
     return lambda x: x * sum(t.by for t in kept), lambda: setattr(next(iter(kept)), "by", 3.0)
@@ -210,8 +216,9 @@ def sets_of_data() -> Any:
 
 BY = 0.5
 CASES: tuple[Case, ...] = (
-    user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, objects_as_keys,
-    parameters_as_keys, numbers_with_attributes, tuples_with_attributes, members_of_enums_with_attributes,
+    user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
+    objects_as_keys, parameters_as_keys, numbers_with_attributes, tuples_with_attributes,
+    members_of_enums_with_attributes,
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,

@@ -308,7 +308,7 @@ def _make_plan(
 
         plan = make(PLAIN)
         if not order.train:
-            _only_predicts(plan)
+            _only_predicts(plan, order.function)
         hardware = order.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
         doing("schedule")
         memory = left_for_registers(plan, order.goal.budget)
@@ -418,13 +418,14 @@ def _only_used(plan: Plan) -> Plan:
     return replace(plan, variables=tuple(v for v in plan.variables if v.name in used))
 
 
-def _only_predicts(plan: Plan) -> None:
+def _only_predicts(plan: Plan, function: Callable[..., Any]) -> None:
     """Raise StateError if a plan that predicts would change state."""
     for name in sorted(_written(plan)):
-        raise StateError(
+        error = StateError(
             f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call '
             f'model.eval() before it (batch norm in training mode counts), or make it of type "train"'
         )
+        raise located(error, function)
 
 
 def _written(plan: Plan) -> set[str]:
