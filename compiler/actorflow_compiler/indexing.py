@@ -196,7 +196,8 @@ def _between(item: slice, size: int, device: torch.device) -> Tensor | None:
         return None
     if not (is_late(start) or is_late(stop)) and not (start >= 0 and stop <= size):
         return None
-    return number_tensor(start, torch.int64, device) + torch.arange(count, device=device)
+    first: Tensor = number_tensor(start, torch.int64, device)
+    return first + torch.arange(count, device=device)
 
 
 def _operand(end: Any) -> Any:
@@ -225,11 +226,12 @@ def _narrowed(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     """``narrow(x, dim, start, length)``, which never goes beyond the end."""
     names = ("dim", "start", "length")
     values = dict(zip(names, given, strict=False)) | {**kwargs}
-    start, length = values.get("start"), values.get("length")
+    start: Any = values.get("start")
+    length: Any = values.get("length")
     if values.keys() != {*names} or not _is_number(start) or type(length) is not int:
         return NotImplemented
     dim = int(values["dim"]) % x.dim()
-    if type(start) is Number and not (start >= 0 and start + length <= x.shape[dim]):
+    if not is_late(start) and not (start >= 0 and start + length <= x.shape[dim]):
         return NotImplemented
     return x[(slice(None),) * dim + (slice(start, start + length),)]
 
