@@ -31,6 +31,7 @@ from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
+from actorflow_compiler.indexing import STANDS_FOR_A_VIEW
 from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
 from actorflow_compiler.torch_internals import is_read
 
@@ -331,6 +332,8 @@ class Run:
         held = self._held.get(id(base))
         if held is not None and any(_at(place) is base for place in held.places):
             self._refuse(where, f"and {held.name} would be one tensor after the step", "keep a copy (.clone())")
+        if STANDS_FOR_A_VIEW in vars(base):
+            self._refuse(where, "would be a view of another tensor after the step", "keep a copy (.clone())")
         if isinstance(tensor, nn.Parameter):
             self._refuse(where, "is a parameter that the step makes", "make it before the first call")
 

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from actorflow_compiler import least_squares, scaling, strided, tags
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
+from actorflow_compiler.averaged_norms import averaging
 from actorflow_compiler.branches import unrolled
 from actorflow_compiler.checks import Again, Check, Checks, Raised
 from actorflow_compiler.constrain import apply_to_first
@@ -208,8 +209,9 @@ def _traced(
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
                 ragged = packing(), aligning(), indexing.following(), unrolled(), scripts.following(), without_meta()
+                norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in (*unseen, *ragged):
+                    for context in (*unseen, *ragged, norms):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}
@@ -221,7 +223,7 @@ def _traced(
             known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
             gradients, unknown = watch.end(raw, known)
             decisions = deciding.end(raw)
-            again = bool(stepped.unknown) or not unknown.keys() <= sure.keys()
+            again = bool(stepped.unknown) or indexing.again or not unknown.keys() <= sure.keys()
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]

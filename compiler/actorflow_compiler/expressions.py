@@ -11,7 +11,7 @@ from typing import Any
 from actorflow_compiler.errors import CallError
 
 __all__ = [
-    "Condition", "Expression", "Known", "Operand", "Source", "Value", "evaluate", "from_json", "has_numbers",
+    "Condition", "Expression", "Known", "Operand", "Source", "Value", "apart", "evaluate", "from_json", "has_numbers",
     "number_of", "sources", "to_json",
 ]  # fmt: skip
 
@@ -103,6 +103,39 @@ def sources(expression: Operand) -> Iterable[Source]:
     elif isinstance(expression, Expression):
         for operand in expression.operands:
             yield from sources(operand)
+
+
+def apart(later: Operand, earlier: Operand) -> int | None:
+    """By how much one whole number is above another whatever they are made of; None where that is not always the same.
+
+    Both have to be functions of whole numbers.
+    """
+    terms = _terms(later, 1)
+    for atom, factor in _terms(earlier, -1).items():
+        terms[atom] = terms.get(atom, 0) + factor
+    constant = terms.pop(None, 0)
+    return None if any(terms.values()) else constant
+
+
+def _terms(expression: Operand, factor: int) -> dict[Operand | None, int]:
+    """A whole number as a sum of things that are not looked into, each so many times; None stands for 1."""
+    if not isinstance(expression, Source | Expression):
+        return {None: factor * int(expression)}
+    if isinstance(expression, Expression):
+        signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,), "pos": (1,)}.get(expression.function)
+        operands = expression.operands
+        if expression.function == "mul":
+            constants = [o for o in operands if type(o) is int]
+            if constants:
+                others = [o for o in operands if o is not constants[0]]
+                return _terms(others[0] if others else 1, factor * constants[0])
+        elif signs is not None:
+            found: dict[Operand | None, int] = {}
+            for operand, sign in zip(operands, signs, strict=True):
+                for atom, count in _terms(operand, factor * sign).items():
+                    found[atom] = found.get(atom, 0) + count
+            return found
+    return {expression: factor}
 
 
 def number_of(value: object) -> bool:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from itertools import count
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,22 +21,28 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.expressions import FUNCTIONS
-from actorflow_compiler.numbers import Number, plain_now
+from actorflow_compiler.expressions import FUNCTIONS, Expression, Operand, Source
+from actorflow_compiler.numbers import Number, expression_of, plain_now
 from actorflow_compiler.reads import LOOKS_AT_A_VALUE, place_of
 from actorflow_compiler.torch_internals import items_from
 
-__all__ = ["Late", "is_late", "late_items"]
+__all__ = ["Late", "as_int", "is_late", "late_items"]
+
+_names = count()
 
 
 class Late:
     """The value that a tensor without dims will have."""
 
-    __slots__ = ("known", "refusal", "tensor", "text")
+    __slots__ = ("ask", "expression", "refusal", "tensor", "text")
 
-    def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError]) -> None:
+    def __init__(
+        self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None
+    ) -> None:
         self.tensor, self.refusal = tensor, refusal
-        self.known: Callable[[], Any] = lambda: None  # gives the value, if a plan may be made for it
+        # how it comes of other whole numbers that come later: each of them has a name of its own
+        self.expression = Source("later", str(next(_names))) if expression is None else expression
+        self.ask: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
         self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
@@ -50,7 +57,7 @@ class Late:
 
     def decided(self) -> Any:
         """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
-        found = self.known()
+        found = self.ask(self.tensor)
         if found is None:
             raise self.refusal()
         return found
@@ -60,9 +67,11 @@ class Late:
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
-        made = Late(_widest(tensor), self.refusal)
-        made.text = self.text
-        return made
+        made = [o.expression if type(o) is Late else expression_of(o) for o in operands] if whole else []
+        name = SUMS.get(function) if whole else None
+        found = Late(_widest(tensor), self.refusal, None if name is None else Expression(name, tuple(made)))
+        found.ask, found.text = self.ask, self.text
+        return found
 
     def __bool__(self) -> bool:
         return bool(self.tensor != 0)
@@ -84,6 +93,18 @@ class Late:
 
     def __abs__(self) -> Late:
         return self.made(torch.abs, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._divided(torch.remainder, "__mod__", other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._divided(torch.floor_divide, "__floordiv__", other)
+
+    def _divided(self, function: Callable[..., Any], name: str, other: Any) -> Any:
+        """What divides whole numbers as Python does; by anything but a whole number the value itself is wanted."""
+        if isinstance(self, int) and type(other) is int and other:
+            return self.made(function, self, other)
+        return getattr(self.decided(), name)(other)
 
     def __pow__(self, other: Any) -> Any:
         return self.made(torch.pow, self, other) if _is_number(other) else NotImplemented
@@ -109,6 +130,16 @@ class Late:
 def is_late(value: object) -> TypeGuard[Late]:
     """Whether a value is one that comes later, whatever ``isinstance`` says of it."""
     return type(value) is Late
+
+
+def as_int(*args: Any) -> Any:
+    """``int(…)``, which leaves whole numbers of tensors, and stand-ins, open."""
+    one = args[0] if len(args) == 1 else None
+    if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
+        one = one.item() if one.dtype != torch.bool else one
+    if type(one) is Number:
+        return one if isinstance(one, int) else one._made("int", one)
+    return one if type(one) is Late and isinstance(one, int) else int(*args)
 
 
 def _is_number(value: object) -> bool:
@@ -144,7 +175,8 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
 
 
 ASKED = ("isfinite", "isinf", "isnan")  # what kind a number is
-WHOLE = (FUNCTIONS["add"], FUNCTIONS["sub"], FUNCTIONS["mul"], torch.neg, torch.abs)
+SUMS = {FUNCTIONS["add"]: "add", FUNCTIONS["sub"]: "sub", FUNCTIONS["mul"]: "mul", torch.neg: "neg"}
+WHOLE = (*SUMS, torch.abs, torch.remainder, torch.floor_divide)
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, n: x + n,
     "mul": lambda x, n: x * n,
@@ -180,8 +212,8 @@ def _said(name: str) -> Callable[..., str]:
 for _name in ("repr", "str", "format"):
     setattr(Late, f"__{_name}__", _said(f"__{_name}__"))
 for _name in (
-    "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "floordiv", "rfloordiv",
-    "mod", "rmod", "divmod", "rdivmod",
+    "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "rfloordiv", "rmod", "divmod",
+    "rdivmod",
 ):  # fmt: skip
     setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
 
@@ -196,7 +228,8 @@ def late_items() -> Iterator[None]:
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
-        return Late(_widest(tensor.detach().reshape(())), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
+        value = tensor.detach().reshape(()).clone()  # the tensor may change, and a number does not
+        return Late(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
 
     before = {"min": builtins.min, "max": builtins.max}
     builtins.min = _choosing(before["min"], torch.lt)

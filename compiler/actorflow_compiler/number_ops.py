@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.late import Late, is_late, late_items
 from actorflow_compiler.numbers import Number, expression_of, open_math, plain, plain_now
 
-__all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "open_numbers"]
+__all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "number_tensor", "open_numbers"]
 
 RATES = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
 FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
@@ -184,6 +184,11 @@ def _opens(value: Any) -> bool:
 def _sample(value: Any) -> Any:
     """A number of the same kind."""
     return plain_now(value) if not is_late(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
+
+
+def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
+    return _tensor(value, dtype, device)
 
 
 def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:

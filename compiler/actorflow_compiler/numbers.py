@@ -32,6 +32,7 @@ class Numbers:
         self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
         self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
         self.ended = False  # whether the step has run: who looks at stand-ins decides nothing any more
+        self.views: set[str] = set()  # lines at which a number decides what memory a view has
         self.closed = False  # whether it has been captured: stand-ins that somebody kept are plain numbers
         self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
         self._known: dict[str, str] = {}

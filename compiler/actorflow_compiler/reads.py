@@ -124,7 +124,7 @@ class Reads:
             later = read()
             if hasattr(type(later), "decided"):
                 where, instead = place()
-                later.known = lambda: self._decide(lambda: (where, instead), name, tensor)
+                later.ask = lambda known: self._decide(lambda: (where, instead), name, known)
                 later.text = self._text
                 later.refusal = lambda: self._refused_at(where, LOOKS_AT_A_VALUE + instead)
             return later

@@ -71,6 +71,7 @@ __all__ = [
     "python_source",
     "runs_python",
     "real_tensors",
+    "replaced_functions",
     "replaced_higher_order",
     "replaced_in_vf",
     "replaced_indexing",
@@ -363,6 +364,30 @@ def replaced_indexing(get: Callable[..., Any], put: Callable[..., Any]) -> Itera
 
 
 _jit: Any = torch.jit  # which has no types
+
+
+@contextlib.contextmanager
+def replaced_functions(names: Iterable[str], call: Callable[..., Any]) -> Iterator[None]:
+    """Have ``torch.NAME`` and the method of tensors without memory be ``call(NAME, plain, args, kwargs)``.
+
+    Functions that take whole numbers ask for them before anybody else sees the call.
+    """
+    modules: Any = torch
+    fake: Any = FakeTensor
+    before = {name: vars(modules)[name] for name in names}
+
+    def replaced(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: call(name, plain, args, kwargs)
+
+    for name, plain in before.items():
+        setattr(modules, name, replaced(name, plain))
+        setattr(fake, name, replaced(name, getattr(torch.Tensor, name)))
+    try:
+        yield
+    finally:
+        for name, plain in before.items():
+            setattr(modules, name, plain)
+            delattr(fake, name)
 
 
 def is_traced_by_jit() -> bool:

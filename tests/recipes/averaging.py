@@ -104,3 +104,20 @@ def beside(job):
 def beside_buffers(job):
     """update_parameters in the loop with use_buffers."""
     return averaged(job, classes(6, 4, steps=5), own=normalised(), in_step=False, start=1, use_buffers=True)
+
+
+@recipe(KIND, "batch norm over all batches", whole=NORM)
+def cumulative_norm(job):
+    """nn.BatchNorm1d(momentum=None), whose statistics are an equal average of all batches."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    @job
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(model, optimizer, train_step, classes(6, 4))

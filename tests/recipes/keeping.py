@@ -506,3 +506,76 @@ def unused(job):
 
     batches = [(*b, torch.tensor([1.0, i % 2, 0.5])) for i, b in enumerate(tokens(3, 11))]
     return Training({"model": model, "embed": embed}, optimizer, train_step, batches)
+
+
+@recipe(KIND, "a queue with its pointer in a buffer")
+def queue_with_a_pointer(job):
+    """MoCo's queue: int(self.queue_ptr), a slice from there, and a pointer that goes round."""
+
+    class Contrast(nn.Module):
+        def __init__(self, dim=4, size=16):
+            super().__init__()
+            self.size = size
+            self.query, self.key = nn.Linear(6, dim), nn.Linear(6, dim).requires_grad_(False)
+            self.register_buffer("queue", F.normalize(torch.randn(dim, size), dim=0))
+            self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+
+        @torch.no_grad()
+        def enqueue(self, keys):
+            ptr, count = int(self.queue_ptr), keys.shape[0]
+            assert self.size % count == 0
+            self.queue[:, ptr : ptr + count] = keys.T
+            self.queue_ptr[0] = (ptr + count) % self.size
+
+        def forward(self, x):
+            q, k = F.normalize(self.query(x), dim=-1), F.normalize(self.key(x * 1.1), dim=-1)
+            logits = torch.cat([(q * k).sum(-1, keepdim=True), q @ self.queue.clone()], 1) / 0.2
+            self.enqueue(k)
+            return logits
+
+    model = Contrast()
+    optimizer = torch.optim.SGD(model.query.parameters(), 0.05, momentum=0.9)
+
+    @job
+    def train_step(x):
+        logits = model(x)
+        loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(model, optimizer, train_step, numbers(6, steps=5))
+
+
+@recipe(KIND, "a replay memory that counts in Python")
+def replay(job):
+    """self.memory[self.at : self.at + n] = x, with numbers as attributes, and what is there so far as a divisor."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("memory", torch.zeros(24, 4))
+            self.at = self.filled = 0
+
+        def forward(self, x):
+            h, rows = self.layer(x), x.shape[0]
+            with torch.no_grad():
+                self.memory[self.at : self.at + rows] = h
+            self.at = (self.at + rows) % len(self.memory)
+            self.filled = min(self.filled + rows, len(self.memory))
+            return h + self.memory.sum(0) / self.filled
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1e-5)
+
+    @job
+    def train_step(x, y):
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(model, optimizer, train_step, pairs(4, 4, steps=5))
