@@ -30,11 +30,11 @@ __all__ = ["CHECKED", "UNKNOWN", "Again", "Check", "Checks", "Raised", "within"]
 CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
 EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
 UNKNOWN = "…"  # in place of a value in a text
-TRACING = "/actorflow_compiler/", *(f"/torch/{part}" for part in (
+TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
-OF_TORCH = "/torch/__init__.py"  # whose functions raise for others
+FOR_OTHERS = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -305,15 +305,19 @@ def _is_raised(error: BaseException) -> bool:
     if isinstance(error, ActorflowError | GeneratorExit):
         return False
     at: TracebackType | None = error.__traceback__
-    asks = ""  # who has raised it, or has called what raises it for torch
+    asks = ""  # who has raised it, or has called what raises it for others
     while at is not None:
         code, last = at.tb_frame.f_code, at.tb_lasti
-        asks = asks if code.co_filename.endswith(OF_TORCH) else code.co_filename
+        passes_on = code.co_name == "__torch_function__" or code.co_filename.endswith(FOR_OTHERS)
+        asks = asks if passes_on or _is_ours(code.co_filename) else code.co_filename
         at = at.tb_next
-    ours = f"{OURS}/actorflow/" in asks or "-packages/actorflow/" in asks
-    if not asks or ours or any(part in asks for part in TRACING):
+    if not asks or _is_ours(code.co_filename) or any(part in asks for part in TRACING):
         return False
     return dis.opname[code.co_code[last]] in ("RAISE_VARARGS", "RERAISE")
+
+
+def _is_ours(file: str) -> bool:
+    return any(part in file for part in ("/actorflow_compiler/", f"{OURS}/actorflow/", "-packages/actorflow/"))
 
 
 def _place(frame: FrameType | None) -> tuple[Any, ...]:

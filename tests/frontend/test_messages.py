@@ -129,12 +129,6 @@ def an_if(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @told(LOOKS)
-def an_assertion(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    assert torch.isfinite(x).all(), "not finite"
-    return entropy(model, x, y)
-
-
-@told(LOOKS)
 def all_close(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return entropy(model, x, y) if torch.allclose(x, x) else x.sum()
 
