@@ -32,7 +32,7 @@ EXPLORED = 8  # decisions at one place whose raising sides are each traced; othe
 UNKNOWN = "…"  # in place of a value in a text
 TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
-    "fx", "jit", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
+    "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
 FOR_OTHERS = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
 PLAIN = (type(None), bool, int, float, str)
@@ -199,6 +199,8 @@ class Checks:
         if self._inside:  # what follows is of no interest: the side does not raise before it decides again
             raise self._learnt(None)
         place = _place(frame)
+        if any("/torch/jit/" in code.co_filename for code, _ in place):  # it compares what it has traced
+            return None
         if self._at < len(self._known):
             decision = self._known[self._at]
             self._at += 1
