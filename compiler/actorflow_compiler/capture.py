@@ -49,6 +49,7 @@ from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.scripted import Scripts, said_by
+from actorflow_compiler.spectral import overlapping
 from actorflow_compiler.stepping import STEPPING, Slot, is_fused, marked, stepping
 from actorflow_compiler.torch_internals import (
     DATA_DEPENDENT,
@@ -208,10 +209,10 @@ def _traced(
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
-                ragged = packing(), aligning(), indexing.following(), unrolled(), scripts.following(), without_meta()
+                ragged = packing(), aligning(), overlapping(), indexing.following(), unrolled(), scripts.following()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in (*unseen, *ragged, norms):
+                    for context in (*unseen, *ragged, norms, without_meta()):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}

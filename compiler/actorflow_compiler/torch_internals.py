@@ -37,6 +37,7 @@ __all__ = [
     "SCRIPT_MODULE",
     "NOT_WITHOUT_VALUES",
     "SHARES_SHAPE",
+    "answering_equal",
     "backward_engine",
     "before_each_op",
     "captured_graph",
@@ -735,6 +736,26 @@ def _placed(value: Any, here: torch.device) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     return torch.zeros(value.shape, dtype=value.dtype, device=here)
+
+
+class _AnsweringEqual(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    def __init__(self, answer: bool, asked: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer, self._asked = answer, asked
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer ``aten.equal``, and remember what it was about."""
+        if func is not torch.ops.aten.equal.default:
+            return func(*args, **(kwargs or {}))
+        self._asked.append(args[0])
+        return self._answer
+
+
+def answering_equal(answer: bool, asked: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """In which this is the answer whenever torch compares two tensors; the first of each two goes to ``asked``."""
+    return _AnsweringEqual(answer, asked)
 
 
 def without_meta() -> contextlib.AbstractContextManager[Any]:
