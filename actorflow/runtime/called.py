@@ -123,7 +123,8 @@ class Compiled:
     def leaves(self) -> tuple[str, ...]:
         """What a call changes in the script at once, whatever becomes of it, for people."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
-        return (*(change.where for change in self.changes), *first)
+        counts = ("what an optimizer counts",) if self.reading.written else ()
+        return (*(change.where for change in self.changes), *first, *counts)
 
 
 def bound(steps: bool, guards: Guards, found: Found, reading: Reading) -> Bound:

@@ -462,15 +462,13 @@ class Compute:
         return "registers carry values from call to call" if job.carries else ""
 
     def _decide(self, decision: Order) -> None:
-        """Give a call up that every rank holds, or end the run; where another rank has failed it hears of the end."""
+        """Give a call up that every rank holds, or end the run."""
         assert isinstance(decision, Decision)
         number, failed = decision.call, decision.failed
         raised, _ = self._raised.pop(number, (None, ""))
-        if decision.obstacle:
-            if raised is not None:
-                raise told(raised, f"no call can follow it: load a checkpoint ({decision.obstacle})")
-            return
         raised = raised or again(failed.text, failed.cause, failed.message)
+        if decision.obstacle:
+            raise told(raised, f"no call can follow it: load a checkpoint ({decision.obstacle})")
         error = told(raised, "the call has changed nothing, and other calls are done as ever")
         under_way = () if self._current is None else self._current.calls.values()
         call = next((c for c in under_way if c.number == number), None)

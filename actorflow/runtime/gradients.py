@@ -84,12 +84,19 @@ class Kept:
             self._fits[key] = gradients.fit(self.standing)
         return self._fits[key]
 
-    def called(self, gradients: Gradients) -> None:
-        """A call of a plan was issued."""
+    def moved_by(self, gradients: Gradients) -> tuple[str, ...]:
+        """What a call makes of how they stand, for people: which plan comes next depends on it at once."""
+        return () if self._then(gradients) == self.standing else ("which gradients there are",)
+
+    def _then(self, gradients: Gradients) -> Standing:
         key = self.standing, gradients
         if key not in self._after:
             self._after[key] = gradients.after(self.standing)
-        self.standing = self._after[key]
+        return self._after[key]
+
+    def called(self, gradients: Gradients) -> None:
+        """A call of a plan was issued."""
+        self.standing = self._then(gradients)
         for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
             del self._scripts[name]
         if self._stand_ins:

@@ -208,7 +208,9 @@ class Session:
         known = known_to(arguments, found.state, found.looked)
         scalars = compiled.reading.values(known)
         scalars[SEED] = seeds.next(self._seed, self.rank if compiled.mirrored else 0)
-        leaves = (*compiled.leaves, *self.variables.values.moved_by(compiled.decisions))
+        variables = self.variables
+        moved = (*variables.values.moved_by(compiled.decisions), *variables.gradients.moved_by(compiled.gradients))
+        leaves = (*compiled.leaves, *moved)
         call = worker.issue(compiled.number, inputs, scalars, leaves)
         if self._gates.issue(number, call):
             worker.permit(call.number)

@@ -127,6 +127,14 @@ KEPT = """step(x, y):
     optimizer.zero_grad()
     return loss
 """
+ACCUMULATED = """step(x, y, last=True):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+"""
 PLAIN = KEPT.replace("    kept.seen = x * 2\n", "")
 
 
@@ -139,11 +147,15 @@ def ended(folder: Path, step: str, lines: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("step", "changed"), [(AFTER, r"model\.0\.\w+, .*"), (KEPT, r"kept\.seen")])
+@pytest.mark.parametrize(
+    ("step", "changed"),
+    [(AFTER, r"model\.0\.\w+, .*"), (KEPT, r"kept\.seen"), (ACCUMULATED, "which gradients there are")],
+)
 def test_a_call_that_had_changed_something_when_it_failed_says_so_and_ends_the_job(
     tmp_path: Path, step: str, changed: str
 ) -> None:
-    code, text = ended(tmp_path, step, "tried(x, good)\ntried(x, bad)\ntried(x, good)\n")
+    first = "tried(x, good, False)\n" if step is ACCUMULATED else "tried(x, good)\n"
+    code, text = ended(tmp_path, step, first + "tried(x, bad)\ntried(x, good)\n")
     assert code == 1
     raised = [line for line in text.splitlines() if line.startswith("RAISED")]
     assert len(raised) == 2, text
