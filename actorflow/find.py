@@ -461,7 +461,7 @@ class _Search:
 
     def given(self, path: str, value: Any, attribute: str | None) -> None:
         """Look at the attributes that a value of a class of the user's has besides: a number, a text, a tuple."""
-        if getattr(value, "__dict__", None):
+        if getattr(value, "__dict__", None) is not None:
             self.way(value, attribute)
             if self.once(value):
                 with self.within(id(value)):

@@ -43,6 +43,10 @@ class Pair(tuple[float, ...]):
     more: float
 
 
+class Scaled(tuple[float, ...]):
+    more = 2.0
+
+
 class Level(enum.IntEnum):
     LOW = 1
 
@@ -100,6 +104,11 @@ def numbers_with_attributes() -> Any:
     rate = Rate(2.0)
     rate.more = 1.0
     return lambda x: x * rate * rate.more, lambda: setattr(rate, "more", 2.0)
+
+
+def tuples_with_attributes_of_their_class() -> Any:
+    kept = Scaled((1.0, 2.0))
+    return lambda x: x * kept[1] * kept.more, lambda: setattr(kept, "more", 3.0)
 
 
 def tuples_with_attributes() -> Any:
@@ -218,7 +227,7 @@ BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
     objects_as_keys, parameters_as_keys, numbers_with_attributes, tuples_with_attributes,
-    members_of_enums_with_attributes,
+    tuples_with_attributes_of_their_class, members_of_enums_with_attributes,
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
