@@ -61,6 +61,7 @@ from actorflow.looked import (
     Settings,
     Slots,
     Stream,
+    Subclasses,
     Written,
     WrittenOfClass,
 )  # fmt: skip
@@ -665,6 +666,8 @@ class _Search:
                             continue
                         followed.add((id(owner), name))
                         self.method(owner, name)
+                        if name == "__subclasses__":
+                            self.subclasses(owner)
             for path, namespace in list(self.namespaces):
                 for name in [*self.attributes, "__getattr__"]:
                     if (id(namespace), name) not in followed:
@@ -707,6 +710,15 @@ class _Search:
                         self.value(f"{base.__name__}.{name}", found, OfType(base, name))
                 if isinstance(found, METHODS) or _has(found, "__wrapped__"):
                     self.function(found, owner=base, root=root)
+
+    def subclasses(self, owner: type) -> None:
+        """Follow the classes that have been made of one, and of its bases."""
+        for base in filter(is_user_class, owner.__mro__):
+            made: list[type] = base.__subclasses__()
+            with self.within(ROOT):
+                self.looks(Subclasses(base.__name__, base))
+                for one in made:
+                    self.value(one.__name__, one, Item({}, ""))
 
     def found(self) -> Found:
         """What was found, and what holds it."""

@@ -25,7 +25,7 @@ from actorflow_compiler.variables import RECURRENT, attributes_given
 __all__ = [
     "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
     "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script", "Settings", "Slots",
-    "Stream",
+    "Stream", "Subclasses",
     "Written", "WrittenOfClass", "state_of",
 ]  # fmt: skip
 
@@ -177,6 +177,18 @@ class OfClass(Looked):
     def drop(self, key: Any) -> None:
         """See ``Looked``."""
         delattr(self.holder, key)
+
+
+class Subclasses(Looked):
+    """The classes that have been made of one, where code asks for them."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {f"__subclasses__()[{at}]": made for at, made in enumerate(self.holder.__subclasses__())}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (lambda owner: owner.__subclasses__(),)
 
 
 class WrittenOfClass(OfClass):

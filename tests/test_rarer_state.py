@@ -106,6 +106,18 @@ def numbers_with_attributes() -> Any:
     return lambda x: x * rate * rate.more, lambda: setattr(rate, "more", 2.0)
 
 
+class Registered:
+    by = 1.0
+
+
+def classes_that_have_come_since() -> Any:
+    kept = [type("First", (Registered,), {"by": 2.0})]
+    return (
+        lambda x: x * math.prod(one.by for one in Registered.__subclasses__()),
+        lambda: kept.append(type("Second", (Registered,), {"by": 3.0})),
+    )
+
+
 def tuples_with_attributes_of_their_class() -> Any:
     kept = Scaled((1.0, 2.0))
     return lambda x: x * kept[1] * kept.more, lambda: setattr(kept, "more", 3.0)
@@ -227,7 +239,7 @@ BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
     objects_as_keys, parameters_as_keys, numbers_with_attributes, tuples_with_attributes,
-    tuples_with_attributes_of_their_class, members_of_enums_with_attributes,
+    tuples_with_attributes_of_their_class, classes_that_have_come_since, members_of_enums_with_attributes,
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
