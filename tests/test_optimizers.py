@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,15 +137,13 @@ def test_a_step_in_two_passes_that_ends_with_that_of_another_optimizer() -> None
 
 def test_an_optimizer_that_the_search_does_not_find_is_refused() -> None:
     model = nn.Linear(3, 1)
-    hidden = {frozenset([torch.optim.SGD(model.parameters(), lr=0.1)])}
+    hidden = ctypes.py_object(torch.optim.SGD(model.parameters(), lr=0.1))
 
     @flow.global_function
     def step(x: Tensor) -> Tensor:
         loss: Tensor = model(x).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        for one in hidden:
-            for optimizer in one:
-                optimizer.step()
+        hidden.value.step()
         return loss
 
     with pytest.raises(CaptureError, match="SGD steps that the search from the job did not find"):

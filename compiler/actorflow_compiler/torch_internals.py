@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -716,12 +717,19 @@ def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManage
     return _Before(call)
 
 
-class _WithoutMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+class _WithoutMeta(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._begun = False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the op where its tensors with memory lie."""
         kwargs = kwargs or {}
+        self._begun |= forward_ad._current_level >= 0  # from there on tangents may be zeros, in a backward pass, too
+        if not self._begun:
+            return func(*args, **kwargs)
         if (device := kwargs.get("device")) is not None and torch.device(device).type == "meta":
             kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         given = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -759,11 +767,11 @@ def answering_equal(answer: bool, asked: list[torch.Tensor]) -> contextlib.Abstr
 
 
 def without_meta() -> contextlib.AbstractContextManager[Any]:
-    """In which nothing goes to the meta device: adding to a tangent of zeros finds the shape of the sum there.
+    """In which forward-mode AD puts nothing on the meta device, where it finds shapes of sums with tangents of zeros.
 
     Of a tensor that is traced without memory the sum would stay on that device.
     """
-    return _WithoutMeta()  # type: ignore[no-untyped-call]  # torch has no types here
+    return _WithoutMeta()
 
 
 def arrived(tensor: torch.Tensor) -> torch.Tensor:

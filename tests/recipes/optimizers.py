@@ -343,15 +343,7 @@ def lookahead(job):
     return Training(model, optimizer, train_step, classes(6, 4, steps=4), lambda: slow)
 
 
-@recipe(
-    KIND,
-    "optimizers fused into the backward pass, by parameter",
-    refused=Refused(
-        "optimizers.py:.*each.parameter",
-        "While a step is captured other tensors stand for its parameters, which a dictionary does not know as keys.",
-        "Give each hook its optimizer, as in the recipe above.",
-    ),
-)
+@recipe(KIND, "optimizers fused into the backward pass, by parameter")
 def looked_up(job):
     """An optimizer for each parameter in a dictionary, found by a hook behind the gradient."""
     model = network()
