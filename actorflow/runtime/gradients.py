@@ -85,8 +85,8 @@ class Kept:
         return self._fits[key]
 
     def moved_by(self, gradients: Gradients) -> tuple[str, ...]:
-        """What a call makes of how they stand, for people: which plan comes next depends on it at once."""
-        return () if self._then(gradients) == self.standing else ("which gradients there are",)
+        """What a call makes of those that are kept, for people: which plan comes next depends on it at once."""
+        return () if self._then(gradients).kept == self.standing.kept else ("which gradients there are",)
 
     def _then(self, gradients: Gradients) -> Standing:
         key = self.standing, gradients
