@@ -20,7 +20,7 @@ from actorflow.owned import real
 from actorflow_compiler.capture import Argument
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.expressions import number_of
-from actorflow_compiler.flat import as_bytes
+from actorflow_compiler.flat import contents
 
 __all__ = ["Arguments", "checksum", "flatten", "glance", "shapes_text"]
 
@@ -170,7 +170,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     """A checksum of the contents, in order."""
     found = 0
     for tensor in tensors:
-        found = zlib.crc32(as_bytes(tensor.detach().cpu()).numpy().data, found)
+        found = zlib.crc32(contents(tensor), found)
     return found
 
 
@@ -184,7 +184,7 @@ def glance(arguments: Arguments) -> str:
     for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
         if tensor.device.type == "cpu" and tensor.numel():
             sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)]
-            said.append(f"{spec.name} {zlib.crc32(as_bytes(sample).numpy().data):08x}")
+            said.append(f"{spec.name} {zlib.crc32(contents(sample)):08x}")
     return ", ".join(said)
 
 

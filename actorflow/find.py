@@ -40,6 +40,7 @@ from torch.utils.data import Dataset
 from actorflow.beside import BESIDE
 from actorflow.lazy import Result, known_now
 from actorflow.looked import (
+    OWN_DICTS,
     Array,
     Attributes,
     Closure,
@@ -55,6 +56,7 @@ from actorflow.looked import (
     Named,
     OfClass,
     OfLibrary,
+    OfModule,
     OfTensor,
     Scheduler,
     Script,
@@ -97,17 +99,19 @@ METHODS = (
 OF_OPTIMIZERS = ("param_groups", "state", "defaults")  # attributes that are followed otherwise
 STEPPING = ("step", "get_lr", "_get_closed_form_lr")  # methods of schedulers
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: walked by name
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 CONTAINERS = (  # of libraries: all that they have is looked at
     collections.UserList, collections.UserString, queue.Queue, threading.Event, Distribution, Dataset,
 )  # fmt: skip
 NUMBER_OF_C: Any = ctypes.c_int.__base__
-ARRAYS = (np.ndarray, bytearray, array.array, memoryview, ctypes.Array, ctypes.Structure, NUMBER_OF_C)
-STREAMS = (io.StringIO, io.BytesIO)
+NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python's attributes
+    **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState), Generator),
+    **dict.fromkeys((np.ndarray, bytearray, array.array, memoryview), Array),
+    **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), Array),
+    **dict.fromkeys((io.StringIO, io.BytesIO), Stream),
+}
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
-GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
 ALWAYS_CALLED = ("forward", "__call__", *MAKING)  # and methods by which Python's operators work
@@ -516,18 +520,16 @@ class _Search:
                 self.made[value] = None
             if is_user_class(type(value)):  # a metaclass
                 self.classes.append(type(value))
-        elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
+        elif isinstance(value, tuple(NATIVE)):
+            self.looked += [(id(value), made(path, value)) for kind, made in NATIVE.items() if isinstance(value, kind)]
+            if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
+                self.object(path, value)
+        elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]
             self.object(path, value)
         elif isinstance(value, torch.jit.ScriptFunction):
             self.looked.append((id(value), Script(path, value)))
-        elif isinstance(value, GENERATORS):
-            self.looked.append((id(value), Generator(path, value)))
-        elif isinstance(value, ARRAYS):
-            self.looked.append((id(value), Array(path, value)))
         elif isinstance(value, VIEWS):
             self.value(path, value.mapping, Item({}, ""))
-        elif isinstance(value, STREAMS):
-            self.looked.append((id(value), Stream(path, value)))
         elif isinstance(value, CONTAINERS):
             self.looked.append((id(value), Attributes(path, vars(value), True)))
             for name, item in list(vars(value).items()):
@@ -594,11 +596,12 @@ class _Search:
         for name, item in list(own.items()):
             if name not in but and name != BESIDE:
                 self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
-        slots = [name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)]
+        slots = [name for base in type(value).__mro__ for name in _slots(base)]
         if slots:
             self.looked.append((id(value), Slots(path, value, slots)))
         for name in slots:
-            self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
+            if hasattr(value, name):
+                self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
         if _has(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
 
@@ -632,7 +635,7 @@ class _Search:
                 if tensor is not None:
                     self.of_tensor(f"{where}.{name}", tensor)
             script = isinstance(module, torch.jit.ScriptModule)
-            own = Script(where, module) if script else Attributes(where, vars(module), whole)
+            own = Script(where, module) if script else OfModule(where, vars(module), whole)
             held: list[Looked] = [own, Hooks(where, module)]
             held += [Entries(where, getattr(module, name), dots=True) for name in OWN_DICTS]
             self.looked += [(id(module), looked) for looked in held]
@@ -851,7 +854,11 @@ def _operators(owner: type) -> Iterator[str]:
 def _slots(owner: type) -> Iterator[str]:
     """The names of attributes that a class says to have outside of a ``__dict__``."""
     slots = owner.__dict__.get("__slots__", ())
-    yield from (s for s in ((slots,) if isinstance(slots, str) else slots) if s not in ("__dict__", "__weakref__"))
+    for name in (slots,) if isinstance(slots, str) else slots:
+        if name.startswith("__") and not name.endswith("__"):
+            yield f"_{owner.__name__.lstrip('_')}{name}"  # as Python calls what is private
+        elif name not in ("__dict__", "__weakref__"):
+            yield name
 
 
 def _is_known(owner: Any) -> bool:

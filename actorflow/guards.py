@@ -6,16 +6,16 @@ A plan holds for what its capture could read of Python: values by type and value
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from types import MethodType
 from typing import Any
 
 from torch import Tensor
 
 from actorflow.find import PLAIN, Found
-from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfClass, OfTensor
+from actorflow.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfTensor
 from actorflow_compiler.numbers import is_stand_in, plain_now
 from actorflow_compiler.torch_internals import hooks_made
 
@@ -24,6 +24,8 @@ __all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
 StandsFor = Callable[[Tensor, Tensor], bool]
 NOTHING = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
+_END = object()
+_ATTRIBUTES = attrgetter("__dict__")
 CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
 
 
@@ -63,36 +65,52 @@ class Guards:
     def _take(self) -> None:
         """Take things as they are now."""
         self._before = [self._read(one) for one in self._looked]
-        self._fast: list[tuple[Get, Any]] = []
+        fast: dict[Get, list[Any]] = {}
         self._slow = []
+        self._keyed: list[dict[str, Any]] = []
         for one, old in zip(self._looked, self._before, strict=True):
             gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
             if gets is None:
                 self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
-            elif old or isinstance(one, OfClass | OfTensor):
-                self._fast += [(get, one.holder) for get in gets]
+            elif old or not isinstance(one, Entries | Items | OfTensor):  # of which the lengths are looked at
+                if isinstance(one, Entries) and one.has_plain_keys:
+                    self._keyed.append(one.holder)
+                    gets = (dict.values,)
+                for get in gets:
+                    fast.setdefault(get, []).append(one.holder)
         sized = (Attributes, Entries, Items)
         holders = [one.holder for one in self._looked if isinstance(one, sized)]
         self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
         self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
         self._lengths = list(map(len, self._sized))
-        self._values = self._now()
+        self._bare = [one.holder for one, old in zip(self._looked, self._before, strict=True) if _is_bare(one, old)]
+        self._keys = list(map(tuple, self._keyed))
+        self._own_attributes = self._attributes()
+        self._fast = [*fast.items()]
+        self._values = [*self._now()]
         self._made = hooks_made()
 
-    def _now(self) -> list[Any]:
-        return list(chain.from_iterable([get(holder) for get, holder in self._fast]))
+    def _now(self) -> Iterator[Any]:
+        """What is there, and an end, so that what is shorter or longer is another."""
+        each = chain.from_iterable([map(get, holders) for get, holders in self._fast])
+        return chain(chain.from_iterable(each), (_END,))
+
+    def _attributes(self) -> list[int]:
+        """How many attributes tensors have to which the script has given none."""
+        return list(map(len, map(_ATTRIBUTES, self._bare)))
 
     def _untouched(self) -> bool:
         """Whether all is identical, which is soon found."""
         try:
-            now = self._now()
+            identical = all(map(is_, self._now(), self._values))
         except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone
             return False
         return (
-            len(now) == len(self._values)
-            and all(map(is_, now, self._values))
+            identical
             and not any(self._empty)
             and list(map(len, self._sized)) == self._lengths
+            and list(map(tuple, self._keyed)) == self._keys
+            and self._attributes() == self._own_attributes
             and hooks_made() == self._made
             and all(_identical(self._read(one), old) for one, old in self._slow)
         )
@@ -121,6 +139,10 @@ class Guards:
 
     def _same(self, old: Any, new: Any) -> bool:
         return same(old, new, self.stands_for)
+
+
+def _is_bare(one: Looked, old: Mapping[Any, Any]) -> bool:
+    return isinstance(one, OfTensor) and not old
 
 
 def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:

@@ -6,10 +6,12 @@ What a step reads of Python, it reads from such holders: globals, closures, defa
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -24,17 +26,23 @@ from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
-    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script", "Settings", "Slots",
-    "Stream", "Subclasses",
-    "Written", "WrittenOfClass", "state_of",
+    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfModule", "OfTensor", "OWN_DICTS", "Scheduler",
+    "Script", "Settings", "Slots", "state_of", "Stream", "Subclasses", "Written", "WrittenOfClass", "getter",
 ]  # fmt: skip
 
 _MISSING = object()
 CONSTANTS = "its constants"  # tensors that are written into code
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
+OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries are looked at by name
 # attributes by which modules and we work
 INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
+
+
+@functools.lru_cache(1024)
+def getter(*keys: Any) -> Get:
+    """What gets the values of these keys; one for all holders that have the same, which are asked together."""
+    return itemgetter(*keys, *keys) if len(keys) == 1 else itemgetter(*keys)
 
 
 class Looked:
@@ -103,8 +111,9 @@ class Named(_Mapped):
         return {name: self.holder[name] for name in self.names if name in self.holder}
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
-        return _got(read)
+        """See ``Looked``: also those that it does not have, as a global may come to hide what is built in."""
+        missing = [name for name in self.names if name not in read]
+        return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
 
 
 class Environment(Named):
@@ -168,7 +177,7 @@ class OfClass(Looked):
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
         names = self.names  # also those that it does not have: it may get them
-        return (lambda owner: [owner.__dict__.get(name, _MISSING) for name in names],)
+        return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""
@@ -213,8 +222,21 @@ class Attributes(_Mapped):
         return found if reads is None else {name: value for name, value in found.items() if name in reads}
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: of what is not read, that it is there, as another may come for one that goes."""
+        unread = [name for name in self.values() if name not in read]
+        return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
+
+
+class OfModule(Attributes):
+    """What a module has in its ``__dict__``, with the dictionaries that hold its parameters, buffers and modules."""
+
+    def values(self) -> dict[Any, Any]:
         """See ``Looked``."""
-        return _got(read)
+        return {**super().values(), **{name: self.holder[name] for name in OWN_DICTS}}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {**super().read(), **{name: self.holder[name] for name in OWN_DICTS}}
 
 
 class Counting(Attributes):
@@ -268,6 +290,11 @@ class Entries(_Mapped):
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
         return (iter, dict.values) if isinstance(self.holder, dict) else None
+
+    @property
+    def has_plain_keys(self) -> bool:
+        """Whether its keys are texts of Python's, of which those that are equal are the same."""
+        return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
@@ -339,7 +366,10 @@ class Slots(Looked):
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
         """See ``Looked``."""
-        return (attrgetter(*read),) if len(read) > 1 else None  # of one name alone it would give no tuple
+        wanted = [name for name in self.names if self.reads is None or name in self.reads]
+        if len(read) != len(wanted):  # one that was not set may be
+            return None
+        return (attrgetter(*read, *read),) if read else ()  # of one name alone it would give no tuple
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""
@@ -508,8 +538,8 @@ class OfTensor(Looked):
         return attributes_given(self.holder)
 
     def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``: also where there are none, as it may get some."""
-        return (_all_attributes if read else attrgetter("__dict__"),)  # of the dictionary, its keys
+        """See ``Looked``."""
+        return (_all_attributes,)
 
     def put(self, key: Any, value: Any) -> None:
         """See ``Looked``."""
@@ -536,7 +566,7 @@ def state_of(generator: Any) -> object:
 
 def _got(read: Mapping[Any, Any]) -> tuple[Get, ...]:
     """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
-    return (itemgetter(*read, *read) if len(read) == 1 else itemgetter(*read),) if read else ()
+    return (getter(*read),) if read else ()
 
 
 def _all_attributes(tensor: Any) -> Iterable[Any]:

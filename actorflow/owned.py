@@ -93,6 +93,9 @@ class Gradients(Protocol):
     def get(self, owned: Owned) -> Tensor | None:
         """The gradient as the last call that was issued leaves it."""
 
+    def copy(self, owned: Owned) -> Tensor | None:
+        """The same as a plain tensor; None where calls have left none that is kept."""
+
     def set(self, owned: Owned, value: Tensor | None) -> None:
         """Put another one in its place."""
 
@@ -228,7 +231,9 @@ class Owned(Tensor):
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            memo[id(self)] = self._as_real()
+            memo[id(self)] = copy = self._as_real()
+            if not self.is_parameter and self.gradients is not None:  # as torch does
+                copy.grad = self.gradients.copy(self)
         copied: Tensor = memo[id(self)]
         return copied
 

@@ -523,8 +523,9 @@ class _Walk:
         elif isinstance(value, functools.partial):
             self.put(f"{path}.args", (value.func, value.args, value.keywords))
         elif isinstance(value, type):
-            if value.__module__ == self.name:
-                self.attributes(path, {k: v for k, v in vars(value).items() if not k.startswith("__")})
+            if value.__module__ == self.name:  # a Flag remembers all combinations that somebody has asked for
+                own = {k: v for k, v in vars(value).items() if not k.startswith("__") and k != "_value2member_map_"}
+                self.attributes(path, own)
         elif isinstance(value, types.ModuleType):
             if value.__name__ == "helpers":
                 self.attributes(path, {k: v for k, v in vars(value).items() if not k.startswith("__")})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import ctypes
 import dataclasses
+import decimal
 import enum
 import io
 import math
@@ -235,6 +237,97 @@ def sets_of_data() -> Any:
     return lambda x: x * kept[1][0], lambda: kept.tensors[0].mul_(2.0)
 
 
+def first_classes_of_a_base() -> Any:
+    class Base:
+        by = 2.0
+
+    kept: list[type] = []
+    return (
+        lambda x: x * sum(one.by for one in Base.__subclasses__()) + x,
+        lambda: kept.append(type("Late", (Base,), {"by": 3.0})),
+    )
+
+
+def arrays_of_c_of_a_type_of_the_users() -> Any:
+    kind: Any = ctypes.c_double * 2
+    kind.__module__ = __name__  # as where a script makes the type
+    kept = kind(2.0, 3.0)
+    return lambda x: x * kept[0], lambda: kept.__setitem__(0, 3.0)
+
+
+class Record(ctypes.Structure):
+    _fields_ = [("by", ctypes.c_double), ("count", ctypes.c_int)]
+
+
+def records_of_c() -> Any:
+    kept = Record(2.0, 1)
+    return lambda x: x * kept.by, lambda: setattr(kept, "by", 3.0)
+
+
+class Counts(bytearray):
+    def first(self) -> int:
+        return self[0]
+
+
+def bytes_of_a_class_of_the_users() -> Any:
+    kept = Counts(b"\2")
+    return lambda x: x * kept.first(), lambda: kept.__setitem__(0, 3)
+
+
+def precision_of_decimals() -> Any:
+    context = decimal.getcontext()
+    return lambda x: x * float(decimal.Decimal(1) / decimal.Decimal(3)), lambda: setattr(context, "prec", 2)
+
+
+class Slotted:
+    __slots__ = ("__hidden", "later")
+
+    def __init__(self) -> None:
+        self.__hidden = 2.0
+
+    def hidden(self) -> float:
+        return self.__hidden
+
+    def hide(self, value: float) -> None:
+        self.__hidden = value
+
+
+def slots_that_are_set_later() -> Any:
+    kept: Any = Slotted()
+    return lambda x: x * getattr(kept, "later", 2.0), lambda: setattr(kept, "later", 3.0)
+
+
+def private_slots() -> Any:
+    kept = Slotted()
+    return lambda x: x * kept.hidden(), lambda: kept.hide(3.0)
+
+
+def attributes_for_others() -> Any:
+    kept: Any = Thing(1.0)
+    kept.idle = 1.0
+
+    def change() -> None:
+        del kept.idle
+        kept.scale = 3.0
+
+    return lambda x: x * getattr(kept, "scale", 2.0), change
+
+
+def globals_that_hide_what_is_built_in() -> Any:
+    return lambda x: x * hash(2), lambda: globals().__setitem__("hash", lambda value: value + 1)
+
+
+def other_dictionaries_of_modules() -> Any:
+    layer: Any = nn.Sequential(nn.Hardsigmoid(), nn.Softsign())
+    return lambda x: layer(x), lambda: setattr(layer, "_modules", {"0": nn.Softsign()})
+
+
+def other_dictionaries_of_parameters() -> Any:
+    layer: Any = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    other = {"weight": nn.Parameter(torch.eye(3, dtype=torch.float64)), "bias": None}
+    return lambda x: layer(x), lambda: setattr(layer, "_parameters", other)
+
+
 BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
@@ -244,6 +337,9 @@ CASES: tuple[Case, ...] = (
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
     methods_of_tensors, a_layers_own_forward, distributions, sets_of_data,
+    first_classes_of_a_base, arrays_of_c_of_a_type_of_the_users, records_of_c, bytes_of_a_class_of_the_users,
+    precision_of_decimals, slots_that_are_set_later, private_slots, attributes_for_others,
+    globals_that_hide_what_is_built_in, other_dictionaries_of_modules, other_dictionaries_of_parameters,
 )  # fmt: skip
 
 
@@ -252,6 +348,9 @@ def test_what_is_read_is_what_is_there_at_each_call(case: Case, monkeypatch: pyt
     for holder, name in ((F, "hardsigmoid"), (math, "sqrt"), (nn.Hardsigmoid, "forward")):
         monkeypatch.setattr(holder, name, getattr(holder, name))  # which a case replaces
     monkeypatch.setitem(globals(), "BY", BY)
+    monkeypatch.setattr(decimal.getcontext(), "prec", 28)
+    monkeypatch.setitem(globals(), "hash", None)
+    monkeypatch.delitem(globals(), "hash")  # and is gone in the end
     read, change = case()
 
     @flow.global_function(type="predict")
@@ -451,3 +550,81 @@ def test_a_weight_norm_may_come_between_calls() -> None:
 
     for mine, wanted in zip(trained(flow.global_function), trained(lambda f: f), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=0, atol=1e-12)
+
+
+def test_what_a_script_has_taken_is_what_stands_there_after_another_job() -> None:
+    def run(decorate: Callable[..., Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, table = nn.Linear(3, 2, dtype=torch.float64), {"kept": torch.zeros(3, dtype=torch.float64)}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x + table["kept"]).pow(2).mean()
+            table["kept"] = 0.1 * x.mean(0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss  # type: ignore[no-any-return]
+
+        def evaluate(x: Tensor) -> Tensor:
+            return model(x + table["kept"])  # type: ignore[no-any-return]
+
+        train, predict = decorate(step, "train"), decorate(evaluate, "predict")
+        generator, found, taken = torch.Generator().manual_seed(1), [], []
+        for _ in range(4):
+            x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+            found.append(train(x).detach() + 0)
+            taken.append(table["kept"])
+            found.append(predict(x).detach() + 0)
+            assert table["kept"] is taken[-1]
+            with torch.no_grad():
+                taken[-1].mul_(3.0)  # what the next call reads
+        return [*found, *(one.detach().clone() for one in taken)]
+
+    mine = run(lambda step, kind: flow.global_function(step, type=kind))
+    for one, wanted in zip(mine, run(lambda step, kind: step), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_tensor_of_another_shape_stops_only_the_jobs_that_read_it() -> None:
+    table = {"by": torch.ones(2)}
+
+    @flow.global_function(type="predict")
+    def reads(x: Tensor) -> Tensor:
+        return x * table["by"].sum()
+
+    @flow.global_function(type="predict")
+    def other(x: Tensor) -> Tensor:
+        return x + 1.0
+
+    x = torch.ones(2)
+    assert reads(x).tolist() == [2.0, 2.0]
+    assert other(x).tolist() == [2.0, 2.0]
+    table["by"].resize_(3).fill_(1.0)
+    with pytest.raises(flow.StateError, match=r"float32\[3\] now; float32\[2\] was expected.*put another one"):
+        reads(x)
+    assert other(x).tolist() == [2.0, 2.0]
+    table["by"] = table["by"].clone()
+    assert reads(x).tolist() == [3.0, 3.0]
+
+
+def test_a_copied_model_takes_gradients_of_its_plain_leaves_along() -> None:
+    class Model(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2, dtype=torch.float64)
+            self.by = torch.ones(3, dtype=torch.float64, requires_grad=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.by)
+
+    def run(decorate: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = Model()
+        step = decorate(lambda x: model(x).pow(2).mean().backward())
+        step(torch.linspace(0.1, 0.6, 6, dtype=torch.float64).view(2, 3))
+        twin = copy.deepcopy(model)
+        return [twin.by.grad, twin.weight.grad]
+
+    mine, wanted = run(flow.global_function), run(lambda step: step)
+    assert mine[1] is wanted[1] is None  # of parameters torch copies none
+    torch.testing.assert_close(mine[0], wanted[0])

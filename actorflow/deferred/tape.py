@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.streams import Point
 from actorflow_compiler.errors import StateError
-from actorflow_compiler.flat import as_bytes
+from actorflow_compiler.flat import contents
 
 __all__ = ["Buffer", "Constant", "Op", "View", "digest", "needed"]
 
@@ -175,8 +175,7 @@ def digest(view: View) -> int:
             return f"{number}: {leaf.dtype}{leaf.shape}{leaf.strides}{leaf.offset}"
         if isinstance(leaf, Constant):
             tensor = leaf.get()
-            contents = as_bytes(tensor.cpu()).numpy().data
-            return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents)}"
+            return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents(tensor))}"
         return leaf.type if isinstance(leaf, torch.device) else repr(leaf)
 
     def line(leaves: Sequence[Any]) -> bytes:

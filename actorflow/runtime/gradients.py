@@ -143,6 +143,11 @@ class Kept:
             found = self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
         return found
 
+    def copy(self, owned: Owned) -> Tensor | None:
+        """What a copy of the tensor gets as its gradient: none where it was not kept, as hardly anybody asks for it."""
+        grad = None if owned.name_in_plan in self.standing.lost else self.get(owned)
+        return None if grad is None else real(grad).detach().clone()
+
     def set(self, owned: Owned, value: Tensor | None) -> None:
         """``p.grad = value``: as every rank's script has it."""
         name = owned.name_in_plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -42,8 +43,7 @@ class Keys:
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
         settings = _optimizers(self.state, self._fused), _scalers(self.state)
-        return arguments.key, training, gradients, _autocast(), *settings, first
-
+        return arguments.key, training, gradients, _modes(), *settings, first
 
     def rates(self) -> str:
         """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
@@ -99,7 +99,7 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def lines(state: State) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
-    found = [f"autocast and dtype: {_autocast()}"]
+    found = [f"autocast, dtype and decimal numbers: {_modes()}"]
     found += [
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
@@ -111,9 +111,11 @@ def lines(state: State) -> list[str]:
     return found
 
 
-def _autocast() -> tuple[Any, ...]:
+def _modes() -> tuple[Any, ...]:
     kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
-    return (*kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), _precision())
+    numbers = decimal.getcontext()
+    decimals = numbers.prec, numbers.rounding, numbers.Emin, numbers.Emax
+    return *kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), _precision(), decimals
 
 
 def _precision() -> str:

@@ -51,15 +51,16 @@ class Site:
     def __init__(self, looked: Looked, key: Any, value: Any) -> None:
         self.looked, self.key = looked, key
         self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
-        self._holders: list[int] = []  # references to what we have put there and to its parts, when only we had them
+        self._holders: list[int] = []  # references to what we have put there and to its parts; none: not counted yet
         self._departed = False  # the script has put ours elsewhere: nobody has those that take their place
+        self._alone = False  # what is there was put there since the last call: nobody else has it
         self._put(value)
 
     def _put(self, value: Any) -> None:
         self._value = value  # what we have put there
         self.leaves, self._form = _flat(value)
         self.looked.put(self.key, value)
-        self._departed = False
+        self._departed, self._alone, self._holders = False, True, []
 
     def is_at(self, other: Site) -> bool:
         """Whether it is of the same place as another one, which plans for other variables may have made."""
@@ -84,7 +85,8 @@ class Site:
         return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
 
     def refresh(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
-        """Before a call: part with what the script holds, and take over what it has put there."""
+        """Before a call: take over what the script has put there, and part with what it holds of what was there."""
+        self._alone = False
         now = self.looked.values().get(self.key)
         there = now is self._value
         tensors = self._tensors(now, holder)
@@ -92,13 +94,19 @@ class Site:
             return
         now = None
         others = [number for number, (old, new) in enumerate(zip(self.leaves, tensors, strict=True)) if new is not old]
-        if self._are_held(there):  # on this rank, perhaps not on others
-            self.leave_behind(holder, states())
-        elif not there or others:
-            self._put(self._with(self.leaves))
+        if not there or others:
+            if self._are_held(there):  # on this rank, perhaps not on others
+                self.leave_behind(holder, states())
+            else:
+                self._put(self._with(self.leaves))
         for number in others:
             holder.write(self.leaves[number].name_in_plan, real(tensors[number]).detach())
             self.left.append((number, tensors[number]))
+
+    def make_way(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+        """Before a call that puts others there: part with what the script holds."""
+        if not self._alone and self._are_held(there=True):
+            self.leave_behind(holder, states())
 
     def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
@@ -133,11 +141,15 @@ class Site:
                     tensor.copy_(value)
 
     def settle(self) -> None:
-        """After a call: nobody but us holds what we have put there."""
+        """After a call: nobody but us holds what we have put there since the last one."""
         self.left = []
         if not self.misfit():
-            self._value = self.looked.values().get(self.key)  # a capture has put others there, and made a tuple anew
-        self._holders = self._references()
+            now = self.looked.values().get(self.key)
+            self._alone = self._alone or now is not self._value  # a capture has put others there: a tuple is made anew
+            self._value = now
+            now = None
+        if self._alone:
+            self._holders, self._alone = self._references(), False
 
     def _is_formed(self, form: tuple[list[Any], Any]) -> bool:
         return form[1] == self._form[1] and all(map(same, self._form[0], form[0]))
@@ -236,6 +248,11 @@ class Rebound:
             site.depart(self._holder, states())
         for site in sites:
             site.refresh(self._holder, states)
+
+    def make_way(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+        """Before a call of a plan that puts other tensors there."""
+        for site in sites:
+            site.make_way(self._holder, states)
 
 
 def _flat(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:

@@ -195,9 +195,10 @@ class Session:
         worker = self.worker
         assert worker is not None
         try:
-            self.variables.states.check(self._gone.uses(compiled.number))
+            self.variables.check(self._gone.uses(compiled.number))
         except StateError as error:
             raise located(error, job.function) from None
+        self._rebound.make_way(compiled.sites, self._states)
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
             spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -80,6 +81,34 @@ class _Watched:
     buffers: dict[str, Owned]
 
 
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """All that modules hold of what is owned, as it is where nobody has changed it."""
+
+    tensors: tuple[Any, ...]  # for each what holds it, by what name, and the stand-in
+    keys: tuple[str, ...]
+    owned: tuple[Owned, ...]
+
+    @staticmethod
+    def of(watched: Iterable[_Watched]) -> _Holding:
+        """What these modules hold."""
+        there = ((one, one.module()) for one in watched)
+        held = [
+            (tensors, key, owned)
+            for one, module in there if module is not None
+            for known, tensors in ((one.parameters, module._parameters), (one.buffers, module._buffers))
+            for key, owned in known.items()
+        ]  # fmt: skip
+        return _Holding(*zip(*held, strict=True)) if held else _Holding((), (), ())
+
+    def is_there(self) -> bool:
+        """Whether nobody has changed it since."""
+        try:
+            return all(map(is_, map(getitem, self.tensors, self.keys), self.owned))
+        except KeyError:
+            return False
+
+
 class Variables:
     """The state of all plans on one rank.
 
@@ -113,7 +142,9 @@ class Variables:
         self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
         self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
         self._borrowed: dict[str, _Borrowed] = {}
+        self._reshaped: dict[str, Tensor] = {}  # borrowed tensors that are of another shape or dtype now
         self._watched: dict[int, _Watched] = {}  # by id of the module
+        self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
@@ -231,6 +262,7 @@ class Variables:
         self._stands_in(name, new)
         for watched in self._watched.values():
             watched.buffers.update({key: new for key, one in watched.buffers.items() if one is owned})
+        self._holding = None
         return new
 
     def taken_from(self, span: Span) -> str:
@@ -242,6 +274,7 @@ class Variables:
 
     def watch(self, modules: Iterable[nn.Module]) -> None:
         """Notice when one of these modules gets another tensor in place of one that is owned."""
+        self._holding = None
         for module in modules:
             known = self._watched.get(id(module))
             if known is None or known.module() is not module:
@@ -314,6 +347,7 @@ class Variables:
         for key, watched in list(self._watched.items()):
             if watched.module() is None:
                 del self._watched[key]
+                self._holding = None
 
     def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
@@ -363,17 +397,14 @@ class Variables:
     def refresh(self) -> None:
         """Before a call: take over what the script changed in ways that only show now."""
         self.states.refresh()
-        for watched in self._watched.values():
-            module = watched.module()
-            if module is None:
-                continue
-            tensors: dict[str, Any] = module._parameters
-            for key, owned in watched.parameters.items():
-                if _item(tensors, key) is not owned:
-                    self._refresh(watched.parameters, tensors)
-                    break
-            if watched.buffers:
-                self._refresh(watched.buffers, module._buffers)
+        if self._holding is None or not self._holding.is_there():
+            for watched in self._watched.values():
+                module = watched.module()
+                if module is not None:
+                    self._refresh(watched.parameters, module._parameters)
+                    self._refresh(watched.buffers, module._buffers)
+            self._holding = _Holding.of(self._watched.values())
+        self._reshaped.clear()
         for name, borrowed in self._borrowed.items():
             if borrowed.tensor is None:
                 continue
@@ -386,14 +417,22 @@ class Variables:
             if not borrowed.is_as_before(now):
                 layout = self.layouts[name]
                 if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
-                    if now is not borrowed.tensor:  # a variable of its own
-                        continue
-                    raise StateError(
-                        f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: "
-                        f"a tensor that a job reads and that is no argument keeps its shape; make it an argument"
-                    )
+                    if now is borrowed.tensor:  # else what is there is a variable of its own
+                        self._reshaped[name] = now
+                    continue
                 self.write(name, now)
                 borrowed.took(now)
+
+    def check(self, used: Collection[str]) -> None:
+        """Raise StateError where a plan with these variables would not do what the script does."""
+        self.states.check(used)
+        for name in self._reshaped.keys() & used:
+            now, layout = self._reshaped[name], self.layouts[name]
+            raise StateError(
+                f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: "
+                f"a tensor that a job reads and that is no argument keeps its shape; put another one in its place, or "
+                f"make it an argument"
+            )
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.data_plane.boxes import dtype_of
-from actorflow_compiler.flat import as_bytes
+from actorflow_compiler.flat import contents
 from actorflow_compiler.plan import TensorSpec
 
 _CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ _CPU = torch.device("cpu")
 
 def encode(tensors: Sequence[Tensor]) -> tuple[bytes, ...]:
     """The elements of each tensor in order, as they lie in memory."""
-    return tuple(as_bytes(t.cpu()).numpy().tobytes() for t in tensors)
+    return tuple(contents(t).tobytes() for t in tensors)
 
 
 def decode(payload: Sequence[bytes], specs: Sequence[TensorSpec], device: torch.device = _CPU) -> list[Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_bytes", "flat"]
+__all__ = ["as_bytes", "contents", "flat"]
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -20,3 +21,11 @@ def flat(tensor: Tensor) -> Tensor:
 def as_bytes(tensor: Tensor) -> Tensor:
     """The bytes of ``flat``, uint8."""
     return flat(tensor).view(torch.uint8)
+
+
+def contents(tensor: Tensor) -> memoryview:
+    """The bytes of ``flat`` of any device's tensor, to read; in the same memory where they lie so already.
+
+    ``tensor.numpy()`` would take from the script's tensor that it can be resized.
+    """
+    return np.from_dlpack(as_bytes(tensor.detach().cpu())).data

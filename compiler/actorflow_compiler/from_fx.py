@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from actorflow_compiler.checks import CHECKED, Check
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.flat import as_bytes
+from actorflow_compiler.flat import contents
 from actorflow_compiler.gradients import KEPT, LOST, Gradients
 from actorflow_compiler.graph import Graph, Input, Node, merge_equal, prune, verify
 from actorflow_compiler.guarded import guarded
@@ -187,7 +187,7 @@ class _Converter:
         meta = meta_of(values)
         number = self.new(meta)
         name = f"constant.{len(self.constants)}"
-        data = as_bytes(values.detach().cpu()).numpy().tobytes()
+        data = contents(values).tobytes()
         self.constants.append(Constant(name, meta.shape, meta.dtype, data))
         self.inputs.append(Input(number, name, "constant"))
         return number
