@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import ctypes
 import functools
+import inspect
 import io
 import operator
 import os
@@ -27,6 +28,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +108,13 @@ CONTAINERS = (  # of libraries: all that they have is looked at
 NUMBER_OF_C: Any = ctypes.c_int.__base__
 NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python's attributes
     **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState), Generator),
-    **dict.fromkeys((np.ndarray, bytearray, array.array, memoryview), Array),
+    **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), Array),
     **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), Array),
     **dict.fromkeys((io.StringIO, io.BytesIO), Stream),
 }
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
+MANY = 1000  # items of a list of a library, of which more are let alone
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
 ALWAYS_CALLED = ("forward", "__call__", *MAKING)  # and methods by which Python's operators work
@@ -340,7 +343,7 @@ class _Search:
             self.function(function.func, owner=owner, root=root)
         elif isinstance(function, functools.singledispatchmethod):
             self.value("registry", function.dispatcher.registry, Item({}, ""))
-        elif hasattr(function, "__wrapped__"):
+        elif _wraps(function):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
             self.value(self_name, function, Item({}, ""))
@@ -394,6 +397,9 @@ class _Search:
             if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
                 known = OfLibrary(module.__name__, module, attributes).values()
                 flags = {name: value for name, value in known.items() if isinstance(value, (*PLAIN, *FUNCTIONS))}
+                for name, value in known.items():
+                    if _is_list_of_plain(value):  # sys.argv
+                        self.value(f"{module.__name__}.{name}", value, Item(vars(module), name))
                 if flags:
                     self.looks(OfLibrary(module.__name__, module, flags))
                 for name, value in flags.items():
@@ -534,6 +540,8 @@ class _Search:
             self.looked.append((id(value), Attributes(path, vars(value), True)))
             for name, item in list(vars(value).items()):
                 self.value(f"{path}.{name}", item, Item(vars(value), name))
+        elif isinstance(value, SynchronizedBase):
+            self.value(path, value.get_obj(), Item({}, ""))
         elif isinstance(value, contextvars.ContextVar):
             self.looked.append((id(value), Context(path, value)))
             self.value(path, value.get(None), Item({}, ""))
@@ -543,10 +551,22 @@ class _Search:
             said = dict.fromkeys(part for name in value.__reduce__()[1] for part in str(name).split("."))
             self.attributes.update(said)
             self.others.update(said)
-        elif _has(value, "__wrapped__"):
+        elif _wraps(value):
             self.function(value.__wrapped__, path)
-        elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed
-            self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
+        elif isinstance(getattr(value, "__dict__", None), dict):
+            self.librarys(path, value)
+
+    def librarys(self, path: str, value: Any) -> None:
+        """Look at an object of a library: objects that it holds are not followed, but for those of a configuration.
+
+        Code names what it reads of an object, unless that makes attributes or items of what it holds.
+        """
+        makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
+        self.looked.append((id(value), Attributes(path, vars(value), self.library or makes, foreign=True)))
+        for name, item in list(vars(value).items()):
+            kin = makes and _package(item) == _package(value)
+            if kin or isinstance(item, (*NATIVE, list, dict)):
+                self.value(f"{path}.{name}", item, Item(vars(value), name), None if makes else name)
 
     def of_tensor(self, path: str, tensor: Tensor) -> None:
         """Follow a tensor's hooks, and look at the attributes that somebody has given it."""
@@ -573,6 +593,9 @@ class _Search:
 
     def mapping(self, path: str, value: Mapping[Any, Any]) -> None:
         self.looked.append((id(value), Entries(path, value)))
+        if isinstance(value, collections.defaultdict):
+            self.looked.append((id(value), Slots(path, value, ["default_factory"])))
+            self.function(value.default_factory)
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) else index
             self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
@@ -602,7 +625,7 @@ class _Search:
         for name in slots:
             if hasattr(value, name):
                 self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
-        if _has(value, "__wrapped__"):
+        if _wraps(value):
             self.function(value.__wrapped__, path)
 
     def scheduler(self, path: str, value: LRScheduler) -> None:
@@ -711,7 +734,7 @@ class _Search:
                 if (own or not described) and not name.startswith("__"):
                     with self.within(root):
                         self.value(f"{base.__name__}.{name}", found, OfType(base, name))
-                if isinstance(found, METHODS) or _has(found, "__wrapped__"):
+                if isinstance(found, METHODS) or _wraps(found):
                     self.function(found, owner=base, root=root)
 
     def subclasses(self, owner: type) -> None:
@@ -830,13 +853,17 @@ def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
             yield type(one)(one.path, one.holder, found)
 
 
-def _has(value: Any, name: str) -> bool:
-    """Whether something has an attribute; classes of users may raise anything where it has not."""
-    try:
-        getattr(value, name)
-    except Exception:
-        return False
-    return True
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _is_list_of_plain(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MANY and all(isinstance(item, PLAIN) for item in value)
+
+
+def _wraps(value: Any) -> bool:
+    """Whether a function is wrapped; some objects make whatever attribute they are asked for."""
+    return inspect.getattr_static(value, "__wrapped__", None) is not None
 
 
 def _operators(owner: type) -> Iterator[str]:

@@ -409,7 +409,7 @@ class Array(Looked):
         """See ``Looked``."""
         array = self.holder
         if not isinstance(array, np.ndarray):
-            return {"": bytes(array)}
+            return {"": array.tobytes() if isinstance(array, np.void) else bytes(array)}
         contents = tuple(array.ravel().tolist()) if array.dtype.hasobject else zlib.crc32(array.tobytes())
         return {"": (str(array.dtype), array.shape, contents)}
 

@@ -10,6 +10,7 @@ import decimal
 import enum
 import io
 import math
+import multiprocessing
 import os
 import queue
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -328,6 +330,46 @@ def other_dictionaries_of_parameters() -> Any:
     return lambda x: layer(x), lambda: setattr(layer, "_parameters", other)
 
 
+def in_configurations() -> Any:
+    class Open:  # as libraries of configurations have them
+        def __init__(self, **fields: Any) -> None:
+            self._fields = fields
+
+        def __getattr__(self, name: str) -> Any:
+            return self._fields[name]
+
+    Open.__module__ = "json"  # a library's
+    kept = Open(loss=Open(by=2.0))
+    return lambda x: x * kept.loss.by, lambda: kept.loss._fields.update(by=3.0)
+
+
+def values_between_processes() -> Any:
+    kept = multiprocessing.Value("d", 2.0)
+    return lambda x: x * kept.value, lambda: setattr(kept, "value", 3.0)
+
+
+def arrays_of_a_librarys_object() -> Any:
+    kept = StandardScaler().fit(np.arange(1.0, 13.0).reshape(6, 2))
+    return lambda x: x * float(kept.mean_[0]), lambda: kept.mean_.__setitem__(0, 3.0)
+
+
+def arguments_of_the_command() -> Any:
+    sys.argv.append("2.0")
+    return lambda x: x * float(sys.argv[-1]), lambda: sys.argv.__setitem__(-1, "3.0")
+
+
+def makers_of_what_is_missing() -> Any:
+    kept: collections.defaultdict[str, float] = collections.defaultdict(lambda: 2.0)
+    return lambda x: x * kept.default_factory(), lambda: setattr(kept, "default_factory", lambda: 3.0)  # type: ignore[misc]
+
+
+def records_of_arrays() -> Any:
+    kept = np.zeros(1, dtype=[("by", "f8")])
+    kept["by"] = 2.0
+    record = kept[0]
+    return lambda x: x * float(record["by"]), lambda: kept.__setitem__("by", 3.0)
+
+
 BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
@@ -340,6 +382,8 @@ CASES: tuple[Case, ...] = (
     first_classes_of_a_base, arrays_of_c_of_a_type_of_the_users, records_of_c, bytes_of_a_class_of_the_users,
     precision_of_decimals, slots_that_are_set_later, private_slots, attributes_for_others,
     globals_that_hide_what_is_built_in, other_dictionaries_of_modules, other_dictionaries_of_parameters,
+    in_configurations, values_between_processes, arrays_of_a_librarys_object, arguments_of_the_command,
+    makers_of_what_is_missing, records_of_arrays,
 )  # fmt: skip
 
 
@@ -348,6 +392,7 @@ def test_what_is_read_is_what_is_there_at_each_call(case: Case, monkeypatch: pyt
     for holder, name in ((F, "hardsigmoid"), (math, "sqrt"), (nn.Hardsigmoid, "forward")):
         monkeypatch.setattr(holder, name, getattr(holder, name))  # which a case replaces
     monkeypatch.setitem(globals(), "BY", BY)
+    monkeypatch.setattr(sys, "argv", ["a test"])
     monkeypatch.setattr(decimal.getcontext(), "prec", 28)
     monkeypatch.setitem(globals(), "hash", None)
     monkeypatch.delitem(globals(), "hash")  # and is gone in the end
@@ -628,3 +673,70 @@ def test_a_copied_model_takes_gradients_of_its_plain_leaves_along() -> None:
     mine, wanted = run(flow.global_function), run(lambda step: step)
     assert mine[1] is wanted[1] is None  # of parameters torch copies none
     torch.testing.assert_close(mine[0], wanted[0])
+
+
+def test_objects_that_make_any_attribute_are_looked_into() -> None:
+    class Making(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name] if name in self else Making()
+
+    settings = Making(loss=Making(by=2.0))
+    job = flow.global_function(lambda x: x * settings.loss.by, type="predict")
+    assert job(torch.ones(2)).tolist() == [2.0, 2.0]
+    settings.loss["by"] = 3.0
+    assert job(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+def test_whether_a_job_is_called_without_gradients_is_part_of_its_plan() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @flow.global_function(type="train")
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).pow(2).mean()
+        if torch.is_grad_enabled():
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss  # type: ignore[no-any-return]
+
+    def losses(modes: list[Any]) -> list[float]:
+        found = []
+        for mode in modes:
+            with mode:
+                found.append(step(torch.ones(4, 3)).item())
+        return found
+
+    first, evaluated, again, last = losses(
+        [torch.enable_grad(), torch.no_grad(), torch.inference_mode(), torch.enable_grad()]
+    )
+    assert first > evaluated == again == last
+    assert len(step.plans) == 2
+    with torch.no_grad():
+        assert step(torch.ones(4, 3)).item() < last
+
+    @flow.global_function(type="train")
+    def trains(x: Tensor) -> None:
+        model(x).sum().backward()
+
+    with torch.no_grad(), pytest.raises(flow.CallError, match="does not require grad"):
+        trains(torch.ones(4, 3))
+
+
+def test_what_only_predicts_has_one_plan_in_any_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    job = flow.global_function(model.forward, type="predict")
+    with torch.inference_mode():
+        wanted = model(torch.ones(4, 3))
+        first = job(torch.ones(4, 3))
+        assert not torch.is_grad_enabled()
+    found = [first, job(torch.ones(4, 3))]
+    with torch.no_grad():
+        found.append(job(torch.ones(4, 3)))
+    with torch.inference_mode():
+        batch = torch.ones(4, 3)
+    found.append(job(batch))
+    for one in found:
+        torch.testing.assert_close(one + 0, wanted.clone())
+    assert len(job.plans) == 1

@@ -99,7 +99,7 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def lines(state: State) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
-    found = [f"autocast, dtype and decimal numbers: {_modes()}"]
+    found = [f"autocast, modes and dtype of torch, decimal numbers: {_modes()}"]
     found += [
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
@@ -113,9 +113,11 @@ def lines(state: State) -> list[str]:
 
 def _modes() -> tuple[Any, ...]:
     kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
+    torchs = torch.is_grad_enabled(), str(torch.get_default_dtype())
+    strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     numbers = decimal.getcontext()
     decimals = numbers.prec, numbers.rounding, numbers.Emin, numbers.Emax
-    return *kinds, str(torch.get_default_dtype()), torch.are_deterministic_algorithms_enabled(), _precision(), decimals
+    return *kinds, *torchs, *strict, _precision(), decimals
 
 
 def _precision() -> str:

@@ -129,6 +129,10 @@ class Session:
         """Call a job on this rank; returns at once with what the job's function returns, in handles."""
         if self.capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
+        without = job.type != "train" and torch.is_grad_enabled()  # what only predicts has no graph
+        if without or torch.is_inference_mode_enabled():  # whose tensors count no changes
+            with torch.inference_mode(False), torch.no_grad():
+                return self.call(job, args, kwargs)
         given = job.body.take(args, kwargs, self.world)
         on = None if self.worker is None else self.worker.on
         room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads

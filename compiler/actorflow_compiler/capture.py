@@ -147,6 +147,7 @@ def _traced(
 ) -> Capture:
     """See ``capture``; raises Again where ``checks`` has learnt something, and the step is to be traced again."""
     mode = fake_mode()
+    with_graph = train and torch.is_grad_enabled()  # as where the job is called
     names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
     groups = group_names(state)
 
@@ -191,7 +192,7 @@ def _traced(
                 recorder.during_backward = backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-                    with torch.enable_grad() if train else torch.no_grad(), recorder.following_lines():
+                    with torch.set_grad_enabled(with_graph), recorder.following_lines():
                         with contextlib.nullcontext() if checks is None else checks.tracing():
                             results = step(tensors)
                         check_results(results)
@@ -273,7 +274,7 @@ def without_memory(
     with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train):
         with mode:
             tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
-        gradients = torch.enable_grad() if train else torch.no_grad()
+        gradients = torch.set_grad_enabled(train and torch.is_grad_enabled())
         reads = Reads()
         selecting = selected(reads.refusal)
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
