@@ -42,6 +42,7 @@ from actorflow.lazy import Result, known_now
 from actorflow.looked import (
     Array,
     Attributes,
+    Cache,
     Closure,
     Context,
     Defaults,
@@ -64,6 +65,7 @@ from actorflow.looked import (
     Subclasses,
     Written,
     WrittenOfClass,
+    table_of,
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached, Owned
@@ -107,6 +109,7 @@ ARRAYS = (np.ndarray, bytearray, array.array, memoryview, ctypes.Array, ctypes.S
 STREAMS = (io.StringIO, io.BytesIO)
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
+CACHE = type(functools.cache(id))
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
@@ -336,6 +339,8 @@ class _Search:
             self.function(function.func, owner=owner, root=root)
         elif isinstance(function, functools.singledispatchmethod):
             self.value("registry", function.dispatcher.registry, Item({}, ""))
+        elif isinstance(function, CACHE):
+            self.value(self_name, function, Item({}, ""))
         elif hasattr(function, "__wrapped__"):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
@@ -541,6 +546,11 @@ class _Search:
             said = dict.fromkeys(part for name in value.__reduce__()[1] for part in str(name).split("."))
             self.attributes.update(said)
             self.others.update(said)
+        elif isinstance(value, CACHE):
+            self.looked.append((id(value), Cache(path, value)))
+            if (table := table_of(value)) is not None:
+                self.value(f"the cache of {path}", table, Item({}, ""))
+            self.function(value.__wrapped__, path)
         elif _has(value, "__wrapped__"):
             self.function(value.__wrapped__, path)
         elif isinstance(getattr(value, "__dict__", None), dict):  # a library's: what it holds is not followed

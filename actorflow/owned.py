@@ -14,6 +14,7 @@ from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.assigned import in_place
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.replaced import original
 from actorflow_compiler.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.variables import attributes_given
 
@@ -147,7 +148,7 @@ class Owned(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in _GRADIENT and isinstance(args[0], Owned) and args[0].gradients is not None:
             return args[0].gradients.set(*args) if len(args) > 1 else args[0].gradients.get(args[0])
         if func in _KNOWN or func in _HOOKS:
@@ -264,7 +265,7 @@ class Gradient(Owned):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in METADATA or func in _GRADIENT or func in _SHARES:
             with _no_override():
                 return args[0] if func in _SHARES else func(*args, **kwargs)
@@ -337,7 +338,7 @@ class Detached(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in METADATA:
             with _no_override():
                 return func(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -35,15 +36,33 @@ class Keys:
         apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
         self._fused = _fused(state)
         self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
+        self._groups: dict[tuple[str, int], tuple[list[torch.Tensor], tuple[int, ...]]] = {}
 
     def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
         """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
-        settings = _optimizers(self.state, self._fused), _scalers(self.state)
+        settings = self._grouped(), _optimizers(self.state, self._fused), _scalers(self.state)
         return arguments.key, training, gradients, _autocast(), *settings, first
 
+    def _grouped(self) -> tuple[tuple[int, ...], ...]:
+        """For each group of each optimizer: which parameters it has, as a plan reads its settings by its place."""
+        return tuple(
+            [
+                self._places(name, g, group["params"])
+                for name, optimizer in self.state.optimizers.items()
+                for g, group in enumerate(optimizer.param_groups)
+            ]
+        )
+
+    def _places(self, name: str, g: int, parameters: list[torch.Tensor]) -> tuple[int, ...]:
+        before, places = self._groups.get((name, g), ([], ()))
+        if len(before) != len(parameters) or not all(map(is_, before, parameters)):
+            known = {id(h.tensor): at for at, h in enumerate(self.state.held.values())}
+            places = tuple([known.get(id(p), -1) for p in parameters])
+            self._groups[name, g] = [*parameters], places
+        return places
 
     def rates(self) -> str:
         """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
