@@ -331,6 +331,11 @@ class Detached(Tensor):
         return detached
 
     @property
+    def whole(self) -> _Copy:
+        """The copy that it is a view of."""
+        return self._all
+
+    @property
     def plain(self) -> Tensor:
         """The copy as a tensor that changes nothing else."""
         self._all.refresh(self._of)
