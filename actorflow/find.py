@@ -14,6 +14,7 @@ import contextvars
 import ctypes
 import functools
 import io
+import logging
 import operator
 import os
 import queue
@@ -52,6 +53,7 @@ from actorflow.looked import (
     Hooks,
     Items,
     Kind,
+    Level,
     Looked,
     Named,
     OfClass,
@@ -127,6 +129,7 @@ class Names:
         self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
         self._counts: dict[str, int] = {}  # name → the last number that made another one of it
         self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
+        self.made_of: dict[str, weakref.ref[Owned]] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
 
     def current(self, thing: Any) -> Any:
         """The thing, or what took its place."""
@@ -525,6 +528,8 @@ class _Search:
             self.object(path, value)
         elif isinstance(value, torch.jit.ScriptFunction):
             self.looked.append((id(value), Script(path, value)))
+        elif isinstance(value, logging.Logger):
+            self.looked += [(id(value), Level(path, value)), (id(value), Attributes(path, vars(value), False, True))]
         elif isinstance(value, GENERATORS):
             self.looked.append((id(value), Generator(path, value)))
         elif isinstance(value, ARRAYS):
@@ -782,6 +787,7 @@ class _Search:
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
             left = tensor.left if isinstance(tensor, Owned) else None
+            made_of = tensor.made_of if isinstance(tensor, Owned) else None
             now = self.names.current(tensor) if left is None else left
             if now is not tensor:
                 place(now)
@@ -789,6 +795,8 @@ class _Search:
             if id(tensor) not in held:
                 name = self.names.give(tensor, wanted)
                 held[id(tensor)] = state.held[name] = Held(name, kind, tensor)
+                if made_of is not None:
+                    self.names.made_of[name] = made_of
             held[id(tensor)].places.append(place)
 
         inner = {id(child) for _, m in self.modules for child in m.modules() if child is not m}

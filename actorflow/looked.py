@@ -27,8 +27,8 @@ from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Cache", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get",
-    "Hooks", "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script", "Settings",
-    "Slots", "Stream", "Subclasses", "Written", "WrittenOfClass", "state_of", "table_of",
+    "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script",
+    "Settings", "Slots", "Stream", "Subclasses", "Written", "WrittenOfClass", "state_of", "table_of",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -416,6 +416,15 @@ class Context(Looked):
     def say(self, key: Any) -> str:
         """See ``Looked``."""
         return self.path
+
+
+class Level(Array):
+    """A logger: from which level on it writes."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        log = self.holder
+        return {"": (log.getEffectiveLevel(), bool(log.disabled), log.manager.disable)}
 
 
 class Kind(Looked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,6 +113,7 @@ class Owned(Tensor):
     _owner: Owner = None  # type: ignore[assignment]  # none without one
     _is_param: bool = False
     gradients: Gradients | None = None
+    made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
 
     @staticmethod
@@ -238,6 +240,7 @@ class Owned(Tensor):
         value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
         another = Owned.of(value, self.name_in_plan, self._owner)
         another.leave(Past(value))
+        another.made_of = weakref.ref(self)
         return another
 
     def _as_real(self) -> Tensor:

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import enum
 import io
+import logging
 import math
 import os
 import queue
@@ -81,6 +82,13 @@ def objects_in_weak_sets() -> Any:
     thing = Thing(2.0)
     kept = weakref.WeakSet([thing])
     return lambda x: x * sum(t.by for t in kept), lambda: setattr(thing, "by", 3.0)
+
+
+def levels_of_loggers() -> Any:
+    log = logging.getLogger("test_rarer_state.inner")
+    outer = logging.getLogger("test_rarer_state")
+    outer.setLevel(logging.WARNING)
+    return lambda x: x * (2 if log.isEnabledFor(logging.DEBUG) else 1), lambda: outer.setLevel(logging.DEBUG)
 
 
 def proxies() -> Any:
@@ -238,6 +246,7 @@ def sets_of_data() -> Any:
 BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
+    levels_of_loggers,
     objects_as_keys, parameters_as_keys, numbers_with_attributes, tuples_with_attributes,
     tuples_with_attributes_of_their_class, classes_that_have_come_since, members_of_enums_with_attributes,
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,

@@ -82,3 +82,34 @@ def test_a_mean_of_weights_may_be_kept_by_views_outside() -> None:
             tensor.lerp_(torch.ones_like(tensor), 0.5)
 
     assert alike(lambda model: [p.data for p in model.parameters()], mean)
+
+
+def made_of_another(optimizer_too: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @flow.global_function
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step(torch.ones(2, 3))
+    weight = model[0].weight
+    if not optimizer_too:
+        model[0].weight = nn.Parameter(torch.ones(3, 3))
+    model[1].weight = nn.Parameter(weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(torch.ones(2, 3))
+    step(torch.ones(2, 3))
+
+
+def test_a_parameter_that_is_made_of_one_that_steps_change_is_refused() -> None:
+    with pytest.raises(flow.CaptureError, match=r"views_taken_before\.py:\d+.*(?s:.*)was made of model(_\d+)?\.0\.weight"):
+        made_of_another(optimizer_too=True)
+
+
+def test_it_may_take_the_place_of_that_one() -> None:
+    made_of_another(optimizer_too=False)

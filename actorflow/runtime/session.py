@@ -369,7 +369,8 @@ class Session:
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
-        refuse_shared(job, made, found, self.variables if self.worker is not None else None)
+        owns = self.variables if self.worker is not None else None
+        refuse_shared(job, made, found, owns, self.names.made_of)
         try:
             refuse_mixed(state, {variable.name for variable in made.plan.variables})
         except StateError as error:
