@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import ctypes
+import decimal
 import functools
 import io
 import logging
@@ -46,6 +47,7 @@ from actorflow.looked import (
     Cache,
     Closure,
     Context,
+    Decimals,
     Defaults,
     Entries,
     Environment,
@@ -403,6 +405,8 @@ class _Search:
                 for name, value in flags.items():
                     if _put_in(value):
                         self.function(value, f"{module.__name__}.{name}")
+        if "Decimal" in named.attributes or "Decimal" in named.globals:
+            self.looks(Decimals("the context of decimal", decimal))
         if named.strings:
             made = [name for name in os.environ if any(word and word in name for word in named.strings)]
             self.looks(Environment("os.environ", os.environ, dict.fromkeys([*named.strings, *made])))

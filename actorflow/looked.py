@@ -26,9 +26,9 @@ from actorflow_compiler.torch_internals import hooks_of, script_attributes, scri
 from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
-    "Array", "Attributes", "Cache", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get",
-    "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler", "Script",
-    "Settings", "Slots", "Stream", "Subclasses", "Written", "WrittenOfClass", "state_of", "table_of",
+    "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment", "Generator",
+    "Get", "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfTensor", "Scheduler",
+    "Script", "Settings", "Slots", "Stream", "Subclasses", "Written", "WrittenOfClass", "state_of", "table_of",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -425,6 +425,15 @@ class Level(Array):
         """See ``Looked``."""
         log = self.holder
         return {"": (log.getEffectiveLevel(), bool(log.disabled), log.manager.disable)}
+
+
+class Decimals(Array):
+    """The module ``decimal``: how this thread computes with its numbers."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        context = self.holder.getcontext()
+        return {"": (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)}
 
 
 class Kind(Looked):
