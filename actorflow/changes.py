@@ -24,8 +24,9 @@ from torch.utils import _pytree as pytree
 from actorflow import tree
 from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
+from actorflow.keyed import key_here, key_to_send
 from actorflow.lazy import Result
-from actorflow.looked import Array, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, Script, state_of
+from actorflow.looked import Array, Cache, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, Script, state_of
 from actorflow.open_floats import open_floats
 from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
@@ -50,7 +51,7 @@ class Change:
     """What a step leaves at one place."""
 
     at: int  # whose value it is, in the order of the search
-    key: Any  # a string or an index
+    key: Any  # as ``key_to_send`` has it
     where: str  # for people
     value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
     read: bool  # whether the step can read it
@@ -72,16 +73,16 @@ def carry_out(
     changes = tuple(changes)
     values = [None if c.value == GONE else tree.rebuild(c.value, results, {}, known) for c in changes]
     for change, value in zip(changes, values, strict=True):
-        one = looked[change.at]
-        if one.say(change.key) != change.where:
-            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(change.key)}")
+        one, key = looked[change.at], key_here(change.key, looked)
+        if one.say(key) != change.where:
+            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(key)}")
         if change.value == GONE:
-            one.drop(change.key)
+            one.drop(key)
             continue
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, Result):
                 leaf.kept = change.read
-        one.put(change.key, value)
+        one.put(key, value)
 
 
 def often(values: Collection[str], now: str) -> bool:
@@ -94,7 +95,7 @@ class Rebinding:
     """A place that a step gives another tensor, or a list, a tuple or a dictionary of others."""
 
     at: int  # whose value it is, in the order of the search
-    key: Any  # a string or an index
+    key: Any  # as ``key_to_send`` has it
     changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
 
 
@@ -188,7 +189,7 @@ class Run:
                 if shape is None or tensors:
                     lost = lost or one.say(key)
                 else:
-                    found.append(Change(at, key, one.say(key), shape, True))
+                    found.append(Change(at, self._sent(one.say(key), key), one.say(key), shape, True))
         return found, lost
 
     def changes(self, results: list[Tensor]) -> list[Change]:
@@ -237,6 +238,11 @@ class Run:
         read = (id(one.holder), type(one)) in self._read and (isinstance(one, Scheduler) or key in one.read())
         if isinstance(one, Array | Hooks):
             self._refuse(where, "is changed in the step")
+        if isinstance(one, Cache):
+            if key not in now:
+                return None
+            instead = f"@functools.cache in place of @functools.lru_cache, or {one.path} called before the step"
+            self._refuse(where, "gets a tensor that the step makes, which no other call could have", instead, one.path)
         if isinstance(one, Script) and not isinstance(now.get(key), bool | Tensor | None):
             self._refuse(
                 where, f"changes from {say(old.get(key))} to {say(now.get(key))} in code of torch.jit",
@@ -251,7 +257,7 @@ class Run:
             there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
         if key not in now:
-            return Change(at, key, where, GONE, read)
+            return Change(at, self._sent(where, key), where, GONE, read)
         value = now[key]
         tensors: list[Tensor] = []
         shape = _described(value, tensors)
@@ -278,13 +284,14 @@ class Run:
                 writes += [(a, b)] if a is not b else []
             kept = all(a._version == self._versions[id(a)] for a in was)
             changed = () if kept else tuple(self._result(tensor, results) for tensor in was)
-            self.rebound.append(Rebinding(at, key, changed))
+            self.rebound.append(Rebinding(at, self._sent(where, key), changed))
             return None
         if read and (kind := _other_kind(value)):
             self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on
-        if not own and self._numbers is not None and read and number_of(old.get(key)) and number_of(plain_now(value)):
+        counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(plain_now(value))
+        if not own and self._numbers is not None and counted:
             self._counting.append(self._place(at, key, where))
             return None
         sources = [number.expression for number in mine if isinstance(number.expression, Source)]
@@ -292,7 +299,14 @@ class Run:
         if read and not tensors and baked and often(self._counts.get(where, ()), repr(shape)):
             self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
         numbers = [self._result(tensor, results) for tensor in tensors]
-        return Change(at, key, where, _numbered(shape, numbers), read, not tensors and baked)
+        return Change(at, self._sent(where, key), where, _numbered(shape, numbers), read, not tensors and baked)
+
+    def _sent(self, where: str, key: Any) -> Any:
+        try:
+            return key_to_send(key, self._looked)
+        except LookupError:
+            what = f"is set in the step, by a key that no other rank could find, a {type(key).__name__}"
+            self._refuse(where, what, "a key that is a text or a number", where)
 
     @staticmethod
     def _place(at: int, key: Any, where: str) -> Source:
@@ -438,6 +452,10 @@ def _shared(one: Tensor, other: Tensor) -> bool:
 
 def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
     now = one.values()
+    if isinstance(one, Cache):
+        if any(all(value is not was for was in old.values()) for value in now.values()):
+            one.holder.cache_clear()
+        return
     if isinstance(one, Items):
         if len(now) != len(old) or any(now[i] is not old[i] for i in old):
             one.holder.clear()

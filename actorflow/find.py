@@ -12,9 +12,11 @@ import collections
 import contextlib
 import contextvars
 import ctypes
+import decimal
 import functools
 import inspect
 import io
+import logging
 import operator
 import os
 import queue
@@ -45,8 +47,10 @@ from actorflow.looked import (
     OWN_DICTS,
     Array,
     Attributes,
+    Cache,
     Closure,
     Context,
+    Decimals,
     Defaults,
     Entries,
     Environment,
@@ -54,6 +58,7 @@ from actorflow.looked import (
     Hooks,
     Items,
     Kind,
+    Level,
     Looked,
     Named,
     OfClass,
@@ -68,6 +73,7 @@ from actorflow.looked import (
     Subclasses,
     Written,
     WrittenOfClass,
+    table_of,
 )  # fmt: skip
 from actorflow.named import named_by
 from actorflow.owned import Detached, Owned
@@ -115,6 +121,7 @@ NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
 MANY = 1000  # items of a list of a library, of which more are let alone
+CACHE = type(functools.cache(id))
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
 MAKING = ("__init__", "__new__")  # of objects that are there they are not called
 ALWAYS_CALLED = ("forward", "__call__", *MAKING)  # and methods by which Python's operators work
@@ -131,6 +138,7 @@ class Names:
         self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
         self._counts: dict[str, int] = {}  # name → the last number that made another one of it
         self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
+        self.made_of: dict[str, weakref.ref[Owned]] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
 
     def current(self, thing: Any) -> Any:
         """The thing, or what took its place."""
@@ -343,6 +351,8 @@ class _Search:
             self.function(function.func, owner=owner, root=root)
         elif isinstance(function, functools.singledispatchmethod):
             self.value("registry", function.dispatcher.registry, Item({}, ""))
+        elif isinstance(function, CACHE):
+            self.value(self_name, function, Item({}, ""))
         elif _wraps(function):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
@@ -405,6 +415,8 @@ class _Search:
                 for name, value in flags.items():
                     if _put_in(value):
                         self.function(value, f"{module.__name__}.{name}")
+        if "Decimal" in named.attributes or "Decimal" in named.globals:
+            self.looks(Decimals("the context of decimal", decimal))
         if named.strings:
             made = [name for name in os.environ if any(word and word in name for word in named.strings)]
             self.looks(Environment("os.environ", os.environ, dict.fromkeys([*named.strings, *made])))
@@ -534,6 +546,8 @@ class _Search:
             self.object(path, value)
         elif isinstance(value, torch.jit.ScriptFunction):
             self.looked.append((id(value), Script(path, value)))
+        elif isinstance(value, logging.Logger):
+            self.looked += [(id(value), Level(path, value)), (id(value), Attributes(path, vars(value), False, True))]
         elif isinstance(value, VIEWS):
             self.value(path, value.mapping, Item({}, ""))
         elif isinstance(value, CONTAINERS):
@@ -551,6 +565,11 @@ class _Search:
             said = dict.fromkeys(part for name in value.__reduce__()[1] for part in str(name).split("."))
             self.attributes.update(said)
             self.others.update(said)
+        elif isinstance(value, CACHE):
+            self.looked.append((id(value), Cache(path, value)))
+            if (table := table_of(value)) is not None:
+                self.value(f"the cache of {path}", table, Item({}, ""))
+            self.function(value.__wrapped__, path)
         elif _wraps(value):
             self.function(value.__wrapped__, path)
         elif isinstance(getattr(value, "__dict__", None), dict):
@@ -798,6 +817,7 @@ class _Search:
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
             left = tensor.left if isinstance(tensor, Owned) else None
+            made_of = tensor.made_of if isinstance(tensor, Owned) else None
             now = self.names.current(tensor) if left is None else left
             if now is not tensor:
                 place(now)
@@ -805,6 +825,8 @@ class _Search:
             if id(tensor) not in held:
                 name = self.names.give(tensor, wanted)
                 held[id(tensor)] = state.held[name] = Held(name, kind, tensor)
+                if made_of is not None:
+                    self.names.made_of[name] = made_of
             held[id(tensor)].places.append(place)
 
         inner = {id(child) for _, m in self.modules for child in m.modules() if child is not m}

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.replaced import original
+
 __all__ = ["METADATA", "Promise", "Result", "known_now"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
@@ -93,7 +95,7 @@ class Result(Tensor):
             with _no_override():
                 return func(*args, **(kwargs or {}))
         args, kwargs = known_now((args, kwargs or {}))
-        return func(*args, **kwargs)
+        return original(func)(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import random
+import re
 import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from actorflow.beside import BESIDE
 from actorflow_compiler.expressions import has_numbers, number_of
@@ -25,12 +28,14 @@ from actorflow_compiler.torch_internals import hooks_of, script_attributes, scri
 from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
-    "Array", "Attributes", "Closure", "Context", "Defaults", "Entries", "Environment", "Generator", "Get", "Hooks",
-    "Items", "Kind", "Looked", "Named", "OfClass", "OfLibrary", "OfModule", "OfTensor", "OWN_DICTS", "Scheduler",
-    "Script", "Settings", "Slots", "state_of", "Stream", "Subclasses", "Written", "WrittenOfClass", "getter",
+    "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment",
+    "Generator", "Get", "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfModule",
+    "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "Stream", "Subclasses", "Written",
+    "WrittenOfClass", "getter", "state_of", "table_of",
 ]  # fmt: skip
 
 _MISSING = object()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CONSTANTS = "its constants"  # tensors that are written into code
 Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
@@ -298,7 +303,7 @@ class Entries(_Mapped):
 
     def say(self, key: Any) -> str:
         """See ``Looked``."""
-        said = "a tensor" if isinstance(key, Tensor) else repr(key)
+        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # the same on every rank
         return super().say(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
@@ -445,6 +450,24 @@ class Context(Looked):
         return self.path
 
 
+class Level(Array):
+    """A logger: from which level on it writes."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        log = self.holder
+        return {"": (log.getEffectiveLevel(), bool(log.disabled), log.manager.disable)}
+
+
+class Decimals(Array):
+    """The module ``decimal``: how this thread computes with its numbers."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        context = self.holder.getcontext()
+        return {"": (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)}
+
+
 class Kind(Looked):
     """Of which class an object is, and what that is made of."""
 
@@ -480,6 +503,36 @@ class Generator(Looked):
     def say(self, key: Any) -> str:
         """See ``Looked``."""
         return self.path
+
+
+class Cache(Looked):
+    """A function with a cache of functools: the tensors in it, which only calls of the function put there.
+
+    A cache without a limit is a dictionary beside (``table_of``), and nothing is seen of it here.
+    """
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        if table_of(self.holder) is not None:
+            return {}
+        leaves = pytree.tree_leaves(gc.get_referents(self.holder))
+        return dict(enumerate(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: what is in it is what its function gives."""
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the cache of {self.path}"
+
+
+def table_of(function: Any) -> dict[Any, Any] | None:
+    """The results of a function with a cache of functools, by what it was called with; None where they are limited."""
+    if function.cache_parameters()["maxsize"] is not None:
+        return None
+    dicts = (one for one in gc.get_referents(function) if type(one) is dict)
+    return next((one for one in dicts if one is not vars(function)), None)
 
 
 class Script(Looked):

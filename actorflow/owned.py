@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from actorflow.deferred.tensor import Deferred
 from actorflow.lazy import METADATA, Result, known_now
 from actorflow_compiler.assigned import in_place
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.replaced import original
 from actorflow_compiler.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.variables import attributes_given
 
@@ -114,6 +116,7 @@ class Owned(Tensor):
     _owner: Owner = None  # type: ignore[assignment]  # none without one
     _is_param: bool = False
     gradients: Gradients | None = None
+    made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
 
     @staticmethod
@@ -150,7 +153,7 @@ class Owned(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in _GRADIENT and isinstance(args[0], Owned) and args[0].gradients is not None:
             return args[0].gradients.set(*args) if len(args) > 1 else args[0].gradients.get(args[0])
         if func in _KNOWN or func in _HOOKS:
@@ -242,6 +245,7 @@ class Owned(Tensor):
         value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
         another = Owned.of(value, self.name_in_plan, self._owner)
         another.leave(Past(value))
+        another.made_of = weakref.ref(self)
         return another
 
     def _as_real(self) -> Tensor:
@@ -269,7 +273,7 @@ class Gradient(Owned):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in METADATA or func in _GRADIENT or func in _SHARES:
             with _no_override():
                 return args[0] if func in _SHARES else func(*args, **kwargs)
@@ -335,6 +339,11 @@ class Detached(Tensor):
         return detached
 
     @property
+    def whole(self) -> _Copy:
+        """The copy that it is a view of."""
+        return self._all
+
+    @property
     def plain(self) -> Tensor:
         """The copy as a tensor that changes nothing else."""
         self._all.refresh(self._of)
@@ -342,7 +351,7 @@ class Detached(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = original(func), kwargs or {}
         if func in METADATA:
             with _no_override():
                 return func(*args, **kwargs)

@@ -334,6 +334,18 @@ after:
     if i == CALLS - 1:
         F.hardtanh = old%n
 
+# a function of torch that is wrapped
+top: plain%n = F.hardswish
+use: h = F.hardswish(h)
+between: F.hardswish = lambda *args, **kwargs: plain%n(*args, **kwargs) * 1.5
+after: F.hardswish = plain%n
+
+# a method of tensors that is wrapped
+top: plain%n = torch.Tensor.norm
+use: h = h / (1 + h.norm(dim=1, keepdim=True))
+between: torch.Tensor.norm = lambda *args, **kwargs: plain%n(*args, **kwargs) * 1.5
+after: torch.Tensor.norm = plain%n
+
 # a function of math that is replaced
 top: old%n = math.sqrt
 use: h = h * math.sqrt(4.0)
@@ -618,6 +630,26 @@ make: $z = 10**20
 use: h = h * ($z / 10**20)
 between: $z = 2 * 10**20
 
+# a cache of tensors of functools
+top:
+    @functools.cache
+    def table%n(k, *, by=1.0):
+        return torch.arange(k) * LEVEL%n[0] * by
+    LEVEL%n = [%f]
+use: h = h * (1 + table%n(WIDTH, by=0.5))
+between: LEVEL%n[0] = %v
+always:
+    if i == 3:
+        table%n.cache_clear()
+
+# tensors by several keys
+make: $t = {}
+use:
+    if ("scale", h.dtype, nn.Linear) not in $t:
+        $t["scale", h.dtype, nn.Linear] = torch.linspace(0.5, 1.5, WIDTH)
+    h = h * $t["scale", h.dtype, nn.Linear]
+between: $t.clear()
+
 # a decimal number
 top: import decimal
 make: $z = decimal.Decimal("0.5")
@@ -816,6 +848,17 @@ between:
 
 # groups in another order
 between: optimizer.param_groups.reverse()
+
+# groups that differ in another order
+between:
+    if len(optimizer.param_groups) == 1 and len(optimizer.param_groups[0]["params"]) % 2 == 0:
+        params = optimizer.param_groups[0]["params"]
+        half = params[len(params) // 2:]
+        del params[len(params) // 2:]
+        optimizer.add_param_group({"params": half, "lr": 0.3, "weight_decay": 0.1})
+always:
+    if len(optimizer.param_groups) == 2 and i == 3:
+        optimizer.param_groups.reverse()
 
 # parameters of a group in another order
 between: optimizer.param_groups[0]["params"].reverse()

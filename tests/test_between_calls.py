@@ -63,3 +63,32 @@ def test_an_attribute_that_a_step_gives_a_tensor_is_refused() -> None:
 
     with pytest.raises(flow.CaptureError, match=r"sets the attribute 'count' of layer\w*\.weight"):
         step(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+@pytest.mark.parametrize("change", ["groups", "parameters"])
+def test_groups_that_change_places_keep_their_settings(kind: Any, change: str) -> None:
+    def train(decorate: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+        one, other = ([*layer.parameters()] for layer in layers)
+        optimizer = kind([{"params": one, "lr": 0.01}, {"params": other, "lr": 0.1, "weight_decay": 0.5}])
+
+        @decorate
+        def step(x: Tensor) -> None:
+            layers(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for i in range(4):
+            if i == 2 and change == "groups":
+                optimizer.param_groups.reverse()
+            if i == 2 and change == "parameters":
+                first, second = optimizer.param_groups
+                first["params"], second["params"] = second["params"], first["params"]
+            step(torch.ones(2, 3))
+        with torch.no_grad():
+            return [p.clone() for p in layers.parameters()]
+
+    found, wanted = train(flow.global_function), train(lambda function: function)
+    assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(found, wanted, strict=True))

@@ -9,6 +9,7 @@ import dataclasses
 import decimal
 import enum
 import io
+import logging
 import math
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ from torch.utils.data import TensorDataset
 import actorflow as flow
 
 Case = Callable[[], tuple[Callable[[Tensor], Any], Callable[[], object]]]  # what reads, and what changes what it reads
+
+
+@pytest.fixture(autouse=True)
+def context() -> Iterator[None]:
+    with decimal.localcontext():
+        yield
 
 
 class Thing:
@@ -85,6 +92,21 @@ def objects_in_weak_sets() -> Any:
     thing = Thing(2.0)
     kept = weakref.WeakSet([thing])
     return lambda x: x * sum(t.by for t in kept), lambda: setattr(thing, "by", 3.0)
+
+
+def levels_of_loggers() -> Any:
+    log = logging.getLogger("test_rarer_state.inner")
+    outer = logging.getLogger("test_rarer_state")
+    outer.setLevel(logging.WARNING)
+    return lambda x: x * (2 if log.isEnabledFor(logging.DEBUG) else 1), lambda: outer.setLevel(logging.DEBUG)
+
+
+def contexts_of_decimal_numbers() -> Any:
+    def change() -> None:
+        decimal.getcontext().prec = 2
+
+    decimal.getcontext().prec = 28
+    return lambda x: x * float(decimal.Decimal(1) / decimal.Decimal(3)), change
 
 
 def proxies() -> Any:
@@ -373,6 +395,7 @@ def records_of_arrays() -> Any:
 BY = 0.5
 CASES: tuple[Case, ...] = (
     user_lists, user_texts, arrays_of_objects, objects_in_sets, objects_in_weak_sets, proxies,
+    levels_of_loggers, contexts_of_decimal_numbers,
     objects_as_keys, parameters_as_keys, numbers_with_attributes, tuples_with_attributes,
     tuples_with_attributes_of_their_class, classes_that_have_come_since, members_of_enums_with_attributes,
     methods_of_dictionaries, views_of_dictionaries, views_of_memory, numbers_of_c, queues, events, files_in_memory,

@@ -16,6 +16,7 @@ from actorflow.classic.body import Body
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names
 from actorflow.guards import Guards, StandsFor
+from actorflow.keyed import key_here
 from actorflow.looked import Looked
 from actorflow.runtime.keys import Keys
 from actorflow.runtime.known import Known
@@ -103,7 +104,8 @@ class Compiled:
     @property
     def places(self) -> list[tuple[Looked, Any]]:
         """The places that its step gives other tensors."""
-        return [(self.bound.found.looked[one.at], one.key) for one in self.rebound]
+        looked = self.bound.found.looked
+        return [(looked[one.at], key_here(one.key, looked)) for one in self.rebound]
 
     def take_places(self, sites: tuple[Site, ...]) -> None:
         """See to what these places hold instead of their guards."""
@@ -115,8 +117,9 @@ class Compiled:
         """A call was issued: what its step has changed before it put others there is the script's."""
         looked = self.bound.found.looked
         for one in self.rebound if any(site.left for site in self.sites) else ():
+            key = key_here(one.key, looked)
             for site in self.sites:
-                if one.changed and site.looked.holder is looked[one.at].holder and site.key == one.key:
+                if one.changed and site.looked.holder is looked[one.at].holder and site.key == key:
                     site.changed([results[number] for number in one.changed])
 
     @property

@@ -56,7 +56,7 @@ from actorflow_scheduler.schedule import schedule
 
 __all__ = [
     "Common", "Made", "Order", "hints_of", "kinds", "located", "make_everywhere", "make_plan", "make_pretended",
-    "own_seat",
+    "own_seat", "written_by",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=ActorflowError)
@@ -169,7 +169,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         _check_scopes(plan, on)
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
-        written = _written(plan)
+        written = written_by(plan)
         alone = {v.name for v in plan.variables if v.name + SUFFIX not in written}  # no gradient of it is kept
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in alone and v.name not in written}
         changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
@@ -420,7 +420,7 @@ def _only_used(plan: Plan) -> Plan:
 
 def _only_predicts(plan: Plan, function: Callable[..., Any]) -> None:
     """Raise StateError if a plan that predicts would change state."""
-    for name in sorted(_written(plan)):
+    for name in sorted(written_by(plan)):
         error = StateError(
             f'job {plan.name!r} is of type "predict" and changes {name}; expected: it changes nothing. Call '
             f'model.eval() before it (batch norm in training mode counts), or make it of type "train"'
@@ -428,7 +428,7 @@ def _only_predicts(plan: Plan, function: Callable[..., Any]) -> None:
         raise located(error, function)
 
 
-def _written(plan: Plan) -> set[str]:
+def written_by(plan: Plan) -> set[str]:
     """The variables that the plan changes."""
     return set().union(*map(plan.changed_by, plan.actors))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import decimal
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -36,14 +36,33 @@ class Keys:
         apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
         self._fused = _fused(state)
         self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
+        self._groups: dict[tuple[str, int], tuple[list[torch.Tensor], tuple[int, ...]]] = {}
 
     def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
         """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
             gradients = tuple([h.tensor.requires_grad for h in self._held])
-        settings = _optimizers(self.state, self._fused), _scalers(self.state)
+        settings = self._grouped(), _optimizers(self.state, self._fused), _scalers(self.state)
         return arguments.key, training, gradients, _modes(), *settings, first
+
+    def _grouped(self) -> tuple[tuple[int, ...], ...]:
+        """For each group of each optimizer: which parameters it has, as a plan reads its settings by its place."""
+        return tuple(
+            [
+                self._places(name, g, group["params"])
+                for name, optimizer in self.state.optimizers.items()
+                for g, group in enumerate(optimizer.param_groups)
+            ]
+        )
+
+    def _places(self, name: str, g: int, parameters: list[torch.Tensor]) -> tuple[int, ...]:
+        before, places = self._groups.get((name, g), ([], ()))
+        if len(before) != len(parameters) or not all(map(is_, before, parameters)):
+            known = {id(h.tensor): at for at, h in enumerate(self.state.held.values())}
+            places = tuple([known.get(id(p), -1) for p in parameters])
+            self._groups[name, g] = [*parameters], places
+        return places
 
     def rates(self) -> str:
         """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
@@ -99,7 +118,7 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
 def lines(state: State) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
-    found = [f"autocast, modes and dtype of torch, decimal numbers: {_modes()}"]
+    found = [f"autocast, modes and dtype of torch: {_modes()}"]
     found += [
         f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
         for root, n, m in modules
@@ -115,9 +134,7 @@ def _modes() -> tuple[Any, ...]:
     kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
     torchs = torch.is_grad_enabled(), str(torch.get_default_dtype())
     strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    numbers = decimal.getcontext()
-    decimals = numbers.prec, numbers.rounding, numbers.Emin, numbers.Emax
-    return *kinds, *torchs, *strict, _precision(), decimals
+    return *kinds, *torchs, *strict, _precision()
 
 
 def _precision() -> str:

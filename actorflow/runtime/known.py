@@ -18,9 +18,9 @@ __all__ = ["Known"]
 
 OFTEN = 3  # plans that one value has cost, after which that is said
 PARTS = (  # what a key has, in order
-    "arguments", "which modules train", "which parameters take gradients",
-    "autocast, or a mode or dtype of torch or of decimal numbers",
-    "settings of the optimizers", "settings of the gradient scaler", "the optimizer's first step",
+    "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
+    "which parameters the optimizers' groups have", "settings of the optimizers", "settings of the gradient scaler",
+    "the optimizer's first step",
 )  # fmt: skip
 
 

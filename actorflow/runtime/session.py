@@ -28,6 +28,7 @@ from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.find import Found, Names, look
 from actorflow.guards import Guards
+from actorflow.keyed import key_here
 from actorflow.lazy import known_now
 from actorflow.live import shown as live
 from actorflow.owned import Owned
@@ -373,7 +374,8 @@ class Session:
             made = make_everywhere(self.cluster, str(number), order, mine)
         finally:
             self.capturing = False
-        refuse_shared(job, made, found, self.variables if self.worker is not None else None)
+        owns = self.variables if self.worker is not None else None
+        refuse_shared(job, made, found, owns, self.names.made_of)
         try:
             refuse_mixed(state, {variable.name for variable in made.plan.variables})
         except StateError as error:
@@ -389,7 +391,7 @@ class Session:
         self._drop(gone)
         self._told, self._untold = self._told - gone, True
         self.cluster.forget(gone)
-        places = [(found.looked[one.at], one.key) for one in made.rebound]
+        places = [(found.looked[one.at], key_here(one.key, found.looked)) for one in made.rebound]
         rebound = {id(leaf) for one, key in places for leaf in leaves_of(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
         names = {held.name for held in apart.values()}

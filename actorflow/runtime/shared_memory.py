@@ -5,11 +5,14 @@ A variable of a plan is a tensor of its own: what the plan does to one, the othe
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from actorflow.find import Found
 from actorflow.looked import Script
-from actorflow.runtime.compiling import Made, located
+from actorflow.owned import Owned
+from actorflow.runtime.compiling import Made, located, written_by
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import CaptureError
 
@@ -23,8 +26,13 @@ class Owns(Protocol):
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
 
 
-def refuse_shared(job: Any, made: Made, found: Found, owns: Owns | None) -> None:
-    """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach."""
+def refuse_shared(
+    job: Any, made: Made, found: Found, owns: Owns | None, made_of: Mapping[str, weakref.ref[Owned]]
+) -> None:
+    """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach.
+
+    ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
+    """
     tensors = {name: h.tensor for name, h in found.state.held.items()}
     for script in (one for one in found.looked if isinstance(one, Script)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
@@ -43,6 +51,19 @@ def refuse_shared(job: Any, made: Made, found: Found, owns: Owns | None) -> None
                 CaptureError(
                     f"{name} and {other} share memory, as one is a view of the other, and a step changes {other}: a "
                     f"plan would change only one of them; expected: take the view in the step, or keep a .clone() of it"
+                ),
+                job.function,
+            )
+    written = written_by(made.plan)
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    for name in tensors.keys() & made_of.keys():
+        other = names.get(id(made_of[name]()), "")
+        if other and not written.isdisjoint((name, other)):
+            raise located(
+                CaptureError(
+                    f"{name} was made of {other}, with which it would share memory, and a step changes one of them: a "
+                    f"plan would change only that one; expected: a new optimizer where the parameters of the model are "
+                    f"others, or nn.Parameter({other}.detach().clone())"
                 ),
                 job.function,
             )

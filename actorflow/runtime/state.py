@@ -28,6 +28,7 @@ from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.stepped import Slot, States
 from actorflow.runtime.values import Values
+from actorflow.runtime.views import Taken, follow, taken
 from actorflow.runtime.wire import encode
 from actorflow.scripts import hold
 from actorflow.spans import Span, overlap, span
@@ -146,10 +147,11 @@ class Variables:
         self._watched: dict[int, _Watched] = {}  # by id of the module
         self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
+        self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
-        self.states = States(self.write, self._created, self._creates.clear)
+        self.states = States(self.read, self.write, self._another, self._created, self._creates.clear)
 
     # -- taking in ---------------------------------------------------------------------------------
 
@@ -216,9 +218,13 @@ class Variables:
         if held is not None:
             self._borrowed.pop(name, None)
             where = span(held.tensor)
+            known = None if where is None or apart else taken(held.tensor, where)
             if where is not None and not apart:
                 self._remember(held.tensor, where, name)
-            self._stands_in(name, self._replace(held, state.optimizers.values(), apart))
+            owned = self._replace(held, state.optimizers.values(), apart)
+            self._stands_in(name, owned)
+            if known is not None:
+                self._taken.append(Taken(owned, *known))
             return
         if variable.kind == KEPT:
             self.gradients.adopted(name)
@@ -231,6 +237,8 @@ class Variables:
 
     def adopted(self) -> None:
         """All variables of a plan are taken in: let go of what was only needed for that."""
+        follow(self._taken, {id(one.tensor) for one in self._borrowed.values()})
+        self._taken.clear()
         self._found = None
         self._creates.clear()
 
@@ -263,6 +271,12 @@ class Variables:
         for watched in self._watched.values():
             watched.buffers.update({key: new for key, one in watched.buffers.items() if one is owned})
         self._holding = None
+        return new
+
+    def _another(self, owned: Owned) -> Owned:
+        """Another stand-in for what an optimizer keeps."""
+        new = Owned.of(owned, owned.name_in_plan, self)
+        self._stands_in(owned.name_in_plan, new)
         return new
 
     def taken_from(self, span: Span) -> str:

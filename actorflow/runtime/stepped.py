@@ -7,6 +7,7 @@ over with the next call.
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import Deferred
-from actorflow.owned import Owned, real
+from actorflow.owned import Owned, Past, real
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.stepping import is_torchs
 
 __all__ = ["Slot", "States"]
+
+HOLDERS = 2  # of a stand-in that nobody else holds: what is known of it here, and who asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,16 @@ class _Whole:
 class States:
     """What plans have of the state of optimizers, on one rank.
 
-    ``write`` replaces the value of a variable; ``created`` is what an optimizer makes in its first step for a
-    parameter, by key, and ``forget`` forgets what it has found of that, as settings may have changed.
+    ``read`` and ``write`` do so to the value of a variable, and ``renew`` makes another stand-in for it; ``created`` is
+    what an optimizer makes in its first step for a parameter, by key, and ``forget`` forgets what it has found of that,
+    as settings may have changed.
     """
 
     def __init__(
-        self, write: Callable[[str, Tensor], None], created: Callable[[Slot], dict[str, Any]],
-        forget: Callable[[], None],
+        self, read: Callable[[str], Tensor], write: Callable[[str, Tensor], None], renew: Callable[[Owned], Owned],
+        created: Callable[[Slot], dict[str, Any]], forget: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._write, self._created, self._forget = write, created, forget
+        self._read, self._write, self._renew, self._created, self._forget = read, write, renew, created, forget
         self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Held]] = weakref.WeakKeyDictionary()
         self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
         self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
@@ -106,9 +110,12 @@ class States:
     def refresh(self) -> None:
         """Before a call: take over what the script has changed."""
         for optimizer in list(self._held):
-            whole = self._whole.get(optimizer)
-            if whole is None or not whole.is_there(optimizer.state):
+            if not self._is_as_before(optimizer):
                 self._take(optimizer, again=False)
+
+    def _is_as_before(self, optimizer: torch.optim.Optimizer) -> bool:
+        whole = self._whole.get(optimizer)
+        return whole is not None and whole.is_there(optimizer.state)
 
     def check(self, used: Collection[str]) -> None:
         """Raise StateError where a plan with these variables would not step as the optimizer does."""
@@ -145,6 +152,7 @@ class States:
     def _take(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
         """Write what is there in place of stand-ins; of what is missing, once or ``again``, what it begins with."""
         self._forget()
+        self._whole.pop(optimizer, None)
         state, slots, missing = optimizer.state, [], []
         known = [(name, one, one.parameter()) for name, one in self._held[optimizer].items()]
         for name, one, parameter in known:
@@ -157,7 +165,9 @@ class States:
                 continue
             if found is not one.owned:
                 _check(name, one.owned, found)
-                self._write(name, real(found) if isinstance(found, Tensor) else torch.tensor(found))
+                given = real(found) if isinstance(found, Tensor) else torch.tensor(found)
+                one = self._left(optimizer, name, one)
+                self._write(name, given)
                 values[one.key] = one.owned
             slots.append((values, one.key, one.owned))
         self._partly -= {name for name, _, _ in known}
@@ -167,11 +177,23 @@ class States:
             if (again or name not in self._cleared) and is_torchs(optimizer):
                 value = self._created(slot).get(slot.key)
                 first = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
+                self._left(optimizer, name, self._held[optimizer][name])
                 self._write(name, first)
             self._cleared.add(name)
         if not missing:
             of, keys, owned = zip(*slots, strict=True) if slots else ((), (), ())
             self._whole[optimizer] = _Whole(state, tuple(state.values()), of, keys, owned)
+
+
+    def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _Held) -> _Held:
+        """Where the script holds the stand-in that it took out of the state: let that keep its value, for another."""
+        if sys.getrefcount(one.owned) <= HOLDERS:
+            return one
+        past = Past(self._read(name))
+        other = _Held(one.parameter, one.key, self._renew(one.owned))
+        one.owned.leave(past)
+        self._held[optimizer][name] = other
+        return other
 
 
 def _check(name: str, owned: Owned, found: Any) -> None:

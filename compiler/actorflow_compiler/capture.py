@@ -48,6 +48,7 @@ from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
 from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
+from actorflow_compiler.replaced import Genuine
 from actorflow_compiler.scripted import Scripts, said_by
 from actorflow_compiler.spectral import overlapping
 from actorflow_compiler.stepping import STEPPING, Slot, is_fused, marked, stepping
@@ -186,14 +187,14 @@ def _traced(
 
                 @contextlib.contextmanager
                 def backward() -> Iterator[None]:
-                    with watch.backward(), Selecting():
+                    with watch.backward(), Selecting(), Genuine():
                         yield
 
                 recorder.during_backward = backward
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.set_grad_enabled(with_graph), recorder.following_lines():
-                        with contextlib.nullcontext() if checks is None else checks.tracing():
+                        with contextlib.nullcontext() if checks is None else checks.tracing(), Genuine():
                             results = step(tensors)
                         check_results(results)
                         assigned.returned(results)
@@ -280,7 +281,7 @@ def without_memory(
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
             scripts = Scripts([h.tensor for h in state.held.values()])
-            for context in (*plainly, _scaled(state), scripts.following()):
+            for context in (*plainly, _scaled(state), scripts.following(), Genuine()):
                 stack.enter_context(context)
             yield mode, tensors
 
