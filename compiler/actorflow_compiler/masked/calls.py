@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
 from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, set_item, where
-from actorflow_compiler.masked.tensor import Masked, read, refuse, tensors_in
+from actorflow_compiler.masked.tensor import Masked, counted, length, read, refuse, tensors_in
 from actorflow_compiler.torch_internals import without_functions_of_autograd
 
 __all__ = ["Selecting", "check_results", "selected"]
@@ -129,10 +130,13 @@ def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selec
             refuse(v, "a torch.autograd.Function is called with", "what it does to rows that do not count is not known")
 
     tensor.refusing.append(refusal)
+    plain = builtins.len
+    builtins.len = lambda of: length(of) if type(of) is Masked else plain(of)
     try:
         with without_functions_of_autograd(check), Selecting():
             yield Selecting
     finally:
+        builtins.len = plain
         tensor.refusing.pop()
 
 
