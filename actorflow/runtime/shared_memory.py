@@ -5,6 +5,7 @@ A variable of a plan is a tensor of its own: what the plan does to one, the othe
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 from actorflow.find import Found
@@ -25,14 +26,22 @@ class Owns(Protocol):
 
 def refuse_shared(job: Any, made: Made, found: Found, owns: Owns | None) -> None:
     """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach."""
-    tensors = {name: h.tensor for name, h in found.state.held.items()}
+    replaced = Counter(
+        id(found.looked[one.at].values().get(one.key)) for one in made.changes
+    )
+    plans = {v.name for v in made.plan.variables}
+    tensors = {
+        name: h.tensor
+        for name, h in found.state.held.items()
+        if name in plans or replaced[id(h.tensor)] < len(h.places)  # else nobody sees it once the call is done
+    }
     for script in (one for one in found.looked if isinstance(one, Script)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
     spans = {name: lies for name, tensor in tensors.items() if (lies := span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)
-    changed = {v.name for v in made.plan.variables} - made.lent
+    changed = plans - made.lent
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
         for beside in by_memory[where[0]]:
