@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.either import rewritten
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.late import is_late
 from actorflow_compiler.masked.keys import version
 from actorflow_compiler.masked.told import Told
 from actorflow_compiler.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
@@ -31,7 +30,6 @@ __all__ = [
     "common",
     "counted",
     "filled",
-    "length",
     "normal",
     "pairs",
     "read",
@@ -129,20 +127,9 @@ class Masked(Tensor):
         return iter(self.unbind(0))
 
 
-def length(v: Masked) -> Any:
-    """``len(v)``: a number that is there later, as ``x.item()`` is, where it depends on values."""
-    if v._at:
-        return v._whole.shape[0]
-    later = v._chosen.count.item()
-    if is_late(later):
-        vars(later.tensor)[COUNTS] = v._chosen
-    return later
-
-
 def counted(size: Any) -> Selection | None:
     """The selection whose rows a size says the number of; None for any other size."""
-    of = size.tensor if is_late(size) else size
-    return getattr(of, COUNTS, None) if isinstance(of, Tensor) else None
+    return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
 
 def refuse(of: Masked, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:
