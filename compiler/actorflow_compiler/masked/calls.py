@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
-from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, set_item, where
+from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
 from actorflow_compiler.masked.tensor import Masked, counted, read, refuse, tensors_in
 from actorflow_compiler.torch_internals import without_functions_of_autograd
 
@@ -116,6 +116,9 @@ class Selecting(TorchFunctionMode):
                 lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
             )
             return func(*args, **kwargs) if made is None else made
+        if func is torch.arange and len(args) == 1 and (chosen := counted(args[0])) is not None:
+            own, dtype = numbered(chosen), kwargs.get("dtype") or torch.long
+            return own if dtype == torch.long else own.to(dtype)
         if args and counted(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
             return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` of a size gives another number
         if is_selecting(func, args, kwargs):
