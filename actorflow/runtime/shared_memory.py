@@ -1,4 +1,4 @@
-"""A plan and the tensors that its step can reach go in; an error comes out where two lie in one memory and one changes.
+"""Tensors that a step can reach go in; an error comes out where one is sparse, or two share memory and one changes.
 
 A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
+import torch
+
 from actorflow.find import Found
 from actorflow.looked import Script
+from actorflow.owned import Owned
 from actorflow.runtime.compiling import Made, located
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import CaptureError
 
-__all__ = ["refuse_shared"]
+__all__ = ["refuse_shared", "refuse_sparse"]
 
 
 class Owns(Protocol):
@@ -22,6 +25,21 @@ class Owns(Protocol):
 
     def taken_from(self, span: Span) -> str:
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
+
+
+def refuse_sparse(job: Any, found: Found) -> None:
+    """Raise CaptureError where a tensor that the step can reach is no dense one."""
+    for name, held in found.state.held.items():
+        if held.tensor.layout is not torch.strided and not isinstance(held.tensor, Owned):
+            layout = str(held.tensor.layout).removeprefix("torch.")
+            raise located(
+                CaptureError(
+                    f"{name} is a sparse tensor ({layout}, {list(held.tensor.shape)}), and a plan holds dense ones; "
+                    f"expected: {name.rpartition('.')[2]}.to_dense() outside of the job, and @ in it; or its indices "
+                    f"and values, and index_add: torch.zeros_like(x).index_add(0, rows, values[:, None] * x[columns])"
+                ),
+                job.function,
+            )
 
 
 def refuse_shared(job: Any, made: Made, found: Found, owns: Owns | None) -> None:
