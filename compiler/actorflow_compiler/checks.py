@@ -206,10 +206,12 @@ class Checks:
             if asked is tensor and version == tensor._version:
                 return answer
         if self._inside:
-            if self._ways is not None and (answer := self._answered(self._ways, frame)) is not None:
-                return answer
+            told = None if self._ways is None else self._answered(self._ways, frame)
+            if told is not None:
+                return told
             raise self._learnt(None)  # what follows is of no interest: the side does not raise before it decides again
-        if self._way is not None and self._way.ways is not None and self._way.ways.asks(_condition(frame), self._answers):
+        way = None if self._way is None else self._way.ways
+        if way is not None and way.asks(_condition(frame), self._answers):
             return self._goes_on(tensor, found)
         place = _place(frame)
         if any("/torch/jit/" in code.co_filename for code, _ in place):  # it compares what it has traced
@@ -247,8 +249,8 @@ class Checks:
         side = hint if self._side is None else self._side
         assert side is not None
         self._side, self._place, self._inside = side, place, True
-        condition = _condition(frame)
-        self._begins = None if condition is None else Ways(place, condition.begins, {(): condition.part})
+        whole = _condition(frame)
+        self._begins = None if whole is None else Ways(place, whole.begins, {(): whole.part})
         self._asked.append((tensor, tensor._version, side))
         self._quiet()
         return side

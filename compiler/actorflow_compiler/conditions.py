@@ -16,6 +16,7 @@ from typing import Any
 
 __all__ = ["MOST", "Answers", "Condition", "Ways", "condition_of"]
 
+NAMES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension)
 MOST = 6  # questions of one condition
 Answers = tuple[bool, ...]
 Position = tuple[int, int]  # line and column
@@ -59,7 +60,7 @@ def _statements(source: str) -> tuple[Statement, ...]:
 
 def _has_parts(test: ast.expr) -> bool:
     inside = [*ast.walk(test)]
-    names = any(isinstance(n, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom | ast.comprehension) for n in inside)
+    names = any(isinstance(n, NAMES) for n in inside)
     several = any(isinstance(n, ast.BoolOp) or (isinstance(n, ast.Compare) and len(n.ops) > 1) for n in inside)
     return several and not names
 

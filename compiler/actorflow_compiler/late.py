@@ -146,7 +146,7 @@ def as_int(*args: Any) -> Any:
 def as_float(*args: Any) -> Any:
     """``float(…)``, which leaves numbers of tensors, and stand-ins, open."""
     one = args[0] if len(args) == 1 else None
-    if isinstance(one, Tensor) and type(one) is not Late and one.numel() == 1 and not one.is_complex():
+    if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
         one = one.item() if one.dtype != torch.bool else one
     if type(one) is Late:
         return one if isinstance(one, float) else one.made(torch.mul, one, 1.0)

@@ -137,8 +137,8 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     states = state if isinstance(state, list | tuple) else (state,)
     batch_first = args[-1]
     drops = len(args) > 5 and args[5] and args[6]  # dropout, train
-    known = isinstance(v, Masked) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1) and len(args) == 9
-    if not known or any(not isinstance(s, Masked) or s._at != 1 for s in states) or drops or kwargs:
+    known = isinstance(v, Masked) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1)
+    if not known or len(args) != 9 or any(not isinstance(s, Masked) or s._at != 1 for s in states) or drops or kwargs:
         refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
                "state for each of them or none, and without dropout")  # fmt: skip
     chosen = common(tensors_in(args))

@@ -23,7 +23,10 @@ from actorflow_compiler.masked.tensor import (
 )
 from actorflow_compiler.masked.told import Told, here
 
-__all__ = ["BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "numbered", "of_rows", "position", "set_item"]
+__all__ = [
+    "BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "numbered", "of_rows", "position",
+    "set_item",
+]  # fmt: skip
 
 BROADCAST: Any = torch.broadcast_tensors  # has no types
 Index = tuple[Any, ...]
