@@ -15,8 +15,7 @@ from typing import Any
 
 from actorflow.find import Found
 from actorflow.looked import Named, Scheduler
-from actorflow_compiler.late import as_int
-from actorflow_compiler.numbers import as_float
+from actorflow_compiler.late import as_float, as_int
 
 __all__ = ["open_floats"]
 

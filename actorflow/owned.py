@@ -63,6 +63,9 @@ class Owner(Protocol):
     def share(self, name: str, copy: Tensor) -> None:
         """The script has a copy of the value that stands for the variable's own memory."""
 
+    def unshare(self, copy: Tensor) -> None:
+        """The copy stands for it no more."""
+
 
 class Past:
     """The owner of what plans have left to the script: a value that changes no more."""
@@ -79,6 +82,9 @@ class Past:
 
     def share(self, name: str, copy: Tensor) -> None:
         """See ``Owner``: jobs have nothing of it."""
+
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``."""
@@ -118,6 +124,7 @@ class Owned(Tensor):
     gradients: Gradients | None = None
     made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
+    copies: weakref.WeakSet[_Copy] = None  # type: ignore[assignment]  # that stand for the same memory
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
@@ -132,6 +139,7 @@ class Owned(Tensor):
         )
         owned.name_in_plan = name
         owned._owner = owner
+        owned.copies = weakref.WeakSet()
         if isinstance(tensor, nn.Parameter):
             owned._is_param = True
         vars(owned).update(attributes_given(tensor))
@@ -217,10 +225,21 @@ class Owned(Tensor):
         )
 
     def _assign(self, data: Tensor) -> None:
-        """``p.data = data``: as a copy."""
+        """``p.data = data``: as a copy.
+
+        What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
+        ``data`` was taken of it before, that is its memory again.
+        """
         self._converted(data)
-        if data is not self:
-            self._owner.write(self.name_in_plan, real(data))
+        mine = data._all if isinstance(data, Detached) and data.is_whole else None
+        if data is self or (mine is not None and mine in self.copies):
+            return
+        value = real(data)
+        for copy in [*self.copies]:
+            copy.release()
+        self._owner.write(self.name_in_plan, value)
+        if mine is not None and mine.released:
+            mine.take(self)
 
     def _converted(self, data: Tensor) -> None:
         """Raise StateError for what cannot take its place."""
@@ -267,7 +286,7 @@ class Gradient(Owned):
         gradient: Gradient = Tensor._make_wrapper_subclass(
             Gradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
-        gradient.name_in_plan, gradient._owner = name, owner
+        gradient.name_in_plan, gradient._owner, gradient.copies = name, owner, weakref.WeakSet()
         gradient._parameter = parameter  # whose variables go when nobody holds it
         return gradient
 
@@ -301,22 +320,37 @@ class Gradient(Owned):
 
 
 class _Copy:
-    """A copy of a variable's whole value, which stands for the variable's memory."""
+    """A copy of a variable's whole value, which stands for the variable's memory until that is another one."""
 
     def __init__(self, value: Tensor, owned: Owned) -> None:
-        self.value, self._moment = value, owned._owner.moment
-        owned._owner.share(owned.name_in_plan, value)
+        self.value = value
+        self.take(owned)
 
-    def refresh(self, owned: Owned) -> None:
+    def take(self, owned: Owned) -> None:
+        """Stand for the memory of a variable, whose value it is."""
+        self._owned, self._moment, self.released = owned, owned._owner.moment, False
+        owned.copies.add(self)
+        owned._owner.share(owned.name_in_plan, self.value)
+
+    def release(self) -> None:
+        """Keep the value that the variable has now."""
+        self.refresh()
+        self.released = True
+        self._owned.copies.discard(self)
+        self._owned._owner.unshare(self.value)
+
+    def refresh(self) -> None:
         """Take the value that the variable has now."""
-        if self._moment != owned._owner.moment:
+        owned = self._owned
+        if not self.released and self._moment != owned._owner.moment:
             self.value.copy_(owned._owner.read(owned.name_in_plan))
             self._moment = owned._owner.moment
 
-    def write(self, owned: Owned) -> None:
+    def write(self) -> None:
         """Let the variable have what the copy has."""
-        owned._owner.write(owned.name_in_plan, self.value)
-        self._moment = owned._owner.moment
+        if not self.released:
+            self._owned._owner.write(self._owned.name_in_plan, self.value)
+            self._moment = self._owned._owner.moment
 
 
 class Detached(Tensor):
@@ -326,7 +360,6 @@ class Detached(Tensor):
     What ops make of it are plain tensors, and it is saved and copied as one.
     """
 
-    _of: Owned
     _all: _Copy  # in whose memory it lies
     _plain: Tensor
 
@@ -334,7 +367,7 @@ class Detached(Tensor):
     def of(value: Tensor, owned: Owned, whole: _Copy | Tensor | None = None) -> Detached:
         """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
         detached: Detached = torch.Tensor._make_subclass(Detached, value)
-        detached._of, detached._plain = owned, value
+        detached._plain = value
         detached._all = whole if isinstance(whole, _Copy) else _Copy(value if whole is None else whole, owned)
         return detached
 
@@ -346,8 +379,15 @@ class Detached(Tensor):
     @property
     def plain(self) -> Tensor:
         """The copy as a tensor that changes nothing else."""
-        self._all.refresh(self._of)
+        self._all.refresh()
         return self._plain
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is no view of a part, or in another order."""
+        return self._plain is self._all.value or (
+            self._plain.shape == self._all.value.shape and self._plain.stride() == self._all.value.stride()
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -367,13 +407,13 @@ class Detached(Tensor):
         written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
         func(*plain_args, **plain_kwargs)
         for d in written.values():
-            d._all.write(d._of)
+            d._all.write()
         return changed
 
     def _view(self, tensor: Tensor) -> Tensor:
         if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all.value):
             return tensor
-        return self if tensor is self._plain else Detached.of(tensor, self._of, self._all)
+        return self if tensor is self._plain else Detached.of(tensor, self._all._owned, self._all)
 
 
 def _has_no_graph(func: Any, tree: Any) -> bool:

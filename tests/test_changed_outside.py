@@ -293,3 +293,83 @@ def test_a_descriptor_of_the_users_is_followed() -> None:
     assert run(torch.ones(1)) == 1
     settings.gain = 2.0
     assert run(torch.ones(1)) == 4
+
+
+def test_what_was_taken_of_data_keeps_its_value_when_something_else_takes_its_place() -> None:
+    def run(job: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.Adam([*model.parameters(), *other.parameters()], 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = (model(x).sin() + 0.1 * other(x)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss
+
+        call = flow.global_function(step) if job else step
+        found = []
+        for number in range(4):
+            found.append(call(torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(number))).detach())
+            backup = {name: p.data for name, p in model.named_parameters()}
+            row = backup["weight"][0]
+            for p in model.parameters():
+                p.data = p.data * 0.5
+            with torch.no_grad():
+                found += [model.weight.clone(), backup["weight"].clone(), row.clone()]
+                backup["bias"].mul_(0.9)  # which is no parameter's memory now
+                found.append(model.bias.clone())
+            for name, p in model.named_parameters():
+                p.data = backup[name]
+            row.mul_(0.5)  # which is a part of the weight again
+            kept = model.weight.data
+            model.weight.data = other.weight.data
+            other.weight.data = kept
+        return [*found, *(p.detach().clone() for p in (*model.parameters(), *other.parameters()))]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-9, atol=1e-9)
+
+
+def test_a_view_of_a_weight_that_a_hook_replaces_before_it_is_read_is_no_second_tensor_in_its_memory() -> None:
+    def run(job: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss
+
+        call = flow.global_function(step) if job else step
+        losses = [call(torch.ones(2, WIDTH) * n).detach() for n in range(3)]
+        return [*losses, *(t.clone() for t in model.state_dict().values())]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-9, atol=1e-9)
+    model = nn.Linear(WIDTH, WIDTH)
+    model.also = model.weight.data  # type: ignore[assignment]
+
+    @flow.global_function
+    def reads(x: Tensor) -> Tensor:
+        loss = (model(x) + model.also.sum()).sum()  # type: ignore[operator]
+        loss.backward()
+        torch.optim.SGD.step(optimizer)
+        return loss
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(CaptureError, match="share memory"):
+        reads(torch.ones(2, WIDTH))
+
+
+def test_a_sparse_tensor_of_the_script_is_refused_by_its_name() -> None:
+    graph, layer = torch.eye(WIDTH).to_sparse(), nn.Linear(WIDTH, WIDTH)
+
+    @flow.global_function(type="predict")
+    def predict(x: Tensor) -> Tensor:
+        return torch.sparse.mm(graph, layer(x))
+
+    with pytest.raises(CaptureError, match=r"graph is a sparse tensor \(sparse_coo, \[6, 6\]\).*graph\.to_dense\(\)"):
+        predict(torch.ones(WIDTH, WIDTH))

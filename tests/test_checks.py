@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -218,15 +219,80 @@ def test_a_step_that_skips_a_batch_is_told_to_raise() -> None:
         train(torch.ones(2, 4))
 
 
-def test_several_conditions_of_one_check_are_shown_as_one() -> None:
+def both(x: Tensor) -> None:
+    """Asked for in two parts."""
+    if (x > 10).any() and (x < -10).any():
+        raise ValueError("both")
+
+
+def either_of_two(x: Tensor) -> None:
+    """Parts of parts."""
+    if (x > 10).any() and STRICT and ((x < -10).any() or torch.isnan(x).any()):
+        raise ValueError("strict")
+
+
+def between(x: Tensor) -> None:
+    """A chain of comparisons."""
+    if not -10 < x.sum() < 1e3:
+        raise OverflowError("out of range")
+
+
+def each_column(x: Tensor) -> None:
+    """One place, several times."""
+    for i in range(x.shape[1]):
+        if x[:, i].max() > 10 and x[:, i].min() < -10:
+            raise ValueError(f"column {i}")
+
+
+def one_of_two_checks(x: Tensor) -> None:
+    """Two checks of one statement."""
+    if (x > 10).any() and (x < -10).any():
+        raise ValueError("both")
+    elif torch.isnan(x).any() and x.shape[0] > 1 and (x.nansum() > -1e6):  # noqa: RET506
+        raise KeyError("no number")
+
+
+STRICT = True
+BATCHES = [[1.0, 2.0], [20.0, 1.0], [1.0, -20.0], [20.0, -20.0], [math.nan, 1.0], [20.0, math.nan], [2.0, 1.0]]
+
+
+@pytest.mark.parametrize("check", [both, either_of_two, between, each_column, one_of_two_checks])
+def test_a_check_of_several_conditions_raises_where_all_of_them_hold(check: Callable[[Tensor], None]) -> None:
+    def said(step: Callable[[Tensor], Tensor]) -> list[str]:
+        found = []
+        for batch in BATCHES:
+            x = torch.tensor(batch)[:, None].expand(2, 3).clone()
+            try:
+                found.append(f"{step(x).sum().item():.4f}")
+            except (ValueError, KeyError, OverflowError) as error:
+                found.append(repr(error))
+        return found
+
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 3)
+    weight = plain.weight.detach().clone()
+
+    def eager(x: Tensor) -> Tensor:
+        check(x)
+        return x @ weight
+
+    @flow.global_function(type="predict")
+    def predict(x: Tensor) -> Tensor:
+        check(x)
+        return x @ plain.weight
+
+    assert said(predict) == said(eager)
+
+
+def test_several_conditions_of_a_branch_that_goes_on_are_shown_as_one() -> None:
     model, _ = layer()
 
-    @flow.global_function
+    @flow.global_function(type="predict")
     def predict(x: Tensor) -> Tensor:
         h: Tensor = model(x)
         if h.sum() > 1e3 and x.sum() > 1e3:
-            raise ValueError
+            return x
         return h
 
-    with pytest.raises(flow.CaptureError, match=r"Instead of this condition: \(h\.sum\(\) > 1.*\) & \(x\.sum\(\) > 1"):
+    with pytest.raises(flow.CaptureError, match=r"torch\.where\(\(h\.sum\(\) > 1.*\) & \(x\.sum\(\) > 1"):
         predict(torch.ones(2, 4))

@@ -152,8 +152,16 @@ def test_a_number_that_settles_is_known_and_one_that_is_new_in_each_call_is_refu
         steps.add_(1)
         return x * min(0.9, 1 / float(steps))
 
-    with pytest.raises(flow.CaptureError, match=r"min\(0.9, 1 / float\(steps\)\)\n  the step looks at the value"):
-        grows(torch.ones(1))
+    assert [round(float(grows(torch.ones(1))), 4) for _ in range(4)] == [0.9, 0.5, 0.3333, 0.25]
+    assert len(grows.plans) == 1
+
+    @flow.global_function
+    def rounds(x: Tensor) -> Tensor:
+        steps.add_(1)
+        return x * round(1 / float(steps), 2)
+
+    with pytest.raises(flow.CaptureError, match=r"round\(1 / float\(steps\), 2\)\n  the step looks at the value"):
+        rounds(torch.ones(1))
 
 
 def test_a_condition_of_what_depends_on_data_is_refused() -> None:

@@ -146,7 +146,35 @@ def test_what_was_written_since_it_was_selected_is_seen() -> None:
         trained(sized, True)
 
 
+def counts(out: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Numbers of rows that are changed, and used as sizes."""
+    rows = out[y > 0]
+    n = m = rows.shape[0]
+    n += 2
+    n *= 2
+    m -= len(rows) - 1
+    wanted = torch.zeros(len(rows), 4) + rows.new_ones(rows.size(0), 1)
+    own = rows[torch.arange(len(rows)), y[y > 0] % 4] * torch.arange(rows.shape[0])
+    flat = rows.view(len(rows), 2, -1).amax(-1).reshape(rows.size(0), -1)
+    return (rows - wanted).square().sum() / n + own.sum() * m / len(own) + flat.sum() / float(len(flat)) ** 0.5
+
+
+def test_numbers_of_rows_are_computed_with() -> None:
+    torch.testing.assert_close(trained(counts, True), trained(counts, False), rtol=1e-9, atol=1e-9)
+
+
 REFUSED: dict[str, tuple[Loss, str]] = {
+    "dropout in a recurrent layer": (
+        lambda out, y, z: nn.LSTM(4, 4, 2, dropout=0.5, dtype=out.dtype)(out[y > 0][None])[0].sum(),
+        "lstm goes over the rows",
+    ),
+    "a mask of padding of all rows": (
+        lambda out, y, z: F.multi_head_attention_forward(
+            *[out[y > 0][None]] * 3, 4, 1, out.new_ones(12, 4), None, None, None, False, 0.0, out.new_ones(4, 4), None,
+            key_padding_mask=(z > 9)[:, :1],
+        )[0].sum(),
+        "key_padding_mask is that of others beside the rows",
+    ),
     "an order": (
         lambda out, y, z: out[y > 0].sort(0).values[0].sum(),
         r"sort goes along the rows that out\[y > 0\] selects: their order and their number depend on values.*"

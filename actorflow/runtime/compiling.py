@@ -206,19 +206,26 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
     how far it is, and at the end, unless not ``told``, what was made.
     """
     own: list[Source] = [] if order.found is None else counted(order.found)
+    before: Exception | None = None
     while order.opens:
         numbers = Numbers()
         try:
             return _make_plan(order, world, told, numbers, own)
         except Counting as counting:
             own += counting.places
-        except Exception:  # whatever code cannot do with stand-ins: it gets the numbers themselves
+        except Exception as error:  # whatever code cannot do with stand-ins: it gets the numbers themselves
             if not own and not any(every_number(order.arguments, order.state, order.train, order.found)):
                 raise
+            before = error
             break
         finally:
             numbers.closed = True
-    return _make_plan(order, world, told, None, ())
+    try:
+        return _make_plan(order, world, told, None, ())
+    except CaptureError:
+        if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
+            raise before from None  # the step could be captured: what was wrong is something else
+        raise
 
 
 def _make_plan(

@@ -75,6 +75,9 @@ class Kept:
     def share(self, name: str, copy: Tensor) -> None:
         """See ``Owner``: a gradient is read anew by each op."""
 
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+
     # -- calls -------------------------------------------------------------------------------------
 
     def fit(self, gradients: Gradients) -> bool:

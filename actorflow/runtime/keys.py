@@ -190,4 +190,7 @@ def _constant(value: Any, rate: bool = False) -> str:
 
 
 def _floats(value: Any) -> Any:
-    return tuple(map(float, value)) if isinstance(value, tuple | list) else float(value)
+    """Numbers, also those in tensors, as Python's; what is none (a rate that an optimizer finds itself) as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_floats, value))
+    return float(value) if value is not None else None

@@ -62,7 +62,7 @@ from actorflow.runtime.results import Results
 from actorflow.runtime.script_error import drop_echoes
 from actorflow.runtime.seats import Wishes, device_of, idle_oversubscribe
 from actorflow.runtime.settings import NCCL_TIMEOUT, threads_of
-from actorflow.runtime.shared_memory import refuse_shared
+from actorflow.runtime.shared_memory import refuse_shared, refuse_sparse
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
 from actorflow.runtime.turns import NCCL
@@ -360,6 +360,7 @@ class Session:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
         found = self._look(job, asked.recording, asked.arguments)
         state = found.state
+        refuse_sparse(job, found)
         order = self._order(job, asked, found, fixed)
         unused: dict[int, weakref.ref[Tensor]] = {}
         guards = Guards(found, partial(self._stands_for, unused))

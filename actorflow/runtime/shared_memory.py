@@ -1,4 +1,4 @@
-"""A plan and the tensors that its step can reach go in; an error comes out where two lie in one memory and one changes.
+"""Tensors that a step can reach go in; an error comes out where one is sparse, or two share memory and one changes.
 
 A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
 """
@@ -6,8 +6,11 @@ A variable of a plan is a tensor of its own: what the plan does to one, the othe
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+import torch
 
 from actorflow.find import Found
 from actorflow.looked import Script
@@ -16,7 +19,7 @@ from actorflow.runtime.compiling import Made, located, written_by
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import CaptureError
 
-__all__ = ["refuse_shared"]
+__all__ = ["refuse_shared", "refuse_sparse"]
 
 
 class Owns(Protocol):
@@ -26,6 +29,21 @@ class Owns(Protocol):
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
 
 
+def refuse_sparse(job: Any, found: Found) -> None:
+    """Raise CaptureError where a tensor that the step can reach is no dense one."""
+    for name, held in found.state.held.items():
+        if held.tensor.layout is not torch.strided and not isinstance(held.tensor, Owned):
+            layout = str(held.tensor.layout).removeprefix("torch.")
+            raise located(
+                CaptureError(
+                    f"{name} is a sparse tensor ({layout}, {list(held.tensor.shape)}), and a plan holds dense ones; "
+                    f"expected: {name.rpartition('.')[2]}.to_dense() outside of the job, and @ in it; or its indices "
+                    f"and values, and index_add: torch.zeros_like(x).index_add(0, rows, values[:, None] * x[columns])"
+                ),
+                job.function,
+            )
+
+
 def refuse_shared(
     job: Any, made: Made, found: Found, owns: Owns | None, made_of: Mapping[str, weakref.ref[Owned]]
 ) -> None:
@@ -33,14 +51,20 @@ def refuse_shared(
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
-    tensors = {name: h.tensor for name, h in found.state.held.items()}
+    replaced = Counter(id(found.looked[one.at].values().get(one.key)) for one in made.changes)
+    plans = {v.name for v in made.plan.variables}
+    tensors = {
+        name: h.tensor
+        for name, h in found.state.held.items()
+        if name in plans or replaced[id(h.tensor)] < len(h.places)  # else nobody sees it once the call is done
+    }
     for script in (one for one in found.looked if isinstance(one, Script)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
     spans = {name: lies for name, tensor in tensors.items() if (lies := span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)
-    changed = {v.name for v in made.plan.variables} - made.lent
+    changed = plans - made.lent
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
         for beside in by_memory[where[0]]:

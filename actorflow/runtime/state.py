@@ -265,7 +265,7 @@ class Variables:
         """Another stand-in for a variable; the script may keep the one that there was."""
         name = owned.name_in_plan
         new = Owned.of(owned, name, self)
-        new.gradients = owned.gradients
+        new.gradients, new.copies = owned.gradients, owned.copies
         self._names.hand_over(owned, new)
         self._stands_in(name, new)
         for watched in self._watched.values():
@@ -492,6 +492,13 @@ class Variables:
         where = span(copy)
         if where is not None:
             self._remember(copy, where, name)
+
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+        where = span(copy)
+        if where is not None:
+            found = self._memories.get(where[0], ())
+            self._memories[where[0]] = [one for one in found if one[1] != where]
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""

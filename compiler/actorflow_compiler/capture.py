@@ -78,6 +78,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
+NESTS = "nested_tensor"  # in the names of what makes such
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
 
@@ -495,7 +496,7 @@ def _refuse(place: str, error: Exception) -> NoReturn:
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
     more = remedy(frames) or (rewritten(frames) if looks else "")
-    if RAGGED in text:
+    if RAGGED in text or NESTS in text:
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):
         refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")

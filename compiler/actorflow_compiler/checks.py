@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import linecache
 import logging
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.conditions import Answers, Condition, Ways, condition_of
 from actorflow_compiler.errors import ActorError, ActorflowError
 from actorflow_compiler.gradients import Gradients
 from actorflow_compiler.lines import OURS
@@ -139,6 +141,7 @@ class _Decision:
     place: tuple[Any, ...]
     side: bool | None  # the one that raises; None: neither does
     raised: Raised | None = None
+    ways: Ways | None = None  # through a condition that is asked for in parts
 
 
 class Checks:
@@ -157,6 +160,11 @@ class Checks:
         self._side: bool | None = None  # that the trace under way is to try at the first decision that is not known
         self._tried: dict[bool, Raised | None] = {}
         self._place: tuple[Any, ...] = ()
+        self._begins: Ways | None = None  # of the condition that a side is tried of
+        self._ways: Ways | None = None  # of the condition that is being found out about
+        self._answers: Answers = ()  # that the trace has given to its questions, or to those of one that is known
+        self._way: _Decision | None = None  # the one that is known, which the trace is in the middle of
+        self._parts: dict[Any, Tensor] = {}  # its questions, by where they are
         self._inside = False  # whether the trace is on a side that it tries
         self._printed = _Printed()
         self._told = 0  # characters that traces have let through
@@ -171,6 +179,7 @@ class Checks:
         """Around one trace.  Raises Again where it was one that tried a side, and where it is to try one."""
         self._at, self._inside = 0, False
         self.found, self._asked = [], []
+        self._way = None
         before = logging.root.manager.disable
         self._printed = _Printed()
         with self._printed.kept(self._told):
@@ -196,8 +205,14 @@ class Checks:
         for asked, version, answer in self._asked:
             if asked is tensor and version == tensor._version:
                 return answer
-        if self._inside:  # what follows is of no interest: the side does not raise before it decides again
-            raise self._learnt(None)
+        if self._inside:
+            told = None if self._ways is None else self._answered(self._ways, frame)
+            if told is not None:
+                return told
+            raise self._learnt(None)  # what follows is of no interest: the side does not raise before it decides again
+        way = None if self._way is None else self._way.ways
+        if way is not None and way.asks(_condition(frame), self._answers):
+            return self._goes_on(tensor, found)
         place = _place(frame)
         if any("/torch/jit/" in code.co_filename for code, _ in place):  # it compares what it has traced
             return None
@@ -206,14 +221,26 @@ class Checks:
             self._at += 1
             if decision.raised is None or decision.place != place:
                 return None
+            if decision.ways is not None:
+                self._way, self._answers = decision, ()
+                self._parts.clear()
+                return self._goes_on(tensor, found)
             with torch.no_grad():
-                condition = (tensor if tensor.dtype == torch.bool else tensor != 0).detach().reshape(())
+                condition = _truth(tensor)
                 raises = condition if decision.side else condition.logical_not()
                 for taken in _taken:
                     raises = raises & taken
                 found(raises, decision.raised)
             self._asked.append((tensor, tensor._version, not decision.side))
             return not decision.side
+        several = [d for d in self._known if d.place == place and d.ways is not None]
+        if len(several) >= EXPLORED // 2:
+            self._known.append(replace(several[-1], raised=_common([d.raised for d in several if d.raised])))
+            return self.decide(tensor, frame, found)
+        if self._ways is not None and self._ways.next is not None:
+            self._answers, self._inside = self._ways.next[:1], True
+            self._quiet()
+            return self._answers[0]
         alike = [d for d in self._known if d.place == place and d.side is not None]
         if len(alike) >= EXPLORED:
             self._known.append(_Decision(place, alike[-1].side, _common([d.raised for d in alike if d.raised])))
@@ -222,17 +249,74 @@ class Checks:
         side = hint if self._side is None else self._side
         assert side is not None
         self._side, self._place, self._inside = side, place, True
+        whole = _condition(frame)
+        self._begins = None if whole is None else Ways(place, whole.begins, {(): whole.part})
         self._asked.append((tensor, tensor._version, side))
+        self._quiet()
+        return side
+
+    def _quiet(self) -> None:
+        """A side is tried from now on."""
         logging.disable(logging.CRITICAL)
         self._printed.begin()
-        return side
+
+    def _answered(self, ways: Ways, frame: FrameType | None) -> bool | None:
+        """The answer of the way that is tried to another question of its condition; None where that is no such one."""
+        condition, tried = _condition(frame), ways.next
+        if condition is None or tried is None or _place(condition.frame.f_back) != _outside(ways.place):
+            return None
+        if not ways.asks(condition, self._answers):
+            return None
+        if len(self._answers) < len(tried):
+            self._answers = tried[: len(self._answers) + 1]
+            return self._answers[-1]
+        if ways.more(tried, condition.part):
+            raise Again
+        return None
+
+    def _goes_on(self, tensor: Tensor, found: Callable[[Tensor, Raised], None]) -> bool | None:
+        """The answer with which the step goes on; where all is asked, what is checked is whether it would not."""
+        decision = self._way
+        assert decision is not None
+        assert decision.ways is not None
+        assert decision.raised is not None
+        ways, way = decision.ways, decision.ways.taken
+        assert way is not None
+        with torch.no_grad():
+            self._parts[ways.part[self._answers]] = _truth(tensor)
+            self._answers = way[: len(self._answers) + 1]
+            if self._answers == way:
+                self._way = None
+                raises = None
+                for one in ways.raising:
+                    asked = [self._parts[p] if yes else self._parts[p].logical_not() for p, yes in ways.asked(one)]
+                    both = functools.reduce(torch.logical_and, asked)
+                    raises = both if raises is None else raises | both
+                assert raises is not None
+                for taken in _taken:
+                    raises = raises & taken
+                found(raises, decision.raised)
+        return self._answers[-1]
 
     def _learnt(self, raised: Raised | None) -> Again:
         """A trace has tried a side."""
+        if self._ways is not None:
+            ways, tried = self._ways, self._ways.next
+            assert tried is not None
+            ways.found(tried, raised)
+            if ways.next is None:
+                self._ways = None
+                all_raised = [ways.behind[way] for way in ways.raising]
+                known = bool(all_raised) and ways.taken is not None and len({r.name for r in all_raised}) == 1
+                self._known.append(_Decision(ways.place, None, _common(all_raised), ways) if known else
+                                   _Decision(ways.place, None))  # fmt: skip
+            return Again()
         assert self._side is not None
         self._tried[self._side] = raised
         if raised is not None:
             self._known.append(_Decision(self._place, self._side, raised))
+        elif len(self._tried) == 2 and self._begins is not None:
+            self._ways = self._begins
         elif len(self._tried) == 2:
             self._known.append(_Decision(self._place, None))
         else:
@@ -329,6 +413,23 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
         found.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
+
+
+def _condition(frame: FrameType | None) -> Condition | None:
+    """The condition that is asked for in parts, by whoever has asked us."""
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return condition_of(frame)
+
+
+def _outside(place: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where what asks was called."""
+    inside = next((i for i, (code, _) in enumerate(place) if not _is_ours(code.co_filename)), 0)
+    return place[inside + 1 :]
+
+
+def _truth(tensor: Tensor) -> Tensor:
+    return (tensor if tensor.dtype == torch.bool else tensor != 0).detach().reshape(())
 
 
 def _hint(frame: FrameType | None) -> bool:

@@ -23,10 +23,11 @@ from torch import Tensor
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.expressions import FUNCTIONS, Expression, Operand, Source
 from actorflow_compiler.numbers import Number, expression_of, plain_now
+from actorflow_compiler.numbers import as_float as stand_in_as_float
 from actorflow_compiler.reads import LOOKS_AT_A_VALUE, place_of
 from actorflow_compiler.torch_internals import items_from
 
-__all__ = ["Late", "as_int", "is_late", "late_items"]
+__all__ = ["Late", "as_float", "as_int", "is_late", "late_items"]
 
 _names = count()
 
@@ -140,6 +141,16 @@ def as_int(*args: Any) -> Any:
     if type(one) is Number:
         return one if isinstance(one, int) else one._made("int", one)
     return one if type(one) is Late and isinstance(one, int) else int(*args)
+
+
+def as_float(*args: Any) -> Any:
+    """``float(…)``, which leaves numbers of tensors, and stand-ins, open."""
+    one = args[0] if len(args) == 1 else None
+    if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
+        one = one.item() if one.dtype != torch.bool else one
+    if type(one) is Late:
+        return one if isinstance(one, float) else one.made(torch.mul, one, 1.0)
+    return stand_in_as_float(one) if type(one) is Number else float(*args)
 
 
 def _is_number(value: object) -> bool:

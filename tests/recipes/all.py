@@ -13,10 +13,12 @@ from recipes import (
     masks,
     optimizers,
     precision,
+    projects,
     reinforcement,
     science,
     scripted,
     sequences,
+    trainers,
     tuning,
     vision,
 )
@@ -24,5 +26,5 @@ from recipes import (
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
-    "habits", "masks", "scripted",
+    "habits", "masks", "projects", "scripted", "trainers",
 ]  # fmt: skip

@@ -163,6 +163,52 @@ def edges(job):
     return training(job, network(), loss, batches)
 
 
+@recipe("masks", "losses by how many there are")
+def counted(job):
+    """len(rows), rows.shape[0] and numel() as divisors, zeros(len(rows)) as labels, rows[arange(len(rows)), y]."""
+
+    def loss(model, x, y):
+        keep = y > 0
+        rows, wanted = model(x)[keep], y[keep]
+        n = rows.shape[0]
+        n += 1
+        likely = rows.log_softmax(-1)[torch.arange(len(rows)), wanted].sum() / max(len(wanted), 1)
+        first = F.binary_cross_entropy_with_logits(rows[:, 0], torch.zeros(len(rows)), reduction="sum") / n
+        share = (rows.view(len(rows), -1).argmax(1) == wanted).sum().item() / float(len(wanted))
+        return first - likely + rows.square().sum() / rows.numel() + share * rows.mean() / len(x)
+
+    return training(job, network(), loss, classes(6, 4))
+
+
+@recipe("masks", "whole sequences by a mask")
+def sequences(job):
+    """x[keep] through an LSTM, a bidirectional GRU, cells, nn.MultiheadAttention and an encoder layer."""
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            self.lstm, self.gru = nn.LSTM(8, 8, 2, batch_first=True), nn.GRU(8, 4, bidirectional=True)
+            self.cell, self.attend = nn.GRUCell(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(8, 11)
+
+        def forward(self, words):
+            padding = words == 10
+            h, (last, _) = self.lstm(self.embed(words))
+            both, _ = self.gru(h.transpose(0, 1))
+            h = h + both.transpose(0, 1) + self.cell(h[:, -1], last[-1])[:, None]
+            h = h + self.attend(h, h, h, key_padding_mask=padding)[0]
+            return self.head(self.layer(h, src_key_padding_mask=padding))
+
+    def loss(model, words, following):
+        words = words.index_fill(1, torch.tensor([0]), 1)  # a row of padding alone would be NaN
+        keep = following[:, 0] > 4
+        return F.cross_entropy(model(words[keep]).flatten(0, 1), following[keep].flatten())
+
+    return training(job, Reader(), loss, tokens(5, 11))
+
+
 @recipe(
     "masks",
     "the hardest of what a mask leaves",

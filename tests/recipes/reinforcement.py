@@ -271,3 +271,153 @@ def categorical(job):
         return loss
 
     return Training(model, optimizer, learn, experience())
+
+
+@recipe("reinforcement learning", "advantage actor-critic with episodes that end")
+def a2c(job):
+    """Returns by a loop from the last step to the first, dones, a Categorical, a dictionary of logged values."""
+
+    class AC(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
+            self.pi, self.v = nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, s):
+            h = self.body(s)
+            return torch.distributions.Categorical(logits=self.pi(h)), self.v(h).squeeze(-1)
+
+    model = AC()
+    opt = torch.optim.RMSprop(model.parameters(), lr=7e-3, eps=1e-5)
+    gamma = 0.99
+    g = torch.Generator().manual_seed(3)
+    batches = [
+        (
+            torch.randn(8, 5, 4, generator=g),
+            torch.randint(3, (8, 5), generator=g),
+            torch.randn(8, 5, generator=g),
+            (torch.rand(8, 5, generator=g) < 0.2),
+        )
+        for _ in range(5)
+    ]
+
+    @job
+    def update(states, actions, rewards, dones):
+        dist, values = model(states)
+        with torch.no_grad():
+            R = values[:, -1]
+            returns = []
+            for t in reversed(range(rewards.size(1))):
+                R = rewards[:, t] + gamma * R * (~dones[:, t])
+                returns.insert(0, R)
+            returns = torch.stack(returns, dim=1)
+        adv = returns - values
+        pl = -(dist.log_prob(actions) * adv.detach()).mean()
+        vl = adv.pow(2).mean()
+        ent = dist.entropy().mean()
+        loss = pl + 0.5 * vl - 0.01 * ent
+        opt.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        opt.step()
+        return {"pl": pl.detach(), "vl": vl.detach(), "ent": ent.detach(), "norm": norm}
+
+    return Training(model, opt, update, batches)
+
+
+@recipe("reinforcement learning", "DQN as in PyTorch's tutorial")
+def tutorial(job):
+    """next_values[mask] = target(next[mask]).max(1), clip_grad_value_, a target that load_state_dict moves."""
+    P, T = mlp(4, 2), mlp(4, 2)
+    T.load_state_dict(P.state_dict())
+    opt = torch.optim.AdamW(P.parameters(), 1e-2, amsgrad=True)
+
+    @job
+    def optimize(s, a, r_, ns, mask):
+        q = P(s).gather(1, a)
+        nv = torch.zeros(s.size(0))
+        with torch.no_grad():
+            nv[mask] = T(ns[mask]).max(1).values
+        y = nv * 0.99 + r_
+        loss = nn.SmoothL1Loss()(q, y.unsqueeze(1))
+        opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_value_(P.parameters(), 100)
+        opt.step()
+        return loss
+
+    def run(*b):
+        loss = optimize(*b)
+        ts, ps = T.state_dict(), P.state_dict()
+        for k in ps:
+            ts[k] = ps[k] * 0.05 + ts[k] * 0.95
+        T.load_state_dict(ts)
+        return loss
+
+    g = torch.Generator().manual_seed(1)
+    return Training(
+        {"P": P, "T": T},
+        opt,
+        run,
+        [
+            (
+                torch.randn(8, 4, generator=g),
+                torch.randint(2, (8, 1), generator=g),
+                torch.randn(8, generator=g),
+                torch.randn(8, 4, generator=g),
+                torch.rand(8, generator=g) < 0.8,
+            )
+            for _ in range(5)
+        ],
+    )
+
+
+@recipe("reinforcement learning", "a recurrent world model")
+def rssm(job):
+    """GRU cells in a loop, straight-through categories, balanced KL divergence with free nats."""
+    cell, prior, post, dec = nn.GRUCell(8 + 2, 8), nn.Linear(8, 8), nn.Linear(8 + 5, 8), nn.Linear(16, 5)
+    ps = [p for m in (cell, prior, post, dec) for p in m.parameters()]
+    opt = torch.optim.Adam(ps, 1e-2)
+
+    def st(lo):
+        p = lo.view(-1, 2, 4).softmax(-1)
+        h = F.one_hot(p.argmax(-1), 4).to(p.dtype)
+        return (h + p - p.detach()).flatten(1)
+
+    @job
+    def step(obs, act):
+        B, L, _ = obs.shape
+        h = torch.zeros(B, 8)
+        z = torch.zeros(B, 8)
+        pr, po, rec = [], [], []
+        for t in range(L):
+            h = cell(torch.cat([z, act[:, t]], -1), h)
+            a = prior(h)
+            b = post(torch.cat([h, obs[:, t]], -1))
+            z = st(b)
+            pr.append(a)
+            po.append(b)
+            rec.append(dec(torch.cat([h, z], -1)))
+        pr, po = (torch.stack(u, 1).view(B, L, 2, 4) for u in (pr, po))
+        D = torch.distributions
+        def cat(lo):
+            return D.Independent(D.OneHotCategorical(logits=lo), 1)
+        kl = (
+            0.8 * D.kl_divergence(cat(po.detach()), cat(pr)).mean()
+            + 0.2 * D.kl_divergence(cat(po), cat(pr.detach())).mean()
+        )
+        kl = torch.max(kl, torch.tensor(0.1))
+        loss = F.mse_loss(torch.stack(rec, 1), obs) + kl
+        opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(ps, 100.0)
+        opt.step()
+        return loss, kl
+
+    g = torch.Generator().manual_seed(1)
+    return Training(
+        {"cell": cell, "prior": prior, "post": post, "dec": dec},
+        opt,
+        step,
+        [(torch.randn(8, 4, 5, generator=g), torch.randn(8, 4, 2, generator=g)) for _ in range(3)],
+    )

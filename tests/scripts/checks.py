@@ -78,6 +78,21 @@ def asserts(t: Trained) -> Step:
     return step
 
 
+@case(LARGE)
+def together(t: Trained) -> Step:
+    """A check of several conditions, of which some hold in a batch that is good."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        h = t.model(x)
+        if ((x > -10).any() and x.abs().max() > 1e6) or (torch.isnan(h).any() and 0 < h.sum() < 1):
+            raise ValueError("too large")
+        if not (h.isfinite().all() and not x.isnan().any()):
+            raise ValueError("no numbers")
+        return t.loss(h, y)
+
+    return step
+
+
 @case(LARGE, kind="SGD")
 def raises(t: Trained) -> Step:
     """``if …: raise`` of all elements, with an error of the script's own."""
@@ -229,7 +244,7 @@ def accumulates(t: Trained) -> Step:
     return step
 
 
-TWO_RANKS = ("asserts", "clips", "leaves", "accumulates")  # those that are trained on several
+TWO_RANKS = ("asserts", "together", "clips", "leaves", "accumulates")  # those that are trained on several
 
 
 def trained(name: str, layout: str | None) -> list[float | str]:

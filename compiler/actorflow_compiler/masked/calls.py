@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
-from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, set_item, where
-from actorflow_compiler.masked.tensor import Masked, read, refuse, tensors_in
+from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
+from actorflow_compiler.masked.tensor import Masked, counted, read, refuse, tensors_in
 from actorflow_compiler.torch_internals import without_functions_of_autograd
 
 __all__ = ["Selecting", "check_results", "selected"]
@@ -37,6 +38,9 @@ OF_THE_WHOLE = (
 READS = ("item", "tolist", "numpy", "__repr__", "__str__", "__format__", "__bool__", "__float__", "__int__",
          "__index__", "__array__", "__reduce_ex__")  # fmt: skip
 NOT_BY_ROWS = ("grad", "unique", "unique_consecutive", "bincount", "histc")
+AUGMENTED = {f"{name}_": name for name in ("add", "sub", "mul", "div", "floor_divide", "remainder", "pow")} | {
+    f"__i{name}__": f"__{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+}
 MAKES = (torch.zeros, torch.ones, torch.full)
 
 
@@ -112,6 +116,11 @@ class Selecting(TorchFunctionMode):
                 lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
             )
             return func(*args, **kwargs) if made is None else made
+        if func is torch.arange and len(args) == 1 and (chosen := counted(args[0])) is not None:
+            own, dtype = numbered(chosen), kwargs.get("dtype") or torch.long
+            return own if dtype == torch.long else own.to(dtype)
+        if args and counted(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
+            return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` of a size gives another number
         if is_selecting(func, args, kwargs):
             return (where if func in (torch.where, Tensor.where) else SELECTING[func])(*args, **kwargs)
         return func(*args, **kwargs)
@@ -129,10 +138,13 @@ def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selec
             refuse(v, "a torch.autograd.Function is called with", "what it does to rows that do not count is not known")
 
     tensor.refusing.append(refusal)
+    plain = builtins.len
+    builtins.len = lambda of: _sizes(of)[0] if type(of) is Masked else plain(of)
     try:
         with without_functions_of_autograd(check), Selecting():
             yield Selecting
     finally:
+        builtins.len = plain
         tensor.refusing.pop()
 
 

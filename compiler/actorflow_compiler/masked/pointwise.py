@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.rules import RULES, bound, called, named, rule
 from actorflow_compiler.masked.selecting import BROADCAST
 from actorflow_compiler.masked.tensor import (
-    COUNTS,
     Masked,
     common,
+    counted,
     filled,
     pairs,
     refuse,
@@ -138,7 +138,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def of_count(make: Any, sizes: Any) -> Masked | None:
     """What is made for each row, where one of some sizes is a selection's count; None where none is."""
-    counts = [getattr(s, COUNTS, None) for s in sizes]
+    counts = [counted(s) for s in sizes]
     found = [(at, chosen) for at, chosen in enumerate(counts) if chosen is not None]
     if len(found) != 1:
         return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.masked.rules import bound, called, rule
+from actorflow_compiler.masked.rules import RULES, bound, called, rule
 from actorflow_compiler.masked.selecting import of_rows
 from actorflow_compiler.masked.tensor import (
     Masked,
@@ -104,6 +106,62 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], "attention's mask has a row for each of", "also for those that were left out")
     chosen = common(rows)
     return wrap(func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}), 0, chosen)
+
+
+@rule("multi_head_attention_forward")
+def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``nn.MultiheadAttention`` within each row, which torch has in dim 1."""
+    given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
+    three = [given[k] for k in ("query", "key", "value")]
+    if any(not isinstance(v, Masked) or v._at != 1 or v._whole.dim() != 3 for v in three) or (
+        given.get("dropout_p") and given.get("training", True)
+    ):
+        refuse(three[0] if isinstance(three[0], Masked) else tensors_in(given)[0], "attention looks among",
+               "each of them has to look within itself, without dropout", "0")  # fmt: skip
+    chosen = common(tensors_in(given))
+    extra, padding = given.get("attn_mask"), given.get("key_padding_mask")
+    if extra is not None and extra.dim() != 2:
+        refuse(three[0], "attention's mask has a row for each of", "also for those that were left out")
+    if padding is not None and not isinstance(padding, Masked):
+        refuse(three[0], "key_padding_mask is that of others beside", "it has a row for each, also for those that the "
+               "mask leaves out", instead=f"the same rows of it: key_padding_mask[{chosen.told.mask}]")  # fmt: skip
+    if padding is not None:
+        given["key_padding_mask"] = filled(padding, 0)  # a row without anything to look at would be NaN
+    out, weights = func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()})
+    return wrap(out, 1, chosen), weights if weights is None else wrap(weights, 0, chosen)
+
+
+def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``: a sequence for each row, with a state of its own."""
+    v, state, *_ = args
+    states = state if isinstance(state, list | tuple) else (state,)
+    batch_first = args[-1]
+    drops = len(args) > 5 and args[5] and args[6]  # dropout, train
+    known = isinstance(v, Masked) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1)
+    if not known or len(args) != 9 or any(not isinstance(s, Masked) or s._at != 1 for s in states) or drops or kwargs:
+        refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
+               "state for each of them or none, and without dropout")  # fmt: skip
+    chosen = common(tensors_in(args))
+    plain = [s._whole for s in states]
+    out, *left = func(v._whole, tuple(plain) if isinstance(state, list | tuple) else plain[0], *args[2:])
+    return wrap(out, v._at, chosen), *(wrap(s, 1, chosen) for s in left)
+
+
+def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell``: rows and their states."""
+    rows = tensors_in((args, kwargs))
+    states = args[1] if isinstance(args[1], list | tuple) else (args[1],)
+    if any(not isinstance(s, Masked) or s._at or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
+        refuse(rows[0], f"{called(func)} takes, beside others,", "the state has a row for each of them, too",
+               instead="a state for the same rows: h[mask]")  # fmt: skip
+    chosen = common(rows)
+    plain = [tuple(s._whole for s in a) if isinstance(a, list | tuple) else a._whole for a in args[:2]]
+    out = func(*plain, *args[2:])
+    return pytree.tree_map_only(Tensor, lambda o: wrap(o, 0, chosen), out)
+
+
+RULES.update(dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent))
+RULES.update(dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), cell))
 
 
 @rule("batch_norm")

@@ -23,11 +23,15 @@ from actorflow_compiler.masked.tensor import (
 )
 from actorflow_compiler.masked.told import Told, here
 
-__all__ = ["BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "of_rows", "position", "set_item"]
+__all__ = [
+    "BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "numbered", "of_rows", "position",
+    "set_item",
+]  # fmt: skip
 
 BROADCAST: Any = torch.broadcast_tensors  # has no types
 Index = tuple[Any, ...]
 FULL = slice(None)
+EACH = -2  # of indices that are each row's own
 
 
 def is_mask(x: Any) -> bool:
@@ -112,6 +116,13 @@ def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
 def where(condition: Tensor) -> Any:
     """``torch.where`` of one argument."""
     return nonzero(condition, as_tuple=True)
+
+
+def numbered(chosen: Selection) -> Masked:
+    """``torch.arange(len(rows))``: the number of each row among those that count."""
+    made = of_rows(chosen.mask.cumsum(0) - 1, 0, chosen)
+    made._index = EACH
+    return made
 
 
 SELECTING: dict[Any, Callable[..., Any]] = {
@@ -227,6 +238,9 @@ def _of_selected(v: Masked, index: Any) -> Any:
     if rows:
         if len(entries) == 1 and is_mask(rows[0]):
             return _again(v, rows[0])
+        first, *others = entries
+        if _is_rows(first) and first._position == EACH and v._at == 0 and others:
+            return _each_at(v, first, others)
         refuse(v, "an index has", "rows of a selection are taken by a mask of the same selection, or gather(1, …)")
     if v._position == -1 and len(entries) == 2 and entries[0] == FULL and isinstance(entries[1], int):
         return position(v, entries[1])
@@ -255,6 +269,15 @@ def _of_selected(v: Masked, index: Any) -> Any:
         refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
     at = to + v._at - d if at < 0 else at
     return wrap(v._whole[entries], at, v._chosen)
+
+
+def _each_at(v: Masked, own: Masked, others: Sequence[Any]) -> Masked:
+    """``rows[torch.arange(len(rows)), y]``: of each row an element by indices of its own."""
+    if any(not (isinstance(o, int) or (_is_rows(o) and o.dim() == 1)) for o in others):
+        refuse(v, "an index has", "beside their own numbers only one number for each of them is known")
+    chosen = common([v, own, *tensors_in(others)])
+    at = torch.arange(v._whole.shape[0], device=v._whole.device)
+    return of_rows(v._whole[(at, *(filled(o, 0) if _is_rows(o) else o for o in others))], 0, chosen)
 
 
 def _said(entry: Any) -> str:

@@ -65,6 +65,10 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(given_sizes) == 1 and isinstance(given_sizes[0], torch.dtype):
             refuse(v, "view as another dtype looks at", "it is not known here")
         sizes = list(given_sizes[0] if isinstance(given_sizes[0], list | tuple) else given_sizes)
+    if any(s is v._chosen._count for s in sizes):
+        each, known = math.prod(shape) // max(1, shape[at]), math.prod(s for s in sizes if isinstance(s, int) and s > 0)
+        rest = each // known if known and each % known == 0 else -1
+        sizes = [rest if isinstance(s, int) and s == -1 else s for s in sizes]
     sizes = [-1 if s is v._chosen._count else s for s in sizes]
     if not _ints(sizes) or sizes.count(-1) != 1:
         plain = v._raw() if _ints(sizes) and -1 not in sizes else None

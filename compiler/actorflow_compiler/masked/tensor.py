@@ -28,6 +28,7 @@ __all__ = [
     "Selection",
     "alone",
     "common",
+    "counted",
     "filled",
     "normal",
     "pairs",
@@ -124,6 +125,11 @@ class Masked(Tensor):
         if self._at == 0:
             refuse(self, "a loop goes over", "its length depends on values", "0")
         return iter(self.unbind(0))
+
+
+def counted(size: Any) -> Selection | None:
+    """The selection whose rows a size says the number of; None for any other size."""
+    return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
 
 def refuse(of: Masked, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:

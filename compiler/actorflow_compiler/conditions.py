@@ -1,0 +1,119 @@
+"""The frame that asks for the truth of a value goes in; the condition of several that it is a part of comes out.
+
+``if a and b: raise …`` asks twice, and either side of the first question goes on: which values make it raise is known
+once each way through the condition is.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+__all__ = ["MOST", "Answers", "Condition", "Ways", "condition_of"]
+
+NAMES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension)
+MOST = 6  # questions of one condition
+Answers = tuple[bool, ...]
+Position = tuple[int, int]  # line and column
+Statement = ast.If | ast.Assert
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of an ``if`` or an ``assert`` that is asked for in parts, and the part that a frame is at."""
+
+    frame: FrameType
+    begins: Position
+    part: int  # how far the frame is
+
+
+def condition_of(frame: FrameType | None) -> Condition | None:
+    """The condition that a frame is in the middle of; None where it is asked for at once, or is more than one."""
+    if frame is None:
+        return None
+    positions = [*frame.f_code.co_positions()][frame.f_lasti // 2]
+    line, _, column, _ = positions
+    if line is None or column is None:
+        return None
+    for statement in _statements("".join(linecache.getlines(frame.f_code.co_filename))):
+        first, last = (statement.lineno, statement.col_offset), statement.test.end_lineno or 0
+        if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # Python may say the whole statement
+            return Condition(frame, first, frame.f_lasti)
+    return None
+
+
+@functools.lru_cache(8)
+def _statements(source: str) -> tuple[Statement, ...]:
+    """Those of a source whose conditions have parts, the innermost first; none that gives names to values."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return ()
+    found = [node for node in ast.walk(tree) if isinstance(node, Statement)]
+    return tuple(node for node in reversed(found) if _has_parts(node.test))
+
+
+def _has_parts(test: ast.expr) -> bool:
+    inside = [*ast.walk(test)]
+    names = any(isinstance(n, NAMES) for n in inside)
+    several = any(isinstance(n, ast.BoolOp) or (isinstance(n, ast.Compare) and len(n.ops) > 1) for n in inside)
+    return several and not names
+
+
+@dataclass(slots=True)
+class Ways:
+    """The ways through one condition: answers to its questions, in order, and what is raised behind them, if so.
+
+    It is found out one way at a time: ``next`` is the one to try.
+    """
+
+    place: Any  # of what runs the frame
+    begins: Position
+    part: dict[Answers, int]  # which question is asked behind some answers
+    behind: dict[Answers, Any] = field(default_factory=dict)  # None: the step goes on
+    left: list[Answers] = field(default_factory=lambda: [(False,), (True,)])
+
+    @property
+    def next(self) -> Answers | None:
+        """The way to try; None once all are known."""
+        return self.left[-1] if self.left else None
+
+    def asks(self, condition: Condition | None, answers: Answers) -> bool:
+        """Whether a condition's frame asks the question behind some answers, and does not begin anew."""
+        if condition is None or condition.begins != self.begins:
+            return False
+        known = self.part.get(answers)
+        return condition.part == known if known else condition.part > self.part[answers[:-1]]
+
+    def more(self, answers: Answers, part: int) -> bool:
+        """There is another question behind some answers; False where these are too many."""
+        self.part[answers] = part
+        self.left.remove(answers)
+        self.left += [(*answers, False), (*answers, True)]
+        return len(answers) < MOST
+
+    def found(self, answers: Answers, behind: Any) -> None:
+        """What is behind a way."""
+        self.left.remove(answers)
+        self.behind[answers] = behind
+
+    @property
+    def raising(self) -> list[Answers]:
+        """The ways that end the step."""
+        return [way for way, behind in self.behind.items() if behind is not None]
+
+    @property
+    def taken(self) -> Answers | None:
+        """A way on which the step goes on and all is asked that those ask that end it; None where there is none."""
+        needed = {self.part[way[:i]] for way in self.raising for i in range(len(way))}
+        on = (way for way, behind in self.behind.items() if behind is None)
+        return next((way for way in on if needed <= {self.part[way[:i]] for i in range(len(way))}), None)
+
+    def asked(self, way: Answers) -> Sequence[tuple[int, bool]]:
+        """The questions of a way, with their answers."""
+        return [(self.part[way[:i]], answer) for i, answer in enumerate(way)]
