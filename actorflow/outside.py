@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow.beside import beside
 from actorflow.owned import Owned
 from actorflow.runtime.session import started
 from actorflow_compiler.errors import StateError
+from actorflow_compiler.torch_internals import step_hooks, users_step_hooks
 
 __all__ = ["step_in_jobs"]
 
 _JOB = "the job of its step"
+_HOOKS = "its hooks"  # while what is left of a step has nothing to do
 
 
 def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
@@ -27,12 +29,24 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
             return None
         kept = beside(optimizer)
         assert kept is not None
+        restore(kept)
         if _JOB not in kept:
             kept[_JOB] = make(lambda: optimizer.step(), name=f"{type(optimizer).__name__}.step", optimizer=optimizer)
-        kept[_JOB]()
+        kept[_JOB]()  # with its hooks
+        kept[_HOOKS] = [(hooks, {**hooks}) for hooks in step_hooks(optimizer)]
+        for hooks, _ in kept[_HOOKS]:
+            hooks.clear()
         return (_with_nothing_to_do(optimizer),), {}  # of which the step itself is now
 
+    def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        restore(beside(optimizer) or {})
+
+    def restore(kept: dict[Any, Any]) -> None:
+        for hooks, before in kept.pop(_HOOKS, ()):
+            hooks.update(before)
+
     register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
 
 
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -42,6 +56,12 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         return False
     if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
         return False
+    if others := users_step_hooks():
+        raise StateError(
+            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that a plan owns, and a hook of "
+            f"all optimizers, {others[0]}, would run twice; expected: optimizer.register_step_pre_hook or "
+            f"register_step_post_hook, or the optimizer's step in the job"
+        )
     if len(args) > 1 or any(value is not None for value in kwargs.values()):
         raise StateError(
             f"{type(optimizer).__name__}.step was called with a closure outside of a job, over parameters that a plan "

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import actorflow as flow
 from actorflow_compiler.errors import CaptureError, StateError
@@ -373,3 +374,55 @@ def test_a_sparse_tensor_of_the_script_is_refused_by_its_name() -> None:
 
     with pytest.raises(CaptureError, match=r"graph is a sparse tensor \(sparse_coo, \[6, 6\]\).*graph\.to_dense\(\)"):
         predict(torch.ones(WIDTH, WIDTH))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_of_an_optimizer_that_steps_outside_of_jobs_run_once(when: str) -> None:
+    def run(job: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def halve(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            with torch.no_grad():
+                for p in optimizer.param_groups[0]["params"]:
+                    assert p.grad is not None
+                    (p.grad if when == "before" else p).mul_(0.5)
+
+        register = optimizer.register_step_pre_hook if when == "before" else optimizer.register_step_post_hook
+        handle = register(halve)
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        call, found = flow.global_function(step) if job else step, []
+        for n in range(5):
+            found.append(call(torch.ones(2, WIDTH) * n).detach() + 0)
+            optimizer.step()
+            optimizer.zero_grad()
+            found += [p.detach().clone() for p in model.parameters()]
+            if n == 3:
+                handle.remove()
+        return found
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-12, atol=1e-12)
+
+
+def test_a_hook_of_all_optimizers_is_refused_where_it_would_run_twice() -> None:
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = flow.global_function(lambda x: model(x).sum().backward())
+    step(torch.ones(2, WIDTH))
+
+    def told(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Would run in the job of the step, and behind it."""
+
+    handle = register_optimizer_step_post_hook(told)
+    try:
+        with pytest.raises(StateError, match=r"a hook of all optimizers, .*told, would run twice"):
+            optimizer.step()
+    finally:
+        handle.remove()
+    optimizer.step()

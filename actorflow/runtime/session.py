@@ -153,6 +153,8 @@ class Session:
         compiled = self.plan_for(job, arguments)
         if compiled is None and job.plans.aside and self._unpark(job, asked):
             compiled = self._find(job, arguments)
+        if compiled is not None:  # it may read parts of other ranks, which change once all have announced the call
+            self._rebound.make_way(compiled.sites, self._states)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.rank == 0 and (note := job.plans.note()):
@@ -203,7 +205,6 @@ class Session:
             self.variables.check(self._gone.uses(compiled.number))
         except StateError as error:
             raise located(error, job.function) from None
-        self._rebound.make_way(compiled.sites, self._states)
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
         inputs = {
             spec.name: tensor if worker.on.ahead else tensor.to(worker.device)  # a plan's sources move it themselves

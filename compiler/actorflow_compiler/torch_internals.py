@@ -26,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
@@ -35,8 +36,8 @@ __all__ = [
     "FakeTensor",
     "MERSENNE",
     "MODULE_CALL",
-    "SCRIPT_MODULE",
     "NOT_WITHOUT_VALUES",
+    "SCRIPT_MODULE",
     "SHARES_SHAPE",
     "answering_equal",
     "backward_engine",
@@ -71,13 +72,13 @@ __all__ = [
     "plain_layers",
     "plain_tensor",
     "python_source",
-    "runs_python",
     "real_tensors",
     "replaced_functions",
     "replaced_higher_order",
     "replaced_in_vf",
     "replaced_indexing",
     "replaced_scripts",
+    "runs_python",
     "scaler_settings",
     "scaler_state",
     "scaling_in_the_graph",
@@ -87,11 +88,13 @@ __all__ = [
     "sequence_number",
     "sequence_of",
     "static_fake_mode",
+    "step_hooks",
     "store_of_default_group",
     "swap_contents",
     "tell_of_scripts",
     "trace_kernel",
     "traced_on",
+    "users_step_hooks",
     "values_not_seen",
     "watching_reads",
     "when_cuda_starts",
@@ -865,6 +868,19 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
     with torch._C.DisableTorchFunctionSubclass():
         kept = {name: getattr(thing, name, None) for name in _HOOKS}
     return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
+    """What runs before and after an optimizer's step, by handle."""
+    return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+
+
+def users_step_hooks() -> list[str]:
+    """The names of functions, torch's and ours excepted, that run before or after the step of every optimizer."""
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    named = [(getattr(h, "__module__", "") or "", getattr(h, "__qualname__", type(h).__name__)) for h in hooks]
+    known = ("torch", "actorflow", "actorflow_compiler")
+    return [name for module, name in named if module.partition(".")[0] not in known]
 
 
 def hooks_made() -> int:
