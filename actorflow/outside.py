@@ -58,8 +58,8 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         return False
     if others := users_step_hooks():
         raise StateError(
-            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that a plan owns, and a hook of "
-            f"all optimizers, {others[0]}, would run twice; expected: optimizer.register_step_pre_hook or "
+            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that a plan owns, and a hook "
+            f"of all optimizers, {others[0]}, would run twice; expected: optimizer.register_step_pre_hook or "
             f"register_step_post_hook, or the optimizer's step in the job"
         )
     if len(args) > 1 or any(value is not None for value in kwargs.values()):

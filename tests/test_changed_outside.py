@@ -413,7 +413,13 @@ def test_hooks_of_an_optimizer_that_steps_outside_of_jobs_run_once(when: str) ->
 def test_a_hook_of_all_optimizers_is_refused_where_it_would_run_twice() -> None:
     model = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    step = flow.global_function(lambda x: model(x).sum().backward())
+
+    @flow.global_function
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
     step(torch.ones(2, WIDTH))
 
     def told(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
