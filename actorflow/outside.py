@@ -58,7 +58,7 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
         return False
     if others := users_step_hooks():
         raise StateError(
-            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that a plan owns, and a hook "
+            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that plans own, and a hook "
             f"of all optimizers, {others[0]}, would run twice; expected: optimizer.register_step_pre_hook or "
             f"register_step_post_hook, or the optimizer's step in the job"
         )

@@ -431,4 +431,3 @@ def test_a_hook_of_all_optimizers_is_refused_where_it_would_run_twice() -> None:
             optimizer.step()
     finally:
         handle.remove()
-    optimizer.step()
