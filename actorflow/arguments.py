@@ -21,8 +21,9 @@ from actorflow_compiler.capture import Argument
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.expressions import number_of
 from actorflow_compiler.flat import contents
+from actorflow_compiler.torch_internals import in_transform, modes_around, packs_saved
 
-__all__ = ["Arguments", "checksum", "flatten", "glance", "shapes_text"]
+__all__ = ["Arguments", "checksum", "flatten", "glance", "refuse_modes", "shapes_text"]
 
 SAMPLED = 256  # elements of a tensor that a glance looks at
 
@@ -111,14 +112,14 @@ def flatten(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     room: Callable[[int], Tensor] | None = None,
-    train: bool = False,
+    graph: bool = False,
 ) -> Arguments:
     """Take a call of the job ``name`` apart.
 
     Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
     of the script's.  ``room`` makes the flat uint8 memory of so many bytes that tensors on the CPU are copied to: what
     a device reads best.  Raises CallError when the arguments do not fit the function's signature, and for tensors that
-    take gradients in a job that is to ``train``.
+    take gradients where PyTorch would make a ``graph``.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -147,7 +148,7 @@ def flatten(
             said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
             continue
         _refuse_unusual(name, path, leaf)
-        if train and isinstance(leaf, Tensor) and leaf.requires_grad:
+        if graph and isinstance(leaf, Tensor) and leaf.requires_grad:
             _refuse_gradients(name, path)
         tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
@@ -207,12 +208,32 @@ def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
         )
 
 
+def refuse_modes(name: str, train: bool) -> None:
+    """Raise CallError where something around a call would see, or change, what a plan does without Python."""
+    if around := modes_around():
+        raise CallError(
+            f"{name} was called under {around[-1]}, a mode that torch's functions and ops pass through; a plan runs "
+            f"them without it; expected: enter the mode in the step, which is captured with it, or leave it away"
+        )
+    if train and packs_saved():
+        raise CallError(
+            f"{name} was called under hooks for saved tensors (torch.autograd.graph.saved_tensors_hooks, save_on_cpu); "
+            f"a plan keeps tensors itself; expected: leave them away, or enter them in the step"
+        )
+    if in_transform():
+        raise CallError(
+            f"{name} was called within a transform of torch.func (vmap, grad, jvp, ...); a plan takes whole tensors; "
+            f"expected: the transform in the step"
+        )
+
+
 def _refuse_gradients(name: str, path: str) -> NoReturn:
     own = path.rpartition(".")[2]
     raise CallError(
-        f"{name} was called with {path}, a tensor that takes gradients (requires_grad=True); backward() in a job ends "
-        f"at its arguments and would leave none there: pass {own}.detach(). Where its gradient is wanted, the step can "
-        f"call {own}.requires_grad_() and return {own}.grad; where it goes on into a model, call the model in the step"
+        f"{name} was called with {path}, a tensor that takes gradients (requires_grad=True); none come out of a job, "
+        f"whose backward() ends at its arguments: pass {own}.detach(), or predict under torch.no_grad(). Where its "
+        f"gradient is wanted, the step can call {own}.requires_grad_() and return {own}.grad; where it goes on into a "
+        f"model, call the model in the step"
     )
 
 

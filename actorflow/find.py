@@ -69,6 +69,7 @@ from actorflow.looked import (
     Script,
     Settings,
     Slots,
+    StepHooks,
     Stream,
     Subclasses,
     Written,
@@ -93,7 +94,7 @@ from actorflow.places import (
 from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.stepping import is_fused
-from actorflow_compiler.torch_internals import hooks_of, scaler_state
+from actorflow_compiler.torch_internals import hooks_of, module_hooks, scaler_state, users_step_hooks
 from actorflow_compiler.variables import Held, State, attributes_given
 
 __all__ = ["Found", "Names", "find", "look"]
@@ -260,6 +261,7 @@ def look(
     with search.within(UNREAD):  # it may grow as other jobs need more of it
         for name, held in more.items():
             search.value(name, held, Item({}, ""))
+    search.hooks_of_all()
     search.function(function, "self")
     search.settle()
     return search.found()
@@ -595,6 +597,15 @@ class _Search:
             with self.within(id(tensor)):
                 for name, item in given.items():
                     self.value(f"{path}.{name}", item, Attribute(tensor, name))
+
+    def hooks_of_all(self) -> None:
+        """Look at the hooks of all modules and optimizers."""
+        for path, kept in module_hooks().items():
+            self.looks(Entries(path, kept))
+        self.looks(StepHooks("the hooks of all optimizers", None))
+        for kept in (*module_hooks().values(), users_step_hooks()):
+            for hook in kept.values():
+                self.function(hook)
 
     def hooks(self, thing: Any) -> None:
         """Follow what runs with a tensor's gradient or an optimizer's step."""

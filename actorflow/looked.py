@@ -24,13 +24,13 @@ from torch.utils import _pytree as pytree
 
 from actorflow.beside import BESIDE
 from actorflow_compiler.expressions import has_numbers, number_of
-from actorflow_compiler.torch_internals import hooks_of, script_attributes, script_constants
+from actorflow_compiler.torch_internals import hooks_of, script_attributes, script_constants, users_step_hooks
 from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment",
     "Generator", "Get", "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfModule",
-    "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "Stream", "Subclasses", "Written",
+    "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "StepHooks", "Stream", "Subclasses", "Written",
     "WrittenOfClass", "getter", "state_of", "table_of",
 ]  # fmt: skip
 
@@ -581,6 +581,18 @@ class Hooks(Looked):
     def say(self, key: Any) -> str:
         """See ``Looked``."""
         return f"a hook of {self.path} ({key})"
+
+
+class StepHooks(Looked):
+    """The script's hooks of all optimizers."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return users_step_hooks()
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
 
 
 class OfTensor(Looked):

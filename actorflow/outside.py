@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow.beside import beside
+from actorflow.guards import say
 from actorflow.owned import Owned
 from actorflow.runtime.session import started
 from actorflow_compiler.errors import StateError
@@ -57,9 +58,10 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
         return False
     if others := users_step_hooks():
+        hook = say(next(iter(others.values())))
         raise StateError(
             f"{type(optimizer).__name__}.step was called outside of a job, over parameters that plans own, and a hook "
-            f"of all optimizers, {others[0]}, would run twice; expected: optimizer.register_step_pre_hook or "
+            f"of all optimizers, {hook}, would run twice; expected: optimizer.register_step_pre_hook or "
             f"register_step_post_hook, or the optimizer's step in the job"
         )
     if len(args) > 1 or any(value is not None for value in kwargs.values()):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from actorflow import tree
-from actorflow.arguments import Arguments, checksum, flatten, glance
+from actorflow.arguments import Arguments, checksum, flatten, glance, refuse_modes
 from actorflow.changes import Change, carry_out
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
@@ -130,14 +130,19 @@ class Session:
         """Call a job on this rank; returns at once with what the job's function returns, in handles."""
         if self.capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
+        refuse_modes(job.name, job.type == "train")
         without = job.type != "train" and torch.is_grad_enabled()  # what only predicts has no graph
         if without or torch.is_inference_mode_enabled():  # whose tensors count no changes
             with torch.inference_mode(False), torch.no_grad():
-                return self.call(job, args, kwargs)
+                return self._begin(job, args, kwargs, graph=without)
+        return self._begin(job, args, kwargs, graph=torch.is_grad_enabled())
+
+    def _begin(self, job: JobLike, args: tuple[Any, ...], kwargs: dict[str, Any], graph: bool) -> Any:
+        """See ``call``; ``graph``: whether PyTorch would make a graph of it."""
         given = job.body.take(args, kwargs, self.world)
         on = None if self.worker is None else self.worker.on
         room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
-        arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, job.type == "train")
+        arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, graph)
         asked = self._rehearsed(job, arguments, job.body.own(arguments, given))
         with asked.recording.call():
             return self._call(job, asked, args, kwargs)

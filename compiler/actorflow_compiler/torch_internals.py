@@ -26,8 +26,11 @@ from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
@@ -64,6 +67,8 @@ __all__ = [
     "make_wrapper",
     "memory_is_refused",
     "memory_of",
+    "modes_around",
+    "module_hooks",
     "no_torch_function",
     "node_of",
     "only_dispatch",
@@ -600,6 +605,17 @@ def packs_saved() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def modes_around() -> list[str]:
+    """The names of the modes that functions and ops of torch pass through now, devices and ours excepted."""
+    if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
+        return []
+    known = ("actorflow", "actorflow_compiler")
+    functions: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    modes = (*functions, *_get_current_dispatch_mode_stack())
+    others = [type(mode) for mode in modes if not isinstance(mode, DeviceContext)]
+    return [mode.__qualname__ for mode in others if mode.__module__.partition(".")[0] not in known]
+
+
 def in_transform() -> bool:
     """Whether a transform of ``torch.func`` is under way."""
     return bool(torch._C._are_functorch_transforms_active())
@@ -870,17 +886,27 @@ def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
 
 
+def module_hooks() -> dict[str, dict[int, Any]]:
+    """The hooks of all modules, by handle, by what they are."""
+    return {
+        "the forward hooks of all modules": torch_module._global_forward_hooks,
+        "the forward pre-hooks of all modules": torch_module._global_forward_pre_hooks,
+        "the backward hooks of all modules": torch_module._global_backward_hooks,
+        "the backward pre-hooks of all modules": torch_module._global_backward_pre_hooks,
+    }
+
+
+def users_step_hooks() -> dict[int, Any]:
+    """What runs before or after the step of every optimizer, torch's and ours excepted, by handle."""
+    known = ("torch", "actorflow", "actorflow_compiler")
+    hooks = {**_global_optimizer_pre_hooks, **_global_optimizer_post_hooks}
+    packages = {key: str(getattr(hook, "__module__", "")).partition(".")[0] for key, hook in hooks.items()}
+    return {key: hook for key, hook in hooks.items() if packages[key] not in known}
+
+
 def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:
     """What runs before and after an optimizer's step, by handle."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-
-
-def users_step_hooks() -> list[str]:
-    """The names of functions, torch's and ours excepted, that run before or after the step of every optimizer."""
-    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
-    named = [(getattr(h, "__module__", "") or "", getattr(h, "__qualname__", type(h).__name__)) for h in hooks]
-    known = ("torch", "actorflow", "actorflow_compiler")
-    return [name for module, name in named if module.partition(".")[0] not in known]
 
 
 def hooks_made() -> int:
