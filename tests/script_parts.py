@@ -1834,7 +1834,7 @@ between: self.l%n.p = 1.0 if i % 2 else 0.0
 
 # dropout in evaluation
 init: self.l%n = nn.Dropout(0.5).eval()
-use: h = self.l%n(h)
+use: h = h if self.l%n.training else self.l%n(h)
 
 # a slope
 init: self.l%n = nn.LeakyReLU(0.1)

@@ -110,12 +110,6 @@ def an_array(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 @told(LOOKS)
-def a_float(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    loss = entropy(model, x, y)
-    return loss / float(loss)
-
-
-@told(LOOKS)
 def an_int(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return entropy(model, x, y) + torch.zeros(int(y.max()) + 1).sum()
 
@@ -218,11 +212,6 @@ def a_pickle(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def a_checkpoint(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     torch.save(model.state_dict(), io.BytesIO())
     return entropy(model, x, y)
-
-
-@told(r"len\(\) asks for the number of the rows that torch\.nonzero.* selects.*expected: \(y == 1\)\.sum\(\)")
-def a_count_of_nonzero(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return entropy(model, x, y) / max(len(torch.nonzero(y == 1)), 1)
 
 
 @told(r"\[:2\] takes some of the rows that torch\.nonzero\(y == 1\) selects .*: which ones depends on.*a mask that")
