@@ -26,7 +26,19 @@ from actorflow.find import Found
 from actorflow.guards import NOTHING, same, say
 from actorflow.keyed import key_here, key_to_send
 from actorflow.lazy import Result
-from actorflow.looked import Array, Cache, Generator, Hooks, Items, Looked, OfLibrary, Scheduler, Script, state_of
+from actorflow.looked import (
+    Array,
+    Cache,
+    Generator,
+    Hooks,
+    Items,
+    Length,
+    Looked,
+    OfLibrary,
+    Scheduler,
+    Script,
+    state_of,
+)
 from actorflow.open_floats import open_floats
 from actorflow.refusing import instead, refusing_clocks
 from actorflow.spans import overlap, span
@@ -169,14 +181,14 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self._during.close()
         for one, old in zip(self._looked, self._values, strict=True):
-            if not isinstance(one, Array | Generator | Hooks):
+            if not isinstance(one, Array | Generator | Hooks | Length):
                 _restore(one, old)
 
     def so_far(self) -> tuple[list[Change], str]:
         """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
         found, lost = [], ""
         for at, (one, old) in enumerate(zip(self._looked, self._now, strict=True)):
-            if isinstance(one, Array | Generator | Hooks):
+            if isinstance(one, Array | Generator | Hooks | Length):
                 continue
             now, kept = one.values(), one.read() if one.foreign else None
             for key in {**old, **now}:
@@ -210,7 +222,7 @@ class Run:
         found = []
         writes: list[tuple[Tensor, Tensor]] = []
         for at, (one, old) in enumerate(pairs):
-            now = one.values() if not isinstance(one, Generator) else old
+            now = one.values() if not isinstance(one, Generator | Length) else old
             if isinstance(one, Items) and len(now) != len(old):
                 self._refuse(one.path, f"has {len(old)} items before the step and {len(now)} after it", holder=one.path)
             for key in (*old, *(key for key in now if key not in old)):

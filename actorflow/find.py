@@ -58,6 +58,7 @@ from actorflow.looked import (
     Hooks,
     Items,
     Kind,
+    Length,
     Level,
     Looked,
     Named,
@@ -508,6 +509,7 @@ class _Search:
                 self.object(path, value, OF_OPTIMIZERS)
             else:
                 self.looked.append((id(value), Attributes(path, vars(value), False, foreign=True)))
+                self.value(f"{path}.defaults", value.defaults, Item(vars(value), "defaults"), "defaults")
                 for name in ("step", "zero_grad"):  # of its own, in the place of those of its class
                     if name in vars(value):
                         self.value(f"{path}.{name}", vars(value)[name], Item(vars(value), name), name)
@@ -584,6 +586,8 @@ class _Search:
         """
         makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
         self.looked.append((id(value), Attributes(path, vars(value), self.library or makes, foreign=True)))
+        if hasattr(type(value), "__len__"):
+            self.looked.append((id(value), Length(path, value)))
         for name, item in list(vars(value).items()):
             kin = makes and _package(item) == _package(value)
             if kin or isinstance(item, (*NATIVE, list, dict)):

@@ -29,9 +29,9 @@ from actorflow_compiler.variables import RECURRENT, attributes_given
 
 __all__ = [
     "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment",
-    "Generator", "Get", "Hooks", "Items", "Kind", "Level", "Looked", "Named", "OfClass", "OfLibrary", "OfModule",
-    "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "StepHooks", "Stream", "Subclasses", "Written",
-    "WrittenOfClass", "getter", "state_of", "table_of",
+    "Generator", "Get", "Hooks", "Items", "Kind", "Length", "Level", "Looked", "Named", "OfClass", "OfLibrary",
+    "OfModule", "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "StepHooks", "Stream",
+    "Subclasses", "Written", "WrittenOfClass", "getter", "state_of", "table_of",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -583,7 +583,23 @@ class Hooks(Looked):
         return f"a hook of {self.path} ({key})"
 
 
-class StepHooks(Looked):
+class Length(Looked):
+    """How many items an object of a library says to have."""
+
+    foreign = True
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``; nothing where it does not know."""
+        with contextlib.suppress(Exception):  # a method of anybody's kind
+            return {"": len(self.holder)}
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the length of {self.path}"
+
+
+class StepHooks(Hooks):
     """The script's hooks of all optimizers."""
 
     def values(self) -> dict[Any, Any]:

@@ -28,7 +28,7 @@ import torch
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import actorflow as flow
 
@@ -380,6 +380,17 @@ def arguments_of_the_command() -> Any:
     return lambda x: x * float(sys.argv[-1]), lambda: sys.argv.__setitem__(-1, "3.0")
 
 
+def lengths_of_loaders() -> Any:
+    rows = [0, 1]
+    kept = DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
+    return lambda x: x / len(kept), lambda: rows.extend([2, 3])
+
+
+def defaults_of_optimizers() -> Any:
+    kept = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    return lambda x: x * kept.defaults["lr"], lambda: kept.defaults.update(lr=0.2)
+
+
 def makers_of_what_is_missing() -> Any:
     kept: collections.defaultdict[str, float] = collections.defaultdict(lambda: 2.0)
     return lambda x: x * kept.default_factory(), lambda: setattr(kept, "default_factory", lambda: 3.0)  # type: ignore[misc]
@@ -406,7 +417,7 @@ CASES: tuple[Case, ...] = (
     precision_of_decimals, slots_that_are_set_later, private_slots, attributes_for_others,
     globals_that_hide_what_is_built_in, other_dictionaries_of_modules, other_dictionaries_of_parameters,
     in_configurations, values_between_processes, arrays_of_a_librarys_object, arguments_of_the_command,
-    makers_of_what_is_missing, records_of_arrays,
+    makers_of_what_is_missing, records_of_arrays, lengths_of_loaders, defaults_of_optimizers,
 )  # fmt: skip
 
 
