@@ -33,8 +33,6 @@ NESTED = (
 )
 KNOWN = (  # (end of a file, function or nothing, what to do)
     ("transformers/generation/utils.py", "", GENERATES),
-    ("torch/nn/modules/adaptive.py", "forward", "F.nll_loss(layer.log_prob(x), y) is the same loss, with the same "
-     "ops in every call"),
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
     ("torch/nn/utils/rnn.py", "", LENGTHS),
