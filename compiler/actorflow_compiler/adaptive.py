@@ -128,7 +128,7 @@ class Clusters:
                         if grads[at] is not None:
                             self._given.setdefault(id(weight), []).append((grads[at], used))
 
-                    node.register_hook(gives)  # type: ignore[union-attr]
+                    node.register_hook(gives)
 
     def _listen(self, weight: Tensor) -> None:
         """Have a weight's gradient looked at before hooks of the script change it."""
@@ -157,7 +157,7 @@ class Clusters:
             else:
                 self._needed[id(weight)] = weight, used, OF_BEFORE
 
-        handle = weight.register_hook(arrives)
+        handle = weight.register_hook(arrives)  # type: ignore[no-untyped-call]  # torch has no types there
         hooks: Any = weight._backward_hooks
         others = {key: hook for key, hook in hooks.items() if key != handle.id}
         for key in others:

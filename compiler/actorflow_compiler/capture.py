@@ -43,6 +43,7 @@ from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.number_ops import RATES, open_numbers
 from actorflow_compiler.numbers import Numbers
+from actorflow_compiler.observers import observing
 from actorflow_compiler.optimizers import expand_fused, source_of
 from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
@@ -215,7 +216,7 @@ def _traced(
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
                 ragged = packing(), aligning(), overlapping(), indexing.following(), unrolled(), scripts.following()
-                layers = (clusters.following(),)
+                layers = clusters.following(), observing()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
