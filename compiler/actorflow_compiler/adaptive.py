@@ -66,9 +66,10 @@ class Clusters:
 
     def check(self) -> None:
         """The step has ended.  Raises where a batch is one of which it leaves gradients that torch leaves None."""
-        for key, (weight, used) in self._used.items():
+        left = {key: (weight, used, OF_BEFORE) for key, (weight, used) in self._used.items()} | self._needed
+        for key, (weight, used, why) in left.items():
             if weight.grad is not None and key not in self._stepped:
-                _refuse_absent(used, OF_BEFORE)
+                _refuse_absent(used, why)
 
     def _forward(self, layer: Any, input_: Tensor, target_: Tensor) -> Any:
         dims = target_.dim()
@@ -173,6 +174,7 @@ class Clusters:
             before.clear()
             for weight in _weights(optimizer):
                 if id(weight) in self._needed:
+                    self._stepped.add(id(weight))
                     _refuse_absent(*self._needed[id(weight)][1:])
                 if id(weight) not in self._used or weight.grad is None:
                     continue

@@ -188,9 +188,7 @@ def _fused(self: Any, x: Tensor) -> Tensor:
         return x.clone()
     least, most = observer.quant_min, observer.quant_max
     with torch.no_grad():
-        found = torch.ops.actorflow.quantised(
-            observer.min_val, observer.max_val, least, most, self.is_symmetric_quant
-        )
+        found = torch.ops.actorflow.quantised(observer.min_val, observer.max_val, least, most, self.is_symmetric_quant)
         self.scale.copy_(found[0])
         self.zero_point.copy_(found[1])
     if axis is None:
