@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.errors import CallError
 
 Decorate = Callable[[Any], Any]
 Optimizers = Callable[[Any], torch.optim.Optimizer]
@@ -140,7 +140,7 @@ def test_a_target_out_of_range_raises_and_changes_nothing(bad: int) -> None:
 
 
 def test_targets_of_another_batch_are_refused_as_by_torch() -> None:
-    with pytest.raises(CaptureError, match="same size in the batch dimension"):
+    with pytest.raises(CallError, match="same size in the batch dimension"):
         trained(flow.global_function, lambda p: torch.optim.SGD(p, 0.1), 4, lambda a, x, y: a(x[:2], y))
 
 
