@@ -94,6 +94,7 @@ from actorflow.places import (
 )
 from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
+from actorflow_compiler.observers import sized
 from actorflow_compiler.stepping import is_fused
 from actorflow_compiler.torch_internals import hooks_of, module_hooks, scaler_state, users_step_hooks
 from actorflow_compiler.variables import Held, State, attributes_given
@@ -681,6 +682,7 @@ class _Search:
     def module(self, path: str, root: nn.Module) -> None:
         refuse_compiled(path, root)
         self.modules.append((path, root))
+        sized(root.modules())
         for prefix, module in root.named_modules():
             self.once(module)
             self.classes.append(type(module))

@@ -623,6 +623,11 @@ SAMPLES: dict[str, Any] = {
         [f(2, 3), 1, (3, 2)],
         [n(5, 8, below=9), 1, (3,)],
     ],
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": lambda: [
+        [f(*shape), torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), torch.ones(1), 0, 15]
+        for shape in ((5, 7), (3, 2, 5))
+    ],
+    "fake_quantize_per_tensor_affine_cachemask_backward": lambda: [[f(5, 7), f(5, 7) > 0]],
     "actorflow.number": lambda: [[torch.tensor(0.5), torch.float32, torch.device("cpu")]],
     "actorflow.add_scaled": lambda: [[f(5, 7), f(5, 7), torch.tensor(0.5)]],
     "actorflow.lerp_to": lambda: [[f(5, 7), f(5, 7), torch.tensor(0.25)]],

@@ -21,6 +21,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import least_squares, scaling, strided, tags
+from actorflow_compiler.adaptive import Clusters
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.averaged_norms import averaging
@@ -42,6 +43,7 @@ from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.mirrored import average_gradients, average_updates
 from actorflow_compiler.number_ops import RATES, open_numbers
 from actorflow_compiler.numbers import Numbers
+from actorflow_compiler.observers import observing
 from actorflow_compiler.optimizers import expand_fused, source_of
 from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
@@ -197,6 +199,7 @@ def _traced(
                     with torch.set_grad_enabled(with_graph), recorder.following_lines():
                         with contextlib.nullcontext() if checks is None else checks.tracing(), Genuine():
                             results = step(tensors)
+                            clusters.check()
                         check_results(results)
                         assigned.returned(results)
                         results = [r.detach() for r in results]
@@ -208,14 +211,15 @@ def _traced(
                             results.append(torch.stack([raises for raises, _ in checks.found]))
                         return results
 
-                streams, indexing = Streams(), Indexing()
+                streams, indexing, clusters = Streams(), Indexing(), Clusters(state)
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
                 ragged = packing(), aligning(), overlapping(), indexing.following(), unrolled(), scripts.following()
+                layers = clusters.following(), observing()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in (*unseen, *ragged, norms, without_meta()):
+                    for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}

@@ -37,6 +37,7 @@ TRACING = tuple(f"/torch/{part}" for part in (
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
 FOR_OTHERS = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
+OF_LAYERS = "/actorflow_compiler/adaptive.py"  # of ours, which finds what a layer of a script would
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -395,7 +396,8 @@ def _is_raised(error: BaseException) -> bool:
     while at is not None:
         code, last = at.tb_frame.f_code, at.tb_lasti
         passes_on = code.co_name == "__torch_function__" or code.co_filename.endswith(FOR_OTHERS)
-        asks = asks if passes_on or _is_ours(code.co_filename) else code.co_filename
+        ours = _is_ours(code.co_filename) and not code.co_filename.endswith(OF_LAYERS)
+        asks = asks if passes_on or ours else code.co_filename
         at = at.tb_next
     if not asks or _is_ours(code.co_filename) or any(part in asks for part in TRACING):
         return False
@@ -410,9 +412,16 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
     """Where a decision is made: the code of all that runs, and how far each is."""
     found: list[tuple[CodeType, int]] = []
     while frame is not None and not frame.f_code.co_filename.endswith("actorflow_compiler/capture.py"):
-        found.append((frame.f_code, frame.f_lasti))
+        found.append((frame.f_code, _at(frame)))
         frame = frame.f_back
     return tuple(found)
+
+
+def _at(frame: FrameType) -> int:
+    """How far a frame is; Python 3.11 stops one instruction earlier at a call that it has made often."""
+    at = frame.f_lasti
+    early = at >= 0 and dis.opname[frame.f_code.co_code[at]] == "PRECALL"
+    return at + 4 if early else at  # the instruction, and its cache
 
 
 def _condition(frame: FrameType | None) -> Condition | None:

@@ -16,6 +16,7 @@ from actorflow_compiler import (
     least_squares,
     mirrored_ops,
     number_ops,
+    observers,
     optimizers,
     quantiles,
     random_ops,
@@ -25,7 +26,8 @@ from actorflow_compiler import (
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
     **alignments.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
-    **least_squares.OPS, **mirrored_ops.OPS, **scaling.OPS, **number_ops.OPS, "uniform": random_ops.uniform,
+    **least_squares.OPS, **mirrored_ops.OPS, **scaling.OPS, **number_ops.OPS, **observers.OPS,
+    "uniform": random_ops.uniform,
 }  # fmt: skip
 
 

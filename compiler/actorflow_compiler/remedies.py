@@ -18,9 +18,9 @@ GENERATES = (
     "their ends afterwards"
 )
 OBSERVES = (
-    "observers and fake quantisation of torch.ao look at their ranges in Python; write ranges as buffers that follow "
-    "with torch.minimum and lerp_, and torch.fake_quantize_per_tensor_affine with scale and zero point in tensors, as "
-    "the recipe for quantisation-aware training does"
+    "this observer of torch.ao looks at its values in Python; those that keep the smallest and the largest value do "
+    "not: MinMaxObserver, MovingAverageMinMaxObserver, PerChannelMinMaxObserver, and what get_default_qat_qconfig() "
+    "takes"
 )
 LENGTHS = (
     "lengths decide sizes here: give them as a list, or as a tensor that the script keeps and that is no argument of "
@@ -33,8 +33,6 @@ NESTED = (
 )
 KNOWN = (  # (end of a file, function or nothing, what to do)
     ("transformers/generation/utils.py", "", GENERATES),
-    ("torch/nn/modules/adaptive.py", "forward", "F.nll_loss(layer.log_prob(x), y) is the same loss, with the same "
-     "ops in every call"),
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
     ("torch/nn/utils/rnn.py", "", LENGTHS),
@@ -52,8 +50,4 @@ def remedy(frames: Iterable[FrameSummary]) -> str:
 
 def cannot_be_traced(node: torch.fx.Node) -> str:
     """What is said of an op that torch's own tracing does not carry."""
-    observes = "fused_moving_avg_obs" in str(node.target)
-    return (
-        f"torch cannot make {node.target} a part of a plan; expected: other ops, or this outside of the job"
-        + f" ({OBSERVES})" * observes
-    )
+    return f"torch cannot make {node.target} a part of a plan; expected: other ops, or this outside of the job"

@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.adaptive import _ASMoutput as AdaptiveOutput
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
+    "AdaptiveOutput",
     "DATA_DEPENDENT",
     "DEPENDENT_SIZE",
     "FakeTensor",
@@ -42,6 +44,7 @@ __all__ = [
     "NOT_WITHOUT_VALUES",
     "SCRIPT_MODULE",
     "SHARES_SHAPE",
+    "accumulates_into",
     "answering_equal",
     "backward_engine",
     "before_each_op",
@@ -70,6 +73,7 @@ __all__ = [
     "modes_around",
     "module_hooks",
     "no_torch_function",
+    "next_nodes",
     "node_of",
     "only_dispatch",
     "packs_saved",
@@ -625,6 +629,16 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without what is done for the transforms of ``torch.func``, in two thirds of its time."""
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]  # is in C++
     return found
+
+
+def accumulates_into(node: Any) -> torch.Tensor | None:
+    """The tensor whose gradient a node of autograd's graph is; None if it is another one."""
+    return node.variable if "AccumulateGrad" in node.name() else None
+
+
+def next_nodes(node: Any) -> tuple[Any, ...]:
+    """The nodes of autograd's graph that one hands its results on to, in their order; None for what needs none."""
+    return tuple(after for after, _ in node.next_functions)
 
 
 def end_of_graph(tensor: torch.Tensor) -> torch.autograd.graph.GradientEdge:

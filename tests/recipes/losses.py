@@ -351,3 +351,21 @@ def distances(job):
         return 0.1 * wasserstein + kernel[0] + kernel[1] - 2 * kernel[2]
 
     return training(job, network(), loss, pairs(6, 4))
+
+
+@recipe("losses", "adaptive softmax")
+def adaptive(job):
+    """AdaptiveLogSoftmaxWithLoss with Adam, which passes over clusters that no target of a batch is in."""
+    model = nn.ModuleDict({"body": network(6, 16), "top": nn.AdaptiveLogSoftmaxWithLoss(16, 20, [4, 10], 2.0, True)})
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    @job
+    def train_step(x, y):
+        optimizer.zero_grad()
+        found, loss = model["top"](model["body"](x), y)
+        loss.backward()
+        optimizer.step()
+        return loss, found
+
+    batches = [(x, y % 10 if number % 2 else y) for number, (x, y) in enumerate(classes(6, 20))]
+    return Training(model, optimizer, train_step, batches)

@@ -1,16 +1,19 @@
 """Fine-tuning, distillation, and layers that change their weights: adapters, frozen parts, parametrizations."""
 
 import copy
+import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.ao import quantization
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from recipes.data import classes, numbers, pairs, pictures
 from recipes.recipe import Training, recipe
 
 KIND = "tuning"
+RANGES = "ranges move on with each forward pass, and so between micro-batches"
 
 
 def classifier(job, model, optimizer, batches, penalty=lambda: 0.0, named=None):
@@ -221,9 +224,7 @@ def pruned(job):
     return classifier(job, model, torch.optim.SGD(model.parameters(), 0.1), classes(6, 4))
 
 
-@recipe(
-    KIND, "quantisation-aware training", whole="ranges move on with each forward pass, and so between micro-batches"
-)
+@recipe(KIND, "quantisation-aware training", whole=RANGES)
 def quantised(job):
     """Fake quantisation with straight-through rounding, ranges in buffers that follow activations."""
 
@@ -241,6 +242,36 @@ def quantised(job):
 
     model = nn.Sequential(nn.Linear(6, 8), Quantise(), nn.ReLU(), nn.Linear(8, 4))
     return classifier(job, model, torch.optim.SGD(model.parameters(), 0.1), classes(6, 4))
+
+
+@recipe(KIND, "a model that torch.ao prepared", whole=RANGES, within=1e-6)
+def prepared(job):
+    """prepare_qat with the default qconfig in float32, observers that are switched off after some steps."""
+    model = nn.Sequential(
+        quantization.QuantStub(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4), quantization.DeQuantStub()
+    ).float()
+    model.qconfig = quantization.get_default_qat_qconfig("x86")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchao will have it one day
+        quantization.prepare_qat(model.train(), inplace=True)
+    model.float()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    @job
+    def train_step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def run(number, x, y):
+        if number == 2:
+            model.apply(quantization.disable_observer)
+        return train_step(x, y)
+
+    batches = [(number, x.float(), y) for number, (x, y) in enumerate(classes(6, 4, steps=4))]
+    return Training(model, optimizer, run, batches)
 
 
 @recipe(KIND, "elastic weight consolidation")

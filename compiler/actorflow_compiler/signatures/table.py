@@ -69,6 +69,8 @@ _LINES: tuple[tuple[str, Line], ...] = (
         "native_dropout_backward softshrink_backward hardshrink_backward logit_backward",
         ".+,.->.",
     ),
+    ("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", ".,_,_,_->.,."),
+    ("fake_quantize_per_tensor_affine_cachemask_backward", ".+,.->."),
     ("glu", views.glu),
     ("glu_backward", views.glu_backward),
     ("_prelu_kernel", ".,.->."),
