@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import least_squares, scaling, strided, tags
+from actorflow_compiler import least_squares, nested, scaling, strided, tags
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
 from actorflow_compiler.averaged_norms import averaging
@@ -30,6 +30,7 @@ from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.either import rewritten
+from actorflow_compiler.encoders import encoding
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.expressions import Operand
 from actorflow_compiler.from_fx import Capture, Names, to_graph
@@ -198,6 +199,7 @@ def _traced(
                         with contextlib.nullcontext() if checks is None else checks.tracing(), Genuine():
                             results = step(tensors)
                         check_results(results)
+                        nested.check_results(results)
                         assigned.returned(results)
                         results = [r.detach() for r in results]
                         reads.check()
@@ -212,10 +214,10 @@ def _traced(
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
-                ragged = packing(), aligning(), overlapping(), indexing.following(), unrolled(), scripts.following()
+                ragged = packing(), nested.nesting(), encoding(), aligning(), overlapping(), indexing.following(), unrolled()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in (*unseen, *ragged, norms, without_meta()):
+                    for context in (*unseen, *ragged, scripts.following(), norms, without_meta()):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}
@@ -282,7 +284,7 @@ def without_memory(
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
             scripts = Scripts([h.tensor for h in state.held.values()])
-            for context in (*plainly, _scaled(state), scripts.following(), Genuine()):
+            for context in (*plainly, _scaled(state), nested.nesting(), encoding(), scripts.following(), Genuine()):
                 stack.enter_context(context)
             yield mode, tensors
 

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
+    "READS",
     "DATA_DEPENDENT",
     "DEPENDENT_SIZE",
     "FakeTensor",
@@ -77,6 +78,7 @@ __all__ = [
     "replaced_higher_order",
     "replaced_in_vf",
     "replaced_indexing",
+    "replaced_nesting",
     "replaced_scripts",
     "runs_python",
     "scaler_settings",
@@ -927,3 +929,18 @@ def is_read(tensor: torch.Tensor) -> bool:
     mode = get_proxy_mode()
     slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
+
+
+@contextlib.contextmanager
+def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
+    jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
+    owners = (torch._C._nested, torch, jagged)
+    before = [(owner, name, vars(owner)[name]) for name in made for owner in owners if name in vars(owner)]
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, made[name])
+        yield
+    finally:
+        for owner, name, plain in before:
+            setattr(owner, name, plain)
