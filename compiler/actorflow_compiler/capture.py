@@ -79,7 +79,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
-NESTS = "nested_tensor"  # in the names of what makes such
+NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
 
@@ -214,10 +214,10 @@ def _traced(
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
-                ragged = packing(), nested.nesting(), encoding(), aligning(), overlapping(), indexing.following(), unrolled()
+                ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
-                    for context in (*unseen, *ragged, scripts.following(), norms, without_meta()):
+                    for context in (*unseen, *ragged, overlapping(), scripts.following(), norms, without_meta()):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}
@@ -498,7 +498,7 @@ def _refuse(place: str, error: Exception) -> NoReturn:
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
     more = remedy(frames) or (rewritten(frames) if looks else "")
-    if RAGGED in text or NESTS in text:
+    if any(name in text for name in (RAGGED, *NESTS)):
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):
         refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")

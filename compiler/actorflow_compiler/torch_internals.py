@@ -935,7 +935,9 @@ def is_read(tensor: torch.Tensor) -> bool:
 def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
     jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
-    owners = (torch._C._nested, torch, jagged)
+    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+    library: Any = torch._C
+    owners = (library._nested, torch, jagged, tracing)
     before = [(owner, name, vars(owner)[name]) for name in made for owner in owners if name in vars(owner)]
     try:
         for owner, name, _ in before:

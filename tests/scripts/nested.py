@@ -115,7 +115,7 @@ def layers(model: nn.Module, x: Tensor) -> Any:
 @case
 def embeddings(model: nn.Module, x: Tensor) -> Any:
     words = torch.nested.nested_tensor([torch.arange(3) % 6, torch.arange(5) % 6], layout=torch.jagged)
-    return F.embedding(words, model.weight).values()  # type: ignore[arg-type]
+    return model(F.embedding(words, model[0].weight)).values()  # type: ignore[index]
 
 
 @case
@@ -137,7 +137,7 @@ def a_strided_sum(model: nn.Module, x: Tensor) -> Any:
 @case
 def softmaxes(model: nn.Module, x: Tensor) -> Any:
     h = model(jagged(x))
-    return h.softmax(-1).values(), F.log_softmax(h.detach(), dim=-1).values(), torch.softmax(h, 1).values()
+    return h.softmax(-1).values(), F.log_softmax(h.detach(), dim=-1).values(), torch.softmax(h.detach(), 1).values()
 
 
 @case
@@ -145,7 +145,7 @@ def shapes(model: nn.Module, x: Tensor) -> Any:
     h = model(jagged(x))
     batch, length, width = h.shape
     assert batch == len(h) == h.size(0) == 4
-    assert width == 6 and h.is_nested and h.dim() == 3 and h.layout == torch.jagged
+    assert (width, h.is_nested, h.dim(), h.layout) == (6, True, 3, torch.jagged)
     by_heads = h.view(batch, length, 2, width // 2)
     again = by_heads.transpose(1, 2).transpose(1, 2).flatten(-2)
     one, other = h.chunk(2, -1)
@@ -160,7 +160,11 @@ def shapes(model: nn.Module, x: Tensor) -> Any:
 def strided_shapes(model: nn.Module, x: Tensor) -> Any:
     h = model(strided(x))
     by_heads = h.view(4, -1, 2, 3).transpose(1, 2)
-    return by_heads.contiguous().to_padded_tensor(0.0), by_heads.transpose(1, 2).contiguous().reshape(4, -1, 6).to_padded_tensor(1.0), h[2]
+    return (
+        by_heads.contiguous().to_padded_tensor(0.0),
+        by_heads.transpose(1, 2).contiguous().reshape(4, -1, 6).to_padded_tensor(1.0),
+        h[2],
+    )
 
 
 @case
@@ -205,9 +209,9 @@ class Trained:
     def __init__(self, layout: str | None) -> None:
         self.layout = layout
         torch.manual_seed(0)
-        self.model = nn.Linear(6, 6)
+        self.model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
         if layout == "pipeline":
-            flow.place(self.model, stage=1)
+            flow.place(self.model, stages=2)
         if layout == "zero 3":
             flow.zero(self.model, stage=3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
@@ -219,7 +223,7 @@ class Trained:
             self.optimizer.zero_grad()
             found = loss_of(self.model, x)
             found = found if isinstance(found, tuple) else (found,)
-            loss = torch.stack([(t * weights(t)).mean() for t in found]).sum()
+            loss = torch.stack([(t * weights(t)).sum() / 10 for t in found]).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             return loss.detach()

@@ -25,11 +25,16 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     q, k, v = (given.pop(name) for name in NAMES[:3])
     for name in ("attn_mask", "dropout_p"):
         if given.pop(name, None):
-            refuse(nested_in((q, k, v))[0], f"F.scaled_dot_product_attention with {name}",
-                   "there it knows neither masks nor dropout", "expected: is_causal=True, or padded tensors and a mask")  # fmt: skip
+            refuse(
+                nested_in((q, k, v))[0], f"F.scaled_dot_product_attention with {name}",
+                "there it knows neither masks nor dropout", "expected: is_causal=True, or padded tensors and a mask",
+            )  # fmt: skip
     if not all(isinstance(t, Nested) and t._at == t._rows.dim() - 2 for t in (q, k, v)):
-        refuse(nested_in((q, k, v))[0], "F.scaled_dot_product_attention", "queries, keys and values are all nested, "
-               "and their last dim but one is the ragged one", "expected: nt.unflatten(-1, [heads, size]).transpose(1, 2)")  # fmt: skip
+        refuse(
+            nested_in((q, k, v))[0], "F.scaled_dot_product_attention",
+            "queries, keys and values are all nested, and their last dim but one is the ragged one",
+            "expected: nt.unflatten(-1, [heads, size]).transpose(1, 2)",
+        )  # fmt: skip
     if k._lengths.of != v._lengths.of or len(q) != len(k) or 0 in k._lengths.of:
         refuse(k, "F.scaled_dot_product_attention", "as many sequences, and as many values as keys, one at least, "
                "are expected in each")  # fmt: skip

@@ -54,18 +54,37 @@ def _dims(x: Nested) -> int:
     return x._rows.dim() + 1
 
 
+def _layout(x: Nested) -> torch.layout:
+    return torch.jagged if x._jagged else torch.strided
+
+
+def _numel(x: Nested) -> int:
+    return x._rows.numel()
+
+
+def _is_nested(x: Nested) -> bool:
+    return True
+
+
+def _each(x: Nested) -> Sequence[Tensor]:
+    return x.each if x._jagged else [*x.each]
+
+
+def _of_rows(name: str) -> Callable[[Nested], Any]:
+    def ask(x: Nested) -> Any:
+        found = getattr(x._rows, name)
+        return found() if callable(found) else found
+
+    return ask
+
+
 PROPERTIES: dict[str, Callable[[Nested], Any]] = {
-    "shape": sizes, "is_nested": lambda x: True, "grad": _no_gradient, "values": _values,
-    "ndim": _dims, "dim": _dims, "ndimension": _dims, "layout": lambda x: torch.jagged if x._jagged else torch.strided, "numel": lambda x: x._rows.numel(),
-    "nelement": lambda x: x._rows.numel(), "is_contiguous": lambda x: x._rows.is_contiguous(),
-    "unbind": lambda x: list(x.each) if not x._jagged else x.each,
+    "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "values": _values, "ndim": _dims, "dim": _dims,
+    "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
     **{
-        name: lambda x, name=name: getattr(x._rows, name)
-        for name in ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_meta",
-                     "is_mkldnn", "is_cpu", "is_leaf", "itemsize", "is_xpu", "is_mps")
-    },
-    **{
-        name: lambda x, name=name: getattr(x._rows, name)()
-        for name in ("is_floating_point", "is_complex", "get_device", "element_size", "is_signed")
+        name: _of_rows(name)
+        for name in ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_meta", "is_mkldnn",
+                     "is_cpu", "is_leaf", "itemsize", "is_xpu", "is_mps", "is_contiguous", "is_floating_point",
+                     "is_complex", "get_device", "element_size", "is_signed")
     },
 }  # fmt: skip

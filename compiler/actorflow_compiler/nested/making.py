@@ -1,9 +1,10 @@
-"""Calls of ``torch.nested`` in a step go in; nested tensors over packed rows come out, their lengths being constants."""
+"""Calls of ``torch.nested`` in a step go in; nested tensors over packed rows of constant lengths come out."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,18 +22,20 @@ __all__ = ["nesting"]
 @contextlib.contextmanager
 def nesting() -> Iterator[None]:
     """In which the functions of ``torch.nested`` make tensors of ours."""
-    made = {
+    made: dict[str, Callable[..., Any]] = {
         "nested_tensor": _copied, "_nested_tensor_from_tensor_list": _listed,
         "_nested_compute_contiguous_strides_offsets": lambda sizes: (), "_nested_view_from_buffer": _whole,
         "jagged_from_list": _jagged, "nested_view_from_values_offsets": _view_of,
         "nested_view_from_values_offsets_lengths": _view, "jagged_from_tensor_and_lengths": _narrowed,
+        "is_fx_tracing": lambda: False,  # where torch would refuse
     }  # fmt: skip
     with replaced_nesting(made):
         yield
 
 
 def _copied(
-    tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+    tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Nested:  # fmt: skip
     """A nested tensor of its own, through which no gradient goes."""
     with torch.no_grad():
@@ -72,7 +75,7 @@ def _view(
     if lengths is not None:
         stop(f"a nested tensor with holes (offsets and lengths) is made here; {NESTED}")
     ends = _known(offsets)
-    of = [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    of = [end - begin for begin, end in pairwise(ends)]
     size = values.shape[ragged_idx - 1]
     if ends[0] != 0 or ends[-1] != size or min(of, default=0) < 0:
         stop(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")

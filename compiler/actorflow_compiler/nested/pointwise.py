@@ -90,7 +90,7 @@ def last_dims(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Each row times a matrix, or one for each sequence."""
     given = bound(("input", "other", "mat2"), args, kwargs)
-    x, other = given["input"], given.get("other", given.get("mat2"))
+    x, other = given["input"], given["other"] if "other" in given else given["mat2"]
     if not isinstance(x, Nested) or isinstance(other, Nested):
         refuse(nested_in((args, kwargs))[0], called(func), instead="expected: nt @ weight, with plain weights, or "
                "F.scaled_dot_product_attention")  # fmt: skip

@@ -57,4 +57,7 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function: Callable[..., Tensor] = getattr(torch, called(func))
     if d != x._at:
         return x.like(function(x._rows, d, **given))
+    if torch.is_grad_enabled() and x._rows.requires_grad:
+        refuse(x, f"{called(func)} along the ragged dim", "PyTorch's gradient of it is wrong",
+               "expected: torch.cat([t.softmax(0) for t in nt.unbind()])")  # fmt: skip
     return x.like(torch.cat([function(rows, d, **given) for rows in x.each], x._at))

@@ -1,7 +1,8 @@
-"""Views, pieces and joins of nested tensors go in; nested tensors over views of the packed rows, or plain ones, come out."""
+"""Views, pieces and joins of nested tensors go in; nested ones over views of packed rows, or plain ones, come out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,8 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With other dims beside the ragged one, which is -1, or as ``shape`` has it."""
     x, *rest = args
     name = called(func)
-    shape = [*(rest[0] if rest and isinstance(rest[0], Sequence) else rest or kwargs.get("shape", kwargs.get("size")))]
+    given: Any = rest or [kwargs.get("shape", kwargs.get("size"))]
+    shape = [*(given[0] if isinstance(given[0], Sequence) else given)]
     told = f"expected: {name}({len(x)}, …), with -1 or nt.size({x._at + 1}) where sequences differ"
     if shape and shape[0] in (-1, None):
         refuse(x, f"{name} to {_text(shape)}", "its dim 0 is the batch", told)
@@ -53,7 +55,10 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     before = 1
     for n in shape[1 : at + 1]:
         before *= n
-    if before != x._rows.shape[: x._at].numel():
+    behind = [n for n in shape[at + 2 :] if n != -1]
+    left = x._rows.shape[x._at + 1 :].numel()
+    fits = left % math.prod(behind or [1]) == 0 if len(behind) < len(shape) - at - 2 else left == math.prod(behind)
+    if before != x._rows.shape[: x._at].numel() or not fits:
         refuse(x, f"{name} to {_text(shape)}", "it joins the ragged dim with others", told)
     rows = [*shape[1:]]
     rows[at] = x._rows.shape[x._at]
@@ -110,7 +115,9 @@ def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Several dims, none of them ragged, as one."""
     given = bound(("input", "start_dim", "end_dim"), args, kwargs)
     x = given["input"]
-    start, end = (dim_of_rows(x, given.get(key, plain), "flatten") for key, plain in (("start_dim", 0), ("end_dim", -1)))
+    start, end = (
+        dim_of_rows(x, given.get(key, plain), "flatten") for key, plain in (("start_dim", 0), ("end_dim", -1))
+    )
     if start <= x._at <= end and start != end:
         refuse(x, "flatten over the ragged dim", instead="expected: nt.values().flatten(…)")
     return x.like(x._rows.flatten(start, end), x._at - (end < x._at) * (end - start))
@@ -200,14 +207,17 @@ def item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return x.like(x._rows[index])
     if isinstance(x, Nested) and isinstance(index, tuple) and index and isinstance(index[0], int):
         return x.each[index[0]][index[1:]]
-    refuse(nested_in(args)[0], "[ ]", instead="expected: nt[i], with a number, nt[..., a:b] over dims that are not "
-           "ragged, or plain tensors, which nt.unbind() gives")  # fmt: skip
+    return refuse(
+        nested_in(args)[0], "[ ]", instead="expected: nt[i], with a number, nt[..., a:b] over dims that are not "
+        "ragged, or plain tensors, which nt.unbind() gives",
+    )  # fmt: skip
 
 
 def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The sequences side by side, as long as the longest, or as large as is asked for."""
     given = bound(("input", "padding", "output_size"), args, kwargs)
-    x, wanted = given["input"], given.get("output_size")
+    x = given["input"]
+    wanted: Any = given.get("output_size")
     if not isinstance(x, Nested):
         refuse(nested_in((args, kwargs))[0], "to_padded_tensor")
     own = [*x._rows.shape]

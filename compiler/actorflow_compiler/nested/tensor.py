@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.masked.tensor import refusing
 from actorflow_compiler.reads import place_of
-from actorflow_compiler.remedies import NESTED
 from actorflow_compiler.torch_internals import make_wrapper
 
 __all__ = ["Lengths", "Nested", "Ragged", "check_results", "nested_in", "refuse", "rules", "stop"]
@@ -82,7 +81,7 @@ class Nested(Tensor):
         made: Nested = make_wrapper(
             cls, rows.shape, dtype=rows.dtype, device=rows.device, requires_grad=rows.requires_grad
         )
-        assert 0 <= at < rows.dim() and rows.shape[at] == sum(lengths.of), (rows.shape, at, lengths.of)
+        assert rows.shape[at] == sum(lengths.of), (rows.shape, at, lengths.of)
         made._rows, made._at, made._lengths, made._jagged = rows, at, lengths, jagged
         return made
 
@@ -93,7 +92,8 @@ class Nested(Tensor):
     @property
     def each(self) -> tuple[Tensor, ...]:
         """The sequences one by one."""
-        return self._rows.split(list(self._lengths.of), self._at)
+        found: tuple[Tensor, ...] = torch.split(self._rows, list(self._lengths.of), self._at)
+        return found
 
     def offsets(self) -> Tensor:
         """Where each sequence begins among ``values()``, and where the last one ends."""
@@ -146,6 +146,3 @@ def check_results(results: Any) -> None:
 def _few(lengths: Lengths) -> str:
     texts = [str(n) for n in lengths.of]
     return ", ".join([*texts[:4], "…"] if len(texts) > 5 else texts)
-
-
-_ = NESTED
