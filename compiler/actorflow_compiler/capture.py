@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import least_squares, scaling, strided, tags
+from actorflow_compiler import least_squares, nested, scaling, strided, tags
 from actorflow_compiler.adaptive import Clusters
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
@@ -31,6 +31,7 @@ from actorflow_compiler.constrain import apply_to_first
 from actorflow_compiler.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
 from actorflow_compiler.decompositions import TABLE
 from actorflow_compiler.either import rewritten
+from actorflow_compiler.encoders import encoding
 from actorflow_compiler.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.expressions import Operand
 from actorflow_compiler.from_fx import Capture, Names, to_graph
@@ -80,7 +81,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
-NESTS = "nested_tensor"  # in the names of what makes such
+NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
 
@@ -201,6 +202,7 @@ def _traced(
                             results = step(tensors)
                             clusters.check()
                         check_results(results)
+                        nested.check_results(results)
                         assigned.returned(results)
                         results = [r.detach() for r in results]
                         reads.check()
@@ -215,8 +217,8 @@ def _traced(
                 assigned = DataAssigned(held.values())
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
-                ragged = packing(), aligning(), overlapping(), indexing.following(), unrolled(), scripts.following()
-                layers = clusters.following(), observing()
+                ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()
+                layers = overlapping(), scripts.following(), clusters.following(), observing()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
@@ -286,7 +288,7 @@ def without_memory(
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
             scripts = Scripts([h.tensor for h in state.held.values()])
-            for context in (*plainly, _scaled(state), scripts.following(), Genuine()):
+            for context in (*plainly, _scaled(state), nested.nesting(), encoding(), scripts.following(), Genuine()):
                 stack.enter_context(context)
             yield mode, tensors
 
@@ -500,7 +502,7 @@ def _refuse(place: str, error: Exception) -> NoReturn:
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
     more = remedy(frames) or (rewritten(frames) if looks else "")
-    if RAGGED in text or NESTS in text:
+    if any(name in text for name in (RAGGED, *NESTS)):
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):
         refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")

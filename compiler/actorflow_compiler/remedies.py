@@ -27,15 +27,17 @@ LENGTHS = (
     "the job (another list is another plan); where they differ in each call, pad, and multiply by a mask"
 )
 NESTED = (
-    "the step works on a nested tensor here, whose sizes are values, and a plan has fixed sizes; expected: a padded "
-    "tensor and a mask (attn_mask of F.scaled_dot_product_attention, src_key_padding_mask of nn.TransformerEncoder), "
-    "or packed sequences for recurrent layers"
+    "the step works on a nested tensor here, whose sizes are values, and a plan has fixed sizes; expected: lengths "
+    "that are constants (slices by numbers, offsets of the script), or a padded tensor and a mask (attn_mask of "
+    "F.scaled_dot_product_attention, src_key_padding_mask of nn.TransformerEncoder), or packed sequences for "
+    "recurrent layers"
 )
 KNOWN = (  # (end of a file, function or nothing, what to do)
     ("transformers/generation/utils.py", "", GENERATES),
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
     ("torch/nn/utils/rnn.py", "", LENGTHS),
+    ("actorflow_compiler/nested/making.py", "", NESTED),
 )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "MERSENNE",
     "MODULE_CALL",
     "NOT_WITHOUT_VALUES",
+    "READS",
     "SCRIPT_MODULE",
     "SHARES_SHAPE",
     "accumulates_into",
@@ -72,8 +73,8 @@ __all__ = [
     "memory_of",
     "modes_around",
     "module_hooks",
-    "no_torch_function",
     "next_nodes",
+    "no_torch_function",
     "node_of",
     "only_dispatch",
     "packs_saved",
@@ -86,6 +87,7 @@ __all__ = [
     "replaced_higher_order",
     "replaced_in_vf",
     "replaced_indexing",
+    "replaced_nesting",
     "replaced_scripts",
     "runs_python",
     "scaler_settings",
@@ -967,3 +969,20 @@ def is_read(tensor: torch.Tensor) -> bool:
     mode = get_proxy_mode()
     slot: Any = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     return slot is None or any("actorflow.checked" not in str(user.target) for user in slot.proxy.node.users)
+
+
+@contextlib.contextmanager
+def replaced_nesting(made: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Have the functions of ``torch.nested`` call ``made`` in place of torch's functions of these names."""
+    jagged: Any = importlib.import_module("torch.nested._internal.nested_tensor")
+    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+    library: Any = torch._C
+    owners = (library._nested, torch, jagged, tracing)
+    before = [(owner, name, vars(owner)[name]) for name in made for owner in owners if name in vars(owner)]
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, made[name])
+        yield
+    finally:
+        for owner, name, plain in before:
+            setattr(owner, name, plain)

@@ -552,3 +552,35 @@ def bag(job):
         return loss
 
     return Training(model, optimizer, train_step, tokens(4, WORDS))
+
+
+@recipe("sequences", "attention over nested tensors")
+def nested(job):
+    """Jagged sequences of known lengths: layer norm, attention by heads and a linear layer over packed rows."""
+    lengths = (2, 6, 1, 4, 6, 3, 5, 2)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.into, self.out = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 6)
+
+        def forward(self, x):
+            query, key, value = (
+                part.unflatten(-1, [2, 3]).transpose(1, 2) for part in self.into(self.norm(x)).chunk(3, dim=-1)
+            )
+            found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(-2)
+            return x + F.gelu(self.out(found))
+
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+
+    @job
+    def train_step(x):
+        rows = torch.nested.as_nested_tensor([s[:n] for s, n in zip(x, lengths, strict=True)], layout=torch.jagged)
+        loss = model(rows).to_padded_tensor(0.0).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Training(model, optimizer, train_step, numbers(6, 6))

@@ -1,0 +1,65 @@
+"""Calls of ``nn.TransformerEncoder`` in a step go in; what they give where PyTorch leaves padded places out comes out.
+
+In eval mode, and without gradients, PyTorch nests the sequences that ``src_key_padding_mask`` says are there: what the
+layers give is zero in all other places.  A plan computes those too, and puts the zeros there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["encoding"]
+
+
+@contextlib.contextmanager
+def encoding() -> Iterator[None]:
+    """In which encoders give zeros where PyTorch's fast path does."""
+    plain: Callable[..., Tensor] = nn.TransformerEncoder.forward
+
+    def forward(
+        self: nn.TransformerEncoder, src: Tensor, mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None, is_causal: bool | None = None,
+    ) -> Tensor:  # fmt: skip
+        padding = src_key_padding_mask
+        if padding is None or mask is not None or not _nests(self, src):
+            return plain(self, src, mask, padding, is_causal)
+        there = padding.logical_not()
+        aligned = torch.ones((), dtype=torch.bool, device=there.device)
+        if getattr(self, "mask_check", True):  # of the whole batch
+            aligned = (there[:, 1:] <= there[:, :-1]).all()
+        if padding.is_floating_point():  # a nested sequence has no part of what it hides, by whatever number
+            padding = padding.masked_fill(aligned & ~there, float("-inf"))
+        norm = self.norm
+        self._modules["norm"] = None
+        try:
+            out = plain(self, src, None, padding, is_causal)
+        finally:
+            self._modules["norm"] = norm
+        out = out.masked_fill((aligned & ~there).unsqueeze(-1), 0.0)
+        return out if norm is None else norm(out)
+
+    encoder: Any = nn.TransformerEncoder
+    encoder.forward = forward
+    try:
+        yield
+    finally:
+        encoder.forward = plain
+
+
+def _nests(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+    """Whether PyTorch would nest the sequences, if they are aligned to the left."""
+    first: Any = encoder.layers[0]
+    if not torch.backends.mha.get_fastpath_enabled() or not getattr(encoder, "use_nested_tensor", False):
+        return False
+    if first.training or src.is_nested or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    given = (
+        src, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias, *first.self_attn.out_proj.parameters(),
+        *first.norm1.parameters(), *first.norm2.parameters(), *first.linear1.parameters(), *first.linear2.parameters(),
+    )  # fmt: skip
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in given))

@@ -1,0 +1,90 @@
+"""A call of a function of torch with nested tensors goes in; what it gives, computed over packed rows, comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.masked.rules import called
+from actorflow_compiler.masked.tensor import read
+from actorflow_compiler.nested import attention, pointwise, reduce, shapes
+from actorflow_compiler.nested.rules import RULES
+from actorflow_compiler.nested.shapes import sizes
+from actorflow_compiler.nested.tensor import Nested, nested_in, refuse
+from actorflow_compiler.torch_internals import READS
+
+__all__ = ["call"]
+
+_ = attention, pointwise, reduce, shapes  # which enter their rules
+
+
+def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch where there are nested tensors among the arguments."""
+    name = called(func)
+    if name in READS:
+        raise read(name)
+    rule = PROPERTIES.get(name) if args and isinstance(args[0], Nested) else None
+    if rule is not None and len(args) == 1:
+        return rule(args[0])
+    found = RULES.get(func)
+    first = nested_in((args, kwargs))[0]
+    if found is None:
+        refuse(first, name)
+    if kwargs.get("out") is not None:
+        refuse(first, f"{name} with out=")
+    return found(func, tuple(args), kwargs)
+
+
+def _values(x: Nested) -> Tensor:
+    if x._jagged:
+        return x._rows
+    if x._at:
+        refuse(x, "values()", "those of a strided one whose sequences are not along dim 1 are not packed")
+    return x._rows.flatten()
+
+
+def _no_gradient(x: Nested) -> None:
+    refuse(x, "grad", "nothing keeps a gradient for it", "expected: gradients of the tensors that it is made of")
+
+
+def _dims(x: Nested) -> int:
+    return x._rows.dim() + 1
+
+
+def _layout(x: Nested) -> torch.layout:
+    return torch.jagged if x._jagged else torch.strided
+
+
+def _numel(x: Nested) -> int:
+    return x._rows.numel()
+
+
+def _is_nested(x: Nested) -> bool:
+    return True
+
+
+def _each(x: Nested) -> Sequence[Tensor]:
+    return x.each if x._jagged else [*x.each]
+
+
+def _of_rows(name: str) -> Callable[[Nested], Any]:
+    def ask(x: Nested) -> Any:
+        found = getattr(x._rows, name)
+        return found() if callable(found) else found
+
+    return ask
+
+
+PROPERTIES: dict[str, Callable[[Nested], Any]] = {
+    "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "values": _values, "ndim": _dims, "dim": _dims,
+    "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
+    **{
+        name: _of_rows(name)
+        for name in ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_meta", "is_mkldnn",
+                     "is_cpu", "is_leaf", "itemsize", "is_xpu", "is_mps", "is_contiguous", "is_floating_point",
+                     "is_complex", "get_device", "element_size", "is_signed")
+    },
+}  # fmt: skip

@@ -1,0 +1,118 @@
+"""Calls of ``torch.nested`` in a step go in; nested tensors over packed rows of constant lengths come out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.masked.tensor import Masked
+from actorflow_compiler.nested.tensor import Lengths, Nested, stop
+from actorflow_compiler.packed import Sizes
+from actorflow_compiler.remedies import NESTED
+from actorflow_compiler.torch_internals import DATA_DEPENDENT, replaced_nesting
+
+__all__ = ["nesting"]
+
+
+@contextlib.contextmanager
+def nesting() -> Iterator[None]:
+    """In which the functions of ``torch.nested`` make tensors of ours."""
+    made: dict[str, Callable[..., Any]] = {
+        "nested_tensor": _copied, "_nested_tensor_from_tensor_list": _listed,
+        "_nested_compute_contiguous_strides_offsets": lambda sizes: (), "_nested_view_from_buffer": _whole,
+        "jagged_from_list": _jagged, "nested_view_from_values_offsets": _view_of,
+        "nested_view_from_values_offsets_lengths": _view, "jagged_from_tensor_and_lengths": _narrowed,
+        "is_fx_tracing": lambda: False,  # where torch would refuse
+    }  # fmt: skip
+    with replaced_nesting(made):
+        yield
+
+
+def _copied(
+    tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Nested:  # fmt: skip
+    """A nested tensor of its own, through which no gradient goes."""
+    with torch.no_grad():
+        made = _packed([torch.as_tensor(t) for t in tensors], False, dtype, device)
+    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+
+
+def _listed(tensors: Sequence[Tensor], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Nested:
+    return _packed(tensors, False, dtype, device)
+
+
+def _jagged(tensors: Sequence[Tensor], offsets: Any, dtype: Any = None, device: Any = None) -> tuple[Nested, Tensor]:
+    made = _packed(tensors, True, dtype, device)
+    return made, made.offsets()
+
+
+def _whole(buffer: Tensor, sizes: Tensor, *_: Any) -> Nested:
+    """Sequences that are all of one length, of a tensor with a batch dim that has been flattened."""
+    each = _known(sizes)
+    rest = each[0][1:]
+    return Nested(buffer.reshape(-1, *rest), 0, Lengths([size[0] for size in each]), False)
+
+
+def _view_of(
+    values: Tensor, offsets: Tensor, ragged_idx: int = 1, min_seqlen: int | None = None, max_seqlen: int | None = None
+) -> Nested:
+    at = ragged_idx - 1
+    if min_seqlen is not None and min_seqlen == max_seqlen and min_seqlen > 0:
+        return Nested(values, at, Lengths([min_seqlen] * (values.shape[at] // min_seqlen)), True)
+    return _view(values, offsets, None, ragged_idx)
+
+
+def _view(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_idx: int = 1, min_seqlen: Any = None,
+    max_seqlen: Any = None,
+) -> Nested:  # fmt: skip
+    if lengths is not None:
+        stop(f"a nested tensor with holes (offsets and lengths) is made here; {NESTED}")
+    ends = _known(offsets)
+    of = [end - begin for begin, end in pairwise(ends)]
+    size = values.shape[ragged_idx - 1]
+    if ends[0] != 0 or ends[-1] != size or min(of, default=0) < 0:
+        stop(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")
+    return Nested(values, ragged_idx - 1, Lengths(of), True)
+
+
+def _narrowed(*_: Any) -> Nested:
+    stop("torch.nested.narrow makes a nested tensor with holes here; expected: "
+         "torch.nested.as_nested_tensor([x[i, a:b], …], layout=torch.jagged)")  # fmt: skip
+
+
+def _known(numbers: Tensor) -> Any:
+    """Of lengths or offsets, the values."""
+    try:
+        return numbers.tolist()
+    except DATA_DEPENDENT:
+        stop(NESTED)
+
+
+def _packed(tensors: Sequence[Tensor], jagged: bool, dtype: Any, device: Any) -> Nested:
+    if not tensors:
+        stop("a nested tensor of nothing is made here; expected: a list with a tensor at least")
+    for tensor in tensors:
+        if isinstance(tensor, Masked):
+            stop(f"{NESTED}; what a mask selects has no constant length")
+    if any(isinstance(tensor, Nested) for tensor in tensors):
+        stop("a nested tensor of nested tensors is made here; expected: plain tensors in the list")
+    if len({(tensor.dim(), tensor.dtype) for tensor in tensors}) > 1 or not tensors[0].dim():
+        found = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:4])
+        stop(f"a nested tensor is made of {found} here; expected: as many dims, one at least, and one dtype")
+    plain = [tensor.as_subclass(Tensor) if isinstance(tensor, Sizes) else tensor for tensor in tensors]
+    ragged = [d for d in range(plain[0].dim()) if len({tensor.shape[d] for tensor in plain}) > 1] or [0]
+    if len(ragged) > 1:
+        found = ", ".join(str(list(tensor.shape)) for tensor in plain[:4])
+        stop(f"a nested tensor of shapes {found} is made here, which differ in {len(ragged)} dims; expected: one dim "
+             "in which they differ, or a loop over the tensors")  # fmt: skip
+    (at,) = ragged
+    rows = torch.cat(plain, at)
+    to = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
+    return Nested(rows.to(**to) if to else rows, at, Lengths([tensor.shape[at] for tensor in plain]), jagged)

@@ -1,0 +1,148 @@
+"""Packed rows and the constant lengths of the sequences that they are go in; one tensor that passes for a nested one
+comes out.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.masked.tensor import refusing
+from actorflow_compiler.reads import place_of
+from actorflow_compiler.torch_internals import make_wrapper
+
+__all__ = ["Lengths", "Nested", "Ragged", "check_results", "nested_in", "refuse", "rules", "stop"]
+
+rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
+INSTEAD = (
+    "expected: plain tensors there, which nt.unbind(), nt.values() and torch.nested.to_padded_tensor(nt, 0.0) give"
+)
+
+
+class Lengths:
+    """How long the sequences of nested tensors are; those of one jagged tensor are no other's, as in PyTorch."""
+
+    def __init__(self, of: Sequence[int]) -> None:
+        self.of = tuple(of)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each begins among packed rows, and where the last one ends."""
+        found = [0]
+        for length in self.of:
+            found.append(found[-1] + length)
+        return found
+
+
+class Ragged:
+    """The size of a dim in which sequences differ: what a shape has there, good for ``view`` and comparisons."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self.lengths = lengths
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ragged) and other.lengths is self.lengths
+
+    def __hash__(self) -> int:
+        return id(self.lengths)
+
+    def _no_number(self, *_: Any) -> NoReturn:
+        stop(
+            f"the step computes with the size of a dim of a nested tensor whose sequences are {_few(self.lengths)} "
+            "long, which is no number; expected: -1 in a view, or the lengths, which are constants"
+        )
+
+    __index__ = __int__ = __float__ = __bool__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _no_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _no_number
+    __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __repr__ = _no_number
+
+
+class Nested(Tensor):
+    """Sequences of ``_lengths`` side by side along dim ``_at`` of ``_rows``, as one tensor with a batch dim before.
+
+    What reaches it without a rule is refused; it never runs a kernel.
+    """
+
+    _rows: Tensor
+    _at: int
+    _lengths: Lengths
+    _jagged: bool  # its layout; else strided
+
+    @staticmethod
+    def __new__(cls, rows: Tensor, at: int, lengths: Lengths, jagged: bool) -> Nested:
+        """Wrap; nothing is copied."""
+        made: Nested = make_wrapper(
+            cls, rows.shape, dtype=rows.dtype, device=rows.device, requires_grad=rows.requires_grad
+        )
+        assert rows.shape[at] == sum(lengths.of), (rows.shape, at, lengths.of)
+        made._rows, made._at, made._lengths, made._jagged = rows, at, lengths, jagged
+        return made
+
+    def like(self, rows: Tensor, at: int | None = None) -> Nested:
+        """Other rows of the same sequences."""
+        return Nested(rows, self._at if at is None else at, self._lengths, self._jagged)
+
+    @property
+    def each(self) -> tuple[Tensor, ...]:
+        """The sequences one by one."""
+        found: tuple[Tensor, ...] = torch.split(self._rows, list(self._lengths.of), self._at)
+        return found
+
+    def offsets(self) -> Tensor:
+        """Where each sequence begins among ``values()``, and where the last one ends."""
+        return torch.tensor(self._lengths.offsets, device=self._rows.device)
+
+    def lengths(self) -> None:
+        """Nothing, as for each jagged tensor without holes."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return rules[0](func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # of a method that is no more
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        refuse(nested_in((args, kwargs))[0], str(func))
+
+    def __len__(self) -> int:
+        return len(self._lengths.of)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind())
+
+
+def nested_in(tree: Any) -> list[Nested]:
+    """The nested tensors among arguments."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Nested)]
+
+
+def stop(text: str) -> NoReturn:
+    """Raise CaptureError with the user's line, again at the end of the capture if the step catches it."""
+    if refusing:
+        raise refusing[-1](text)
+    raise CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(1)))}\n  {text}")
+
+
+def refuse(of: Nested, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
+    """Raise CaptureError for what cannot be done to a nested tensor."""
+    stop(f"{what} is called with a nested tensor, whose sequences are {_few(of._lengths)} long; {why}; {instead}")
+
+
+def check_results(results: Any) -> None:
+    """Raise CaptureError where a step returns a nested tensor."""
+    for nested in nested_in(results):
+        refuse(nested, "return", "a result is a plain tensor",
+               "expected: nt.values(), nt.unbind() or torch.nested.to_padded_tensor(nt, 0.0)")  # fmt: skip
+
+
+def _few(lengths: Lengths) -> str:
+    texts = [str(n) for n in lengths.of]
+    return ", ".join([*texts[:4], "…"] if len(texts) > 5 else texts)
