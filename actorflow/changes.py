@@ -29,6 +29,7 @@ from actorflow.lazy import Result
 from actorflow.looked import (
     Array,
     Cache,
+    Entries,
     Generator,
     Hooks,
     Items,
@@ -222,7 +223,9 @@ class Run:
         found = []
         writes: list[tuple[Tensor, Tensor]] = []
         for at, (one, old) in enumerate(pairs):
-            now = one.values() if not isinstance(one, Generator | Length) else old
+            unread = one.foreign and (id(one.holder), type(one)) not in self._read
+            alone = isinstance(one, Generator | Length) or (unread and isinstance(one, Items | Entries | Array))
+            now = old if alone else one.values()
             if isinstance(one, Items) and len(now) != len(old):
                 self._refuse(one.path, f"has {len(old)} items before the step and {len(now)} after it", holder=one.path)
             for key in (*old, *(key for key in now if key not in old)):

@@ -123,6 +123,7 @@ NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python
 }
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
+WRITE_DOWN = frozenset(("logging", "mlflow", "rich", "tensorboardX", "tqdm", "unittest", "wandb"))  # what happens, only
 MANY = 1000  # items of a list of a library, of which more are let alone
 CACHE = type(functools.cache(id))
 ROOT, UNREAD = 0, -1  # what code reads, and what it does not, as holders; ids of things are others
@@ -586,13 +587,17 @@ class _Search:
         Code names what it reads of an object, unless that makes attributes or items of what it holds.
         """
         makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
+        makes = makes and _package(value) not in WRITE_DOWN
         self.looked.append((id(value), Attributes(path, vars(value), self.library or makes, foreign=True)))
         if hasattr(type(value), "__len__"):
             self.looked.append((id(value), Length(path, value)))
+        before = len(self.looked)
         for name, item in list(vars(value).items()):
             kin = makes and _package(item) == _package(value)
             if kin or isinstance(item, (*NATIVE, list, dict)):
                 self.value(f"{path}.{name}", item, Item(vars(value), name), None if makes else name)
+        for _, one in self.looked[before:] if not makes else ():
+            one.foreign = True
 
     def of_tensor(self, path: str, tensor: Tensor) -> None:
         """Follow a tensor's hooks, and look at the attributes that somebody has given it."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from actorflow.find import Found
+from actorflow.keyed import key_here
 from actorflow.looked import Script
 from actorflow.owned import Owned
 from actorflow.runtime.compiling import Made, located, written_by
@@ -51,7 +52,8 @@ def refuse_shared(
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
-    replaced = Counter(id(found.looked[one.at].values().get(one.key)) for one in made.changes)
+    looked = found.looked
+    replaced = Counter(id(looked[one.at].values().get(key_here(one.key, looked))) for one in made.changes)
     plans = {v.name for v in made.plan.variables}
     tensors = {
         name: h.tensor
