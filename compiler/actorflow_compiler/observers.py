@@ -60,6 +60,8 @@ OPS: dict[str, Callable[..., Any]] = {"quantised": quantised}
 def sized(modules: Iterable[nn.Module]) -> None:
     """Give ranges for each channel of layers' weights their size, where they have none."""
     for layer in modules:
+        if isinstance(layer, torch.jit.ScriptModule):  # whose modules are in no dictionary, and of no class of torch.ao
+            continue
         fake = layer._modules.get(WEIGHT)
         observer = None if fake is None else fake._modules.get("activation_post_process")
         weight = layer._parameters.get("weight")

@@ -565,9 +565,8 @@ def nested(job):
             self.norm, self.into, self.out = nn.LayerNorm(6), nn.Linear(6, 18), nn.Linear(6, 6)
 
         def forward(self, x):
-            query, key, value = (
-                part.unflatten(-1, [2, 3]).transpose(1, 2) for part in self.into(self.norm(x)).chunk(3, dim=-1)
-            )
+            parts = self.into(self.norm(x)).chunk(3, dim=-1)
+            query, key, value = (part.contiguous().unflatten(-1, [2, 3]).transpose(1, 2) for part in parts)
             found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(-2)
             return x + F.gelu(self.out(found))
 
