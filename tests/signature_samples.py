@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from signature_samples_more import MORE
-from signature_values import b, f, n
+from signature_values import b, f, n, seed
 
 Call = tuple[list[Any], dict[str, Any]]
 SHAPES: tuple[tuple[int, ...], ...] = ((5, 7), (1, 4, 2), (6,), ())
 
 
 def calls(op: str) -> list[Call]:
-    """The sample calls of an op by its short name; raises KeyError where there are none."""
+    """The sample calls of an op by its short name, the same each time; raises KeyError where there are none."""
     found = []
-    for call in _calls(op.removeprefix("aten.").removesuffix(".default")):
+    short = op.removeprefix("aten.").removesuffix(".default")
+    seed(short)
+    for call in _calls(short):
         args, kwargs = call if isinstance(call, tuple) else (call, {})
         found.append((args, kwargs))
     return found

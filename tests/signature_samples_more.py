@@ -337,7 +337,10 @@ MORE: dict[str, Any] = {
         [f(5, 7), n(2, 3, below=35), f(6), True],
     ],
     "scatter_reduce.two": _scatter_reduce,
-    "index_fill.int_Scalar": lambda: [[f(5, 7), 1, n(3, below=7), 0.0], [f(5, 7), 0, n(3, below=5), 2.0]],
+    "index_fill.int_Scalar": lambda: [
+        [f(5, 7), 1, torch.tensor([6, 0, 3]), 0.0],
+        [f(5, 7), 0, torch.tensor([4, 1, 1]), 2.0],
+    ],
     "index_copy": lambda: [[f(5, 7), 1, torch.tensor([3, 1]), f(5, 2)]],
     "index_reduce": lambda: [[f(5, 7), 1, n(4, below=7), f(5, 4), kind] for kind in ("prod", "amax")],
     # layers

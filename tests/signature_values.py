@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
-DIRECT = torch.Generator().manual_seed(3)
+DIRECT = torch.Generator()
+
+
+def seed(name: str) -> None:
+    """The numbers that follow are those of this name, whatever was made before them."""
+    DIRECT.manual_seed(zlib.crc32(name.encode()))
 
 
 def f(*shape: int, low: float = -1.5, high: float = 1.5) -> Tensor:
