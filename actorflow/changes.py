@@ -51,6 +51,7 @@ from actorflow_compiler.torch_internals import is_read
 
 __all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
 
+UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
 DRAWS = frozenset((  # functions of Python's and NumPy's generators
@@ -145,6 +146,9 @@ class Run:
         self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
         self._held.pop(id(None), None)
         self._drawn = _generators()
+        self._seeded = [(g, g.get_state()) for g in {id(g): g for g in map(_of_torch, self._looked) if g}.values()]
+        for generator, _ in self._seeded:
+            generator.manual_seed(UNSEEDED)
         self._instead = []
         for one, values in zip(self._looked, self._values, strict=True):
             for key, value in values.items():
@@ -181,6 +185,8 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._during.close()
+        for generator, state in self._seeded:
+            generator.set_state(state)
         for one, old in zip(self._looked, self._values, strict=True):
             if not isinstance(one, Array | Generator | Hooks | Length):
                 _restore(one, old)
@@ -214,6 +220,10 @@ class Run:
         self._put_back()
         self._results: list[tuple[int, Tensor]] = []
         pairs = [*zip(self._looked, self._now, strict=True)]
+        for one in self._looked:
+            if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
+                instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
+                self._refuse(one.path, "is seeded in the step", instead, one.path)
         if _generators() != self._drawn or any(isinstance(a, Generator) and a.values() != b for a, b in pairs):
             raise CaptureError(
                 f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, which it would do once, "
@@ -490,6 +500,12 @@ def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
     for key in old:
         if key not in now:
             one.put(key, old[key])
+
+
+def _of_torch(one: Looked) -> torch.Generator | None:
+    """A generator of torch's that the script has made."""
+    mine = isinstance(one, Generator) and isinstance(one.holder, torch.Generator)
+    return one.holder if mine and one.holder is not torch.default_generator else None
 
 
 def _generators() -> tuple[object, ...]:

@@ -116,7 +116,7 @@ CONTAINERS = (  # of libraries: all that they have is looked at
 )  # fmt: skip
 NUMBER_OF_C: Any = ctypes.c_int.__base__
 NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python's attributes
-    **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState), Generator),
+    **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), Generator),
     **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), Array),
     **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), Array),
     **dict.fromkeys((io.StringIO, io.BytesIO), Stream),

@@ -490,11 +490,11 @@ class Kind(Looked):
 
 
 class Generator(Looked):
-    """A generator of random numbers of Python or NumPy: how far it is."""
+    """A generator of random numbers of Python, NumPy or torch: how far it is."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
-        return {"": state_of(self.holder)}
+        """See ``Looked``: of torch's the draws are seen where they are made."""
+        return {} if isinstance(self.holder, torch.Generator) else {"": state_of(self.holder)}
 
     def read(self) -> dict[Any, Any]:
         """See ``Looked``: a step may not draw, and what is drawn outside of it makes no difference."""

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
+import torch
 from torch.utils.data import DataLoader
 
 from actorflow.find import is_user_class, is_user_file
@@ -34,14 +35,17 @@ CLOCKS = tuple(
     getattr(time, name)
     for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
 )
-RANDOM = (os.urandom,)  # the system's
+RANDOM = (os.urandom, torch.seed)  # the system's
+SEEDS = (torch.initial_seed,)  # while a step is captured it has a seed of ours
 THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
 LOADS = (DataLoader.__iter__,)
 OPENS = (builtins.open,)
+ASKS = {"asks the system for random numbers": RANDOM, "asks for torch's seed": SEEDS}
 FILES = (*OPENS, os.stat, os.listdir, os.scandir)
 _IN = (  # modules and classes, and which functions of theirs
     (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
-    (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES),
+    (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES), (torch, (*RANDOM, *SEEDS)),
+    (torch.random, (*RANDOM, *SEEDS)),
 )  # fmt: skip
 _OF_FILES = tuple(  # Python's own that ask for users
     text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
@@ -111,7 +115,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
                 _refuse("looks at a file", "read it outside, and pass what it says as an argument")
             if function in THREADS:
                 _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")
-            what = "asks the system for random numbers" if function in RANDOM else "asks for the time"
+            what = next((text for text, some in ASKS.items() if function in some), "asks for the time")
             _refuse(what, "do this outside, and pass it as an argument if the step needs it")
         return function(*args, **kwargs)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from actorflow_compiler.random_ops import mixed
+from actorflow_compiler.torch_internals import real_tensors
 
-__all__ = ["Seeds", "manual_seed", "seeds", "use"]
+__all__ = ["Seeding", "Seeds", "manual_seed", "seeding", "seeds", "use"]
 
 
 class Seeds:
@@ -24,6 +27,12 @@ class Seeds:
         """Start anew."""
         self.seed, self._calls = seed, 0
 
+    def swap(self, state: tuple[int | None, int]) -> tuple[int | None, int]:
+        """Be as ``state`` says, which came from here; returns how it was."""
+        before = self.seed, self._calls
+        self.seed, self._calls = state
+        return before
+
     def next(self, default: int, device: int = 0) -> float:
         """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none.
 
@@ -35,6 +44,44 @@ class Seeds:
 
 
 seeds = Seeds()  # of this process, as torch's default generator is
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """How a step that seeds torch's random numbers leaves them: what the script draws afterwards depends on it.
+
+    What the step itself draws moves no generator, as calls draw it elsewhere.
+    """
+
+    state: str  # of torch's default generator, in base64
+    jobs: int | None  # the seed of the random ops of jobs, where flow.manual_seed has set it
+
+    def carry_out(self) -> None:
+        """Leave them so after a call."""
+        state = torch.frombuffer(bytearray(base64.b64decode(self.state)), dtype=torch.uint8)
+        torch.default_generator.set_state(state)
+        torch.manual_seed(torch.default_generator.initial_seed())  # which seeds the generators of GPUs, too
+        torch.default_generator.set_state(state)
+        if self.jobs is not None:
+            seeds.set(self.jobs)
+
+
+@contextlib.contextmanager
+def seeding() -> Iterator[list[Seeding]]:
+    """In which a step is captured: gives a list that has its seeding afterwards, if it seeds.
+
+    The random numbers of jobs are then as they were; torch's are the caller's to put back.
+    """
+    found: list[Seeding] = []
+    torch_before, jobs_before = torch.default_generator.initial_seed(), seeds.swap((None, 0))
+    try:
+        yield found
+    finally:
+        jobs, _ = seeds.swap(jobs_before)
+    if torch.default_generator.initial_seed() != torch_before:
+        with real_tensors():
+            state = torch.default_generator.get_state().numpy().tobytes()
+        found.append(Seeding(base64.b64encode(state).decode(), jobs))
 
 
 class _Here(threading.local):

@@ -23,6 +23,7 @@ from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
 from actorflow.runtime.parked import Parked
 from actorflow.runtime.rebound import Site
+from actorflow.seeds import Seeding
 from actorflow_compiler.checks import Check
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.gradients import Gradients
@@ -79,6 +80,7 @@ class Compiled:
     decisions: Decisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that its step gives other tensors
     checks: tuple[Check, ...]  # its last result says which of them raise
+    seeding: Seeding | None  # how it leaves torch's random numbers, where it seeds them
     sites: tuple[Site, ...] = ()  # those of these places that are seen to
     holders: frozenset[int] = frozenset()  # of what it is looked at, by id
     calls: int = 0

@@ -29,6 +29,7 @@ from actorflow.runtime.progress import working
 from actorflow.runtime.refused import refused
 from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, kinds_of, seat
 from actorflow.runtime.settings import Settings
+from actorflow.seeds import Seeding, seeding
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
 from actorflow_compiler.checks import Check, Checks
@@ -133,6 +134,7 @@ class Made:
     decisions: Decisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
     checks: tuple[Check, ...]  # of values: its last result says which of them raise
+    seeding: Seeding | None  # how it seeds torch's random numbers
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
@@ -149,6 +151,7 @@ class Planned:
     decisions: Decisions
     rebound: tuple[Rebinding, ...]  # see ``Made``
     checks: tuple[Check, ...]
+    seeding: Seeding | None
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -183,6 +186,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
             "rebound": [asdict(one) for one in planned.rebound], "written": sorted(changed),
             "checks": [check.to_json() for check in planned.checks],
+            "seeding": None if planned.seeding is None else asdict(planned.seeding),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -194,7 +198,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     cluster.scatter(f"plan {tag}", packages)
     return Made(
         plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions, planned.rebound, planned.checks, changed, let_go(found),
+        planned.decisions, planned.rebound, planned.checks, planned.seeding, changed, let_go(found),
     )  # fmt: skip
 
 
@@ -240,6 +244,7 @@ def _make_plan(
     checks = Checks()
     changes: list[list[Change]] = []
     rebound: list[list[Rebinding]] = []
+    seeded: list[list[Seeding]] = []
 
     def stand_in(path: str, value: int | float) -> Any:
         return value if numbers is None else numbers.stand_in(Source("argument", path), value)
@@ -251,7 +256,9 @@ def _make_plan(
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
             if run is not None:
                 checks.changed = partial(_so_far, run)
-            returned = order.function(*args, **kwargs)
+            with seeding() as left:
+                returned = order.function(*args, **kwargs)
+            seeded.append(left)
             if numbers is not None:
                 numbers.end()
             shapes.append(tree.describe(returned, results))
@@ -331,8 +338,9 @@ def _make_plan(
         reading = learned(numbers, own)
     gradients, decisions, found = learnt[0]
     return Planned(
-        scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found)
-    )
+        scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found),
+        seeded[-1][0] if seeded[-1] else None,
+    )  # fmt: skip
 
 
 def _so_far(run: Run) -> tuple[list[dict[str, Any]], str]:
@@ -459,7 +467,8 @@ def _unpack(data: bytes, name: str) -> Made:
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
     rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
     written, checks = frozenset(head["written"]), tuple(map(Check.from_json, head["checks"]))
+    seeded = None if head["seeding"] is None else Seeding(**head["seeding"])
     return Made(
         plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, checks,
-        written, gone,
+        seeded, written, gone,
     )  # fmt: skip

@@ -247,6 +247,8 @@ class Session:
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         carry_out(compiled.changes, found.looked, handles, known)
+        if compiled.seeding is not None:
+            compiled.seeding.carry_out()
         write(compiled.reading, found.state, known)
         compiled.leave(handles)
         for site in self._rebound.among(partial(self._holders, job)):
@@ -438,6 +440,7 @@ class Session:
             made.decisions,
             made.rebound,
             made.checks,
+            made.seeding,
         )
         compiled.take_places(sites)
         self._gone.installed(plan_number, used, compiled)

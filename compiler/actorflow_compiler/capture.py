@@ -49,7 +49,7 @@ from actorflow_compiler.optimizers import expand_fused, source_of
 from actorflow_compiler.packed import packing
 from actorflow_compiler.random_streams import Streams
 from actorflow_compiler.random_table import decompositions
-from actorflow_compiler.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
+from actorflow_compiler.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
 from actorflow_compiler.remedies import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.replaced import Genuine
 from actorflow_compiler.scripted import Scripts, said_by
@@ -81,6 +81,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
 )  # fmt: skip
+NOT_THERE = "its data is not allocated yet"  # what torch says where C code asks a tensor without values for them
 NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
 CALLS = 3  # after which a number that is new in each of them is taken to go on so
@@ -521,6 +522,8 @@ def _brief(error: Exception) -> str:
     text = str(error).strip()
     if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would take its value
         return LOOKS_AT_A_VALUE
+    if NOT_THERE in text:
+        return ADDRESS
     if isinstance(error, NOT_WITHOUT_VALUES):
         return (
             f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "

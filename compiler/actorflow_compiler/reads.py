@@ -29,7 +29,7 @@ from actorflow_compiler.lines import STDLIB, is_users
 from actorflow_compiler.remedies import remedy
 from actorflow_compiler.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
 
-__all__ = ["DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
+__all__ = ["ADDRESS", "DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
 
 LOOKS_AT_A_VALUE = (
     "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
