@@ -19,7 +19,7 @@ from actorflow_compiler.replaced import original
 from actorflow_compiler.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.variables import attributes_given
 
-__all__ = ["Detached", "Owned", "Owner", "Past", "real"]
+__all__ = ["Detached", "Owned", "Owner", "Past", "Whole", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
@@ -66,6 +66,9 @@ class Owner(Protocol):
     def unshare(self, copy: Tensor) -> None:
         """The copy stands for it no more."""
 
+    def tie(self, name: str, whole: Whole | None) -> None:
+        """In PyTorch the variable would share this memory, which is another one's, from now on; None: with nobody."""
+
 
 class Past:
     """The owner of what plans have left to the script: a value that changes no more."""
@@ -84,6 +87,9 @@ class Past:
         """See ``Owner``: jobs have nothing of it."""
 
     def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+
+    def tie(self, name: str, whole: Whole | None) -> None:
         """See ``Owner``."""
 
     def read(self, name: str) -> Tensor:
@@ -124,7 +130,7 @@ class Owned(Tensor):
     gradients: Gradients | None = None
     made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
-    copies: weakref.WeakSet[_Copy] = None  # type: ignore[assignment]  # that stand for the same memory
+    copies: weakref.WeakSet[Whole] = None  # type: ignore[assignment]  # that stand for the same memory
 
     @staticmethod
     def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
@@ -228,18 +234,24 @@ class Owned(Tensor):
         """``p.data = data``: as a copy.
 
         What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
-        ``data`` was taken of it before, that is its memory again.
+        ``data`` was taken of it before, that is its memory again.  Where ``data`` is another variable's memory, nobody
+        may change either from now on.
         """
         self._converted(data)
+        if isinstance(data, Owned) and data is not self:
+            data = data.detach()
         mine = data._all if isinstance(data, Detached) and data.is_whole else None
         if data is self or (mine is not None and mine in self.copies):
             return
         value = real(data)
         for copy in [*self.copies]:
             copy.release()
+        self._owner.tie(self.name_in_plan, None)
         self._owner.write(self.name_in_plan, value)
         if mine is not None and mine.released:
             mine.take(self)
+        elif isinstance(data, Detached) and not data.whole.released and data.whole.name != self.name_in_plan:
+            self._owner.tie(self.name_in_plan, data.whole)
 
     def _converted(self, data: Tensor) -> None:
         """Raise StateError for what cannot take its place."""
@@ -319,12 +331,17 @@ class Gradient(Owned):
         return changed
 
 
-class _Copy:
+class Whole:
     """A copy of a variable's whole value, which stands for the variable's memory until that is another one."""
 
     def __init__(self, value: Tensor, owned: Owned) -> None:
         self.value = value
         self.take(owned)
+
+    @property
+    def name(self) -> str:
+        """The variable's."""
+        return self._owned.name_in_plan
 
     def take(self, owned: Owned) -> None:
         """Stand for the memory of a variable, whose value it is."""
@@ -360,19 +377,19 @@ class Detached(Tensor):
     What ops make of it are plain tensors, and it is saved and copied as one.
     """
 
-    _all: _Copy  # in whose memory it lies
+    _all: Whole  # in whose memory it lies
     _plain: Tensor
 
     @staticmethod
-    def of(value: Tensor, owned: Owned, whole: _Copy | Tensor | None = None) -> Detached:
+    def of(value: Tensor, owned: Owned, whole: Whole | Tensor | None = None) -> Detached:
         """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
         detached: Detached = torch.Tensor._make_subclass(Detached, value)
         detached._plain = value
-        detached._all = whole if isinstance(whole, _Copy) else _Copy(value if whole is None else whole, owned)
+        detached._all = whole if isinstance(whole, Whole) else Whole(value if whole is None else whole, owned)
         return detached
 
     @property
-    def whole(self) -> _Copy:
+    def whole(self) -> Whole:
         """The copy that it is a view of."""
         return self._all
 

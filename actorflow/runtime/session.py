@@ -207,7 +207,7 @@ class Session:
         worker = self.worker
         assert worker is not None
         try:
-            self.variables.check(self._gone.uses(compiled.number))
+            self.variables.check(self._gone.uses(compiled.number), job.type == "train")
         except StateError as error:
             raise located(error, job.function) from None
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actorflow.deferred import Deferred
 from actorflow.find import Names
-from actorflow.owned import Owned, real
+from actorflow.owned import Owned, Whole, real
 from actorflow.places import OfProgram, OfProgramList, OfScript
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.gradients import Kept
@@ -146,6 +146,7 @@ class Variables:
         self._reshaped: dict[str, Tensor] = {}  # borrowed tensors that are of another shape or dtype now
         self._watched: dict[int, _Watched] = {}  # by id of the module
         self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
+        self._ties: dict[str, Whole] = {}  # of variables that in PyTorch would share the memory of another one now
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
@@ -354,7 +355,7 @@ class Variables:
     def drop(self, names: Iterable[str]) -> None:
         """Forget variables, on all ranks alike, that no rank's script can come to any more."""
         for name in names:
-            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts):
+            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties):
                 kept.pop(name, None)
         self.gradients.drop(names)
         self.states.drop(frozenset(names))
@@ -437,9 +438,11 @@ class Variables:
                 self.write(name, now)
                 borrowed.took(now)
 
-    def check(self, used: Collection[str]) -> None:
-        """Raise StateError where a plan with these variables would not do what the script does."""
+    def check(self, used: Collection[str], trains: bool) -> None:
+        """Raise StateError where a plan with these variables, that ``trains``, would not do what the script does."""
         self.states.check(used)
+        if trains:
+            self._untied(used)
         for name in self._reshaped.keys() & used:
             now, layout = self._reshaped[name], self.layouts[name]
             raise StateError(
@@ -447,6 +450,16 @@ class Variables:
                 f"a tensor that a job reads and that is no argument keeps its shape; put another one in its place, or "
                 f"make it an argument"
             )
+
+    def _untied(self, changed: Collection[str]) -> None:
+        """Raise StateError where what shares memory in PyTorch is to be changed."""
+        for name, whole in self._ties.items():
+            if not whole.released and (name in changed or whole.name in changed):
+                raise StateError(
+                    f"{name} and {whole.name} share memory since .data of one was set to .data of the other, and a job "
+                    f"or the script changes one of them: plans keep them apart; expected: a copy "
+                    f"({name}.data = {whole.name}.data.clone()), or one parameter in both places from the first call on"
+                )
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
@@ -500,6 +513,13 @@ class Variables:
             found = self._memories.get(where[0], ())
             self._memories[where[0]] = [one for one in found if one[1] != where]
 
+    def tie(self, name: str, whole: Whole | None) -> None:
+        """See ``Owner``: nobody may change either, as the other one would not follow."""
+        if whole is None:
+            self._ties.pop(name, None)
+        else:
+            self._ties[name] = whole
+
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""
         layout = self.layouts[name]
@@ -520,6 +540,7 @@ class Variables:
 
     def write(self, name: str, value: Tensor) -> None:
         """See ``Owner``: every rank does the same; raises CallError where one does something else."""
+        self._untied({name})
         layout = self.layouts[name]
         self._settled()
         self._together(f"a write of {name}")  # what another rank reads before must not be what is written here

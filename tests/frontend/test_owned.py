@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actorflow.owned import Owned
+from actorflow.owned import Owned, Whole
 from actorflow_compiler.errors import StateError
 
 
@@ -27,6 +27,9 @@ class Values:
         self.moment = 0
 
     def share(self, name: str, copy: Tensor) -> None:
+        pass
+
+    def tie(self, name: str, whole: Whole | None) -> None:
         pass
 
     def read(self, name: str) -> Tensor:
