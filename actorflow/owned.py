@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from actorflow_compiler.replaced import original
 from actorflow_compiler.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.variables import attributes_given
 
-__all__ = ["Detached", "Owned", "Owner", "Past", "Whole", "real"]
+__all__ = ["Detached", "Owned", "Owner", "Past", "Several", "Whole", "real"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
@@ -66,8 +67,8 @@ class Owner(Protocol):
     def unshare(self, copy: Tensor) -> None:
         """The copy stands for it no more."""
 
-    def tie(self, name: str, whole: Whole | None) -> None:
-        """In PyTorch the variable would share this memory, which is another one's, from now on; None: with nobody."""
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """In PyTorch the stand-in would lie in the memory of this tensor from now on; None: in one of its own."""
 
 
 class Past:
@@ -89,7 +90,7 @@ class Past:
     def unshare(self, copy: Tensor) -> None:
         """See ``Owner``."""
 
-    def tie(self, name: str, whole: Whole | None) -> None:
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
         """See ``Owner``."""
 
     def read(self, name: str) -> Tensor:
@@ -234,24 +235,23 @@ class Owned(Tensor):
         """``p.data = data``: as a copy.
 
         What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
-        ``data`` was taken of it before, that is its memory again.  Where ``data`` is another variable's memory, nobody
-        may change either from now on.
+        ``data`` was taken of it before, that is its memory again.  See ``Owner.tie`` for who else has that memory.
         """
         self._converted(data)
         if isinstance(data, Owned) and data is not self:
             data = data.detach()
-        mine = data._all if isinstance(data, Detached) and data.is_whole else None
+        mine = data.stands_for if isinstance(data, Detached) else None
         if data is self or (mine is not None and mine in self.copies):
             return
         value = real(data)
         for copy in [*self.copies]:
             copy.release()
-        self._owner.tie(self.name_in_plan, None)
+        self._owner.tie(self, None)
         self._owner.write(self.name_in_plan, value)
         if mine is not None and mine.released:
             mine.take(self)
-        elif isinstance(data, Detached) and not data.whole.released and data.whole.name != self.name_in_plan:
-            self._owner.tie(self.name_in_plan, data.whole)
+        else:
+            self._owner.tie(self, data)
 
     def _converted(self, data: Tensor) -> None:
         """Raise StateError for what cannot take its place."""
@@ -343,16 +343,26 @@ class Whole:
         """The variable's."""
         return self._owned.name_in_plan
 
+    @property
+    def released(self) -> bool:
+        """Whether it stands for no variable any more."""
+        return self._released
+
+    @property
+    def parts(self) -> Sequence[Whole]:
+        """Copies of one variable each."""
+        return (self,)
+
     def take(self, owned: Owned) -> None:
         """Stand for the memory of a variable, whose value it is."""
-        self._owned, self._moment, self.released = owned, owned._owner.moment, False
+        self._owned, self._moment, self._released = owned, owned._owner.moment, False
         owned.copies.add(self)
         owned._owner.share(owned.name_in_plan, self.value)
 
     def release(self) -> None:
         """Keep the value that the variable has now."""
         self.refresh()
-        self.released = True
+        self._released = True
         self._owned.copies.discard(self)
         self._owned._owner.unshare(self.value)
 
@@ -368,6 +378,28 @@ class Whole:
         if not self.released:
             self._owned._owner.write(self._owned.name_in_plan, self.value)
             self._moment = self._owned._owner.moment
+
+
+class Several(Whole):
+    """Memory in parts of which there are copies of variables, as of a flat vector of parameters."""
+
+    def __init__(self, value: Tensor, parts: Sequence[Whole]) -> None:
+        self.value, self._parts, self._owned = value, parts, parts[0]._owned
+
+    @property
+    def parts(self) -> Sequence[Whole]:
+        """See ``Whole``."""
+        return self._parts
+
+    def refresh(self) -> None:
+        """Take the values that the variables have now."""
+        for part in self._parts:
+            part.refresh()
+
+    def write(self) -> None:
+        """Let the variables have what is there."""
+        for part in self._parts:
+            part.write()
 
 
 class Detached(Tensor):
@@ -400,11 +432,9 @@ class Detached(Tensor):
         return self._plain
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is no view of a part, or in another order."""
-        return self._plain is self._all.value or (
-            self._plain.shape == self._all.value.shape and self._plain.stride() == self._all.value.stride()
-        )
+    def stands_for(self) -> Whole | None:
+        """The copy of a variable, or of what was one, that is just what it has; None where it is a view otherwise."""
+        return next((part for part in self._all.parts if _is_alike(part.value, self._plain)), None)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -431,6 +461,11 @@ class Detached(Tensor):
         if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all.value):
             return tensor
         return self if tensor is self._plain else Detached.of(tensor, self._all._owned, self._all)
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    return same and one.shape == other.shape and one.stride() == other.stride()
 
 
 def _has_no_graph(func: Any, tree: Any) -> bool:

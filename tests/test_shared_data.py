@@ -1,4 +1,4 @@
-"""Parameters between calls whose ``.data`` is set to that of others: PyTorch has them share memory from then on."""
+"""Parameters whose ``.data`` a script sets to other tensors: in PyTorch they share memory with these from then on."""
 
 from __future__ import annotations
 
@@ -105,3 +105,61 @@ def test_it_ends_where_either_gets_memory_of_its_own(again: str) -> None:
 
     for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+
+
+def kept(one: Trained, kept: list[Tensor]) -> None:
+    one.a.weight.data = kept[0]
+    one.b.bias.data = kept[1][1]
+
+
+def as_a_vector(one: Trained, kept: list[Tensor]) -> None:
+    nn.utils.vector_to_parameters(kept[2], one.a.parameters())
+
+
+def changed_at_once(one: Trained, kept: list[Tensor]) -> None:
+    one.a.weight.data = kept[0]
+    kept[0].mul_(0.5)
+    one.b.weight.data = kept[3]
+    with torch.no_grad():
+        one.b.weight.add_(1.0)
+
+
+def copied(one: Trained, kept: list[Tensor]) -> None:
+    one.a.weight.data = kept[0].clone()
+
+
+@pytest.mark.parametrize("give", [kept, as_a_vector, changed_at_once, copied])
+def test_tensors_that_the_script_keeps_show_what_calls_make_of_parameters_that_lie_in_them(
+    give: Callable[[Trained, list[Tensor]], None],
+) -> None:
+    def run(decorate: Callable[..., Any]) -> list[Tensor]:
+        one = Trained(decorate)
+        kept = [torch.eye(3), torch.ones(2, 3), torch.arange(12) / 12, torch.full((3, 3), 0.25)]
+        kept = [tensor.double() for tensor in kept]
+        found = []
+        for i in range(6):
+            found.append(one.step(one.x).detach().clone())
+            if i in (1, 3):  # the second time they have what the first training has left
+                give(one, kept)
+            if i == 4:
+                one.a.weight.data = torch.ones(3, 3, dtype=torch.float64)
+            found += [tensor.clone() for tensor in kept]
+            found += [p.detach().clone() for p in one.optimizer.param_groups[0]["params"]]
+        return found
+
+    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_tensor_that_another_job_reads_cannot_take_a_parameter_that_is_trained() -> None:
+    one, other = Trained(flow.global_function), torch.eye(3, dtype=torch.float64)
+
+    @flow.global_function(type="predict")
+    def reads(x: Tensor) -> Tensor:
+        return x @ other
+
+    one.step(one.x)
+    reads(one.x)
+    one.a.weight.data = other
+    with pytest.raises(flow.StateError, match=r"a\w*.weight.data was set to memory of a tensor that a job reads"):
+        one.step(one.x)

@@ -45,11 +45,18 @@ def views(model: nn.Module) -> list[Tensor]:
     return [first, first[1:3], first.t(), first.view(-1)[2:], first[0]]
 
 
+def flat(model: nn.Module) -> list[Tensor]:
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    return [vector, vector[3:20]]
+
+
 TAKE: dict[str, Callable[[nn.Module], Any]] = {
     "data": lambda model: [p.data for p in model.parameters()],
     "detach": lambda model: [p.detach() for p in model.parameters()],
     "a state dict": lambda model: model.state_dict(),
     "views of views": views,
+    "a vector of which they are parts": flat,
     "buffers": lambda model: [b.detach() for b in model.buffers()],
 }
 

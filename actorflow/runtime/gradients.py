@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actorflow.owned import Gradient, Owned, Whole, real
+from actorflow.owned import Gradient, Owned, real
 from actorflow_compiler.errors import StateError
 from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.variables import State
@@ -78,7 +78,7 @@ class Kept:
     def unshare(self, copy: Tensor) -> None:
         """See ``Owner``."""
 
-    def tie(self, name: str, whole: Whole | None) -> None:
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
         """See ``Owner``: a gradient is read anew by each op."""
 
     # -- calls -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actorflow.deferred import Deferred
 from actorflow.find import Names
-from actorflow.owned import Owned, Whole, real
+from actorflow.owned import Detached, Owned, Whole, real
 from actorflow.places import OfProgram, OfProgramList, OfScript
 from actorflow.runtime.data_plane.boxes import dtype_of
 from actorflow.runtime.gradients import Kept
@@ -28,7 +28,7 @@ from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
 from actorflow.runtime.stepped import Slot, States
 from actorflow.runtime.values import Values
-from actorflow.runtime.views import Taken, follow, taken
+from actorflow.runtime.views import Given, Taken, follow, taken
 from actorflow.runtime.wire import encode
 from actorflow.scripts import hold
 from actorflow.spans import Span, overlap, span
@@ -147,6 +147,7 @@ class Variables:
         self._watched: dict[int, _Watched] = {}  # by id of the module
         self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
         self._ties: dict[str, Whole] = {}  # of variables that in PyTorch would share the memory of another one now
+        self._given: dict[str, Given] = {}  # the same of variables that would lie in the memory of other tensors
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
@@ -355,7 +356,7 @@ class Variables:
     def drop(self, names: Iterable[str]) -> None:
         """Forget variables, on all ranks alike, that no rank's script can come to any more."""
         for name in names:
-            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties):
+            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties, self._given):
                 kept.pop(name, None)
         self.gradients.drop(names)
         self.states.drop(frozenset(names))
@@ -443,6 +444,8 @@ class Variables:
         self.states.check(used)
         if trains:
             self._untied(used)
+            if self._given:
+                self._follow_given()
         for name in self._reshaped.keys() & used:
             now, layout = self._reshaped[name], self.layouts[name]
             raise StateError(
@@ -460,6 +463,26 @@ class Variables:
                     f"or the script changes one of them: plans keep them apart; expected: a copy "
                     f"({name}.data = {whole.name}.data.clone()), or one parameter in both places from the first call on"
                 )
+
+    def _follow_given(self) -> None:
+        """Before variables change: let tensors in whose memory they would lie in PyTorch show what they have."""
+        these = {}
+        while self._given:
+            name, one = self._given.popitem()
+            tensor = one.tensor()
+            if tensor is not None and tensor._version != one.version:  # what the script has done to it since
+                self.write(name, tensor)
+            these[name] = one.taken
+        del one, tensor  # no weak reference may be left to what is exchanged
+        for borrowed in self._borrowed.values():
+            where = None if borrowed.tensor is None else span(borrowed.tensor)
+            name = next((n for n, t in these.items() if t.is_at(where)), "")
+            if name:
+                raise StateError(
+                    f"{name}.data was set to memory of a tensor that a job reads as it is, and which would not follow "
+                    f"what jobs make of {name}; expected: a copy ({name}.data = tensor.clone())"
+                )
+        follow([*these.values()], ())
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
@@ -513,12 +536,17 @@ class Variables:
             found = self._memories.get(where[0], ())
             self._memories[where[0]] = [one for one in found if one[1] != where]
 
-    def tie(self, name: str, whole: Whole | None) -> None:
-        """See ``Owner``: nobody may change either, as the other one would not follow."""
-        if whole is None:
-            self._ties.pop(name, None)
-        else:
-            self._ties[name] = whole
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """See ``Owner``: of two variables nobody may change either; another tensor shows what the variable has."""
+        name = owned.name_in_plan
+        self._ties.pop(name, None)
+        self._given.pop(name, None)
+        if isinstance(data, Detached):
+            others = (part for part in data.whole.parts if not part.released and part.name != name)
+            if (other := next((part for part in others if _overlap(part.value, data.plain)), None)) is not None:
+                self._ties[name] = other
+        elif data is not None and (where := span(data)) is not None:
+            self._given[name] = Given(Taken(owned, *taken(data, where)), weakref.ref(data), data._version)
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""
@@ -541,6 +569,8 @@ class Variables:
     def write(self, name: str, value: Tensor) -> None:
         """See ``Owner``: every rank does the same; raises CallError where one does something else."""
         self._untied({name})
+        if name in self._given:
+            self._follow_given()
         layout = self.layouts[name]
         self._settled()
         self._together(f"a write of {name}")  # what another rank reads before must not be what is written here
@@ -584,6 +614,11 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    where, there = span(one), span(other)
+    return where is not None and there is not None and overlap(where, there)
 
 
 def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actorflow.owned import Detached, Owned
-from actorflow.spans import Span, span
+from actorflow.owned import Detached, Owned, Several
+from actorflow.spans import Span, overlap, span
 
-__all__ = ["Taken", "follow", "taken"]
+__all__ = ["Given", "Taken", "follow", "taken"]
 
 _WEAK: Any = StorageWeakRef  # has no types
 
@@ -33,6 +34,19 @@ class Taken:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+
+    def is_at(self, where: Span | None) -> bool:
+        """Whether something that lies there has a part of it."""
+        return where is not None and not self.memory.expired() and overlap(self.where, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A stand-in whose ``.data`` the script has set to a tensor."""
+
+    taken: Taken  # as if it had lain there
+    tensor: weakref.ref[Tensor]
+    version: int  # that the tensor had
 
 
 def taken(tensor: Tensor, where: Span) -> tuple[Any, ...]:
@@ -57,19 +71,23 @@ def follow(these: Sequence[Taken], but: Collection[int]) -> None:
     for tensor in sorted(tensors, key=Tensor._is_view, reverse=True):  # views of views hold what they are views of
         if tensor.requires_grad or id(tensor) in but or (where := span(tensor)) is None:
             continue
-        for one in left.get(where[0], ()):
-            if one.dtype == tensor.dtype and one.where[1] <= where[1] and where[2] <= one.where[2]:
-                _follow(tensor, one, copies)
-                break
+        there = [one for one in left.get(where[0], ()) if one.dtype == tensor.dtype and overlap(one.where, where)]
+        if there:
+            _follow(tensor, where, there, copies)
 
 
-def _follow(tensor: Tensor, one: Taken, copies: dict[int, Detached]) -> None:
+def _follow(tensor: Tensor, where: Span, there: Sequence[Taken], copies: dict[int, Detached]) -> None:
+    """Let a tensor that lies in the memory of some variable, or has those of several in it, show what they have."""
     memory, offset = tensor.untyped_storage(), int(tensor.storage_offset())
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)  # a view of nothing
     plain.set_(memory, offset, tensor.shape, tensor.stride())
-    if id(one.owned) not in copies:
-        copies[id(one.owned)] = Detached.of(plain.as_strided(one.shape, one.stride, one.offset), one.owned)
-    view = Detached.of(plain, one.owned, copies[id(one.owned)].whole)
+    for one in there:
+        if id(one.owned) not in copies:
+            copies[id(one.owned)] = Detached.of(plain.as_strided(one.shape, one.stride, one.offset), one.owned)
+    wholes = [copies[id(one.owned)].whole for one in there]
+    within = next((n for n, one in enumerate(there) if one.where[1] <= where[1] and where[2] <= one.where[2]), None)
+    whole = Several(plain, wholes) if within is None else wholes[within]
+    view = Detached.of(plain, there[0].owned, whole)
     try:
         torch.utils.swap_tensors(tensor, view)  # type: ignore[no-untyped-call]
     except RuntimeError:  # torch holds it, or somebody a weak reference

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actorflow.owned import Owned, Whole
+from actorflow.owned import Owned
 from actorflow_compiler.errors import StateError
 
 
@@ -29,7 +29,7 @@ class Values:
     def share(self, name: str, copy: Tensor) -> None:
         pass
 
-    def tie(self, name: str, whole: Whole | None) -> None:
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
         pass
 
     def read(self, name: str) -> Tensor:
