@@ -458,7 +458,7 @@ class _Search:
         if isinstance(value, Result) and value.kept:
             value = known_now(value).clone()
             place(value)
-        if isinstance(value, Detached):
+        if isinstance(value, Detached) and value.is_released:
             value = value.plain
             place(value)
         if isinstance(value, (*PLAIN, Result)):

@@ -420,6 +420,13 @@ class Detached(Tensor):
         detached._all = whole if isinstance(whole, Whole) else Whole(value if whole is None else whole, owned)
         return detached
 
+    @staticmethod
+    def become(tensor: Tensor, plain: Tensor, whole: Whole) -> None:
+        """Make a tensor of the script's one, whoever holds it; ``plain`` is the same memory."""
+        tensor.__class__ = Detached
+        assert isinstance(tensor, Detached)
+        tensor._plain, tensor._all = plain, whole
+
     @property
     def whole(self) -> Whole:
         """The copy that it is a view of."""
@@ -430,6 +437,11 @@ class Detached(Tensor):
         """The copy as a tensor that changes nothing else."""
         self._all.refresh()
         return self._plain
+
+    @property
+    def is_released(self) -> bool:
+        """Whether no variable has to do with it any more."""
+        return all(part.released for part in self._all.parts)
 
     @property
     def stands_for(self) -> Whole | None:

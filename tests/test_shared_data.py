@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,3 +164,55 @@ def test_a_tensor_that_another_job_reads_cannot_take_a_parameter_that_is_trained
     one.a.weight.data = other
     with pytest.raises(flow.StateError, match=r"a\w*.weight.data was set to memory of a tensor that a job reads"):
         one.step(one.x)
+
+
+def test_a_vector_that_the_step_could_read_and_does_not_shows_it_too() -> None:
+    def run(decorate: Callable[..., Any]) -> list[Tensor]:
+        one = Trained(decorate)
+        one.mean = torch.arange(12, dtype=torch.float64) / 12  # type: ignore[attr-defined]  # whose name the step has
+        found = []
+        for i in range(4):
+            found.append(one.step(one.x).detach().clone())
+            if i == 1:
+                nn.utils.vector_to_parameters(one.mean, one.a.parameters())  # type: ignore[attr-defined]
+            found.append(one.mean.clone())  # type: ignore[attr-defined]
+        return found
+
+    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def reading(decorate: Callable[..., Any], trains: bool) -> list[Any]:
+    """What jobs give that read a tensor in whose place the script puts the memory of a weight."""
+    one, s = Trained(decorate), SimpleNamespace(taken=torch.ones(3, 3, dtype=torch.float64))
+
+    @decorate(type="train")
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = one.b(one.a(x)).square().mean()
+        loss.backward()
+        one.optimizer.step()
+        one.optimizer.zero_grad()
+        return loss + s.taken.sum() if trains else loss
+
+    @decorate(type="predict")
+    def look(x: Tensor) -> Tensor:
+        return x + (s.taken if not trains else 0)
+
+    found = []
+    for i in range(5):
+        found += [step(one.x).detach().clone(), look(torch.eye(3, dtype=torch.float64)).clone()]
+        if i == 1:
+            s.taken = one.a.weight.data
+        if i == 3:
+            s.taken.mul_(0.5)
+    return found
+
+
+def test_a_job_that_predicts_reads_the_memory_of_a_weight_as_it_is_in_each_call() -> None:
+    for found, wanted in zip(reading(flow.global_function, False), reading(plainly, False), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+
+
+def test_a_job_that_changes_the_weight_may_not_read_it_beside() -> None:
+    with pytest.raises(flow.CaptureError, match=r"s.taken\w* and one.a\w*.weight share memory"):
+        reading(flow.global_function, True)

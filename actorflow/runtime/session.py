@@ -173,7 +173,7 @@ class Session:
         if self.worker is not None:
             self._rebound.refresh(self._rebound.among(partial(self._holders, job)), self._states)
             self._let_go()
-            self.variables.refresh()
+            self.variables.refresh(job.type == "train")
         return self._find(job, arguments)
 
     def _find(self, job: JobLike, arguments: Arguments) -> Compiled | None:
@@ -577,7 +577,7 @@ class Session:
         for name in names:
             if name in state.held:
                 self.variables.resume(state.held[name])
-        self.variables.refresh()
+        self.variables.refresh(False)
 
     def _let_go(self) -> None:
         """Before a call: drop what nobody can come to any more, where no call needs it.

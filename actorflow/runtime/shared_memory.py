@@ -15,7 +15,7 @@ import torch
 from actorflow.find import Found
 from actorflow.keyed import key_here
 from actorflow.looked import Script
-from actorflow.owned import Owned
+from actorflow.owned import Detached, Owned
 from actorflow.runtime.compiling import Made, located, written_by
 from actorflow.spans import Span, overlap, span
 from actorflow_compiler.errors import CaptureError
@@ -58,7 +58,8 @@ def refuse_shared(
     tensors = {
         name: h.tensor
         for name, h in found.state.held.items()
-        if name in plans or replaced[id(h.tensor)] < len(h.places)  # else nobody sees it once the call is done
+        if name in plans  # else it shows what calls make of it, or nobody sees it once the call is done
+        or not (isinstance(h.tensor, Detached) or replaced[id(h.tensor)] >= len(h.places))
     }
     for script in (one for one in found.looked if isinstance(one, Script)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
@@ -66,9 +67,11 @@ def refuse_shared(
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)
-    changed = plans - made.lent
+    changed, written = plans - made.lent, written_by(made.plan)
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
+        if isinstance(tensors[name], Detached) and job.type != "train" and other not in written:
+            continue  # it is read anew by each call
         for beside in by_memory[where[0]]:
             if beside != name and beside in changed and overlap(where, spans[beside]):
                 other = beside
@@ -80,7 +83,6 @@ def refuse_shared(
                 ),
                 job.function,
             )
-    written = written_by(made.plan)
     names = {id(tensor): name for name, tensor in tensors.items()}
     for name in tensors.keys() & made_of.keys():
         other = names.get(id(made_of[name]()), "")

@@ -410,8 +410,10 @@ class Variables:
 
     # -- between calls -----------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Before a call: take over what the script changed in ways that only show now."""
+    def refresh(self, trains: bool) -> None:
+        """Before a call, of a job that ``trains`` or not: take over what the script changed in ways that show now."""
+        if trains and self._given:
+            self._follow_given()
         self.states.refresh()
         if self._holding is None or not self._holding.is_there():
             for watched in self._watched.values():
@@ -444,8 +446,6 @@ class Variables:
         self.states.check(used)
         if trains:
             self._untied(used)
-            if self._given:
-                self._follow_given()
         for name in self._reshaped.keys() & used:
             now, layout = self._reshaped[name], self.layouts[name]
             raise StateError(
@@ -466,23 +466,22 @@ class Variables:
 
     def _follow_given(self) -> None:
         """Before variables change: let tensors in whose memory they would lie in PyTorch show what they have."""
-        these = {}
-        while self._given:
-            name, one = self._given.popitem()
-            tensor = one.tensor()
-            if tensor is not None and tensor._version != one.version:  # what the script has done to it since
-                self.write(name, tensor)
-            these[name] = one.taken
-        del one, tensor  # no weak reference may be left to what is exchanged
         for borrowed in self._borrowed.values():
             where = None if borrowed.tensor is None else span(borrowed.tensor)
-            name = next((n for n, t in these.items() if t.is_at(where)), "")
+            name = next((name for name, one in self._given.items() if one.taken.is_at(where)), "")
             if name:
                 raise StateError(
                     f"{name}.data was set to memory of a tensor that a job reads as it is, and which would not follow "
                     f"what jobs make of {name}; expected: a copy ({name}.data = tensor.clone())"
                 )
-        follow([*these.values()], ())
+        these = []
+        while self._given:
+            name, one = self._given.popitem()
+            tensor = one.tensor()
+            if tensor is not None and tensor._version != one.version:  # what the script has done to it since
+                self.write(name, tensor)
+            these.append(one.taken)
+        follow(these, ())
 
     def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
@@ -506,6 +505,8 @@ class Variables:
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
         """Whether plans have the value of a tensor that was put where they read another one."""
+        if isinstance(new, Detached) and not new.is_released:  # a plan may change what it lies in
+            return False
         return any(
             one.tensor is new and one.alone and id(old) in one.stood and one.stood[id(old)]() is old
             for one in self._borrowed.values()

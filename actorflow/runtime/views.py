@@ -87,8 +87,4 @@ def _follow(tensor: Tensor, where: Span, there: Sequence[Taken], copies: dict[in
     wholes = [copies[id(one.owned)].whole for one in there]
     within = next((n for n, one in enumerate(there) if one.where[1] <= where[1] and where[2] <= one.where[2]), None)
     whole = Several(plain, wholes) if within is None else wholes[within]
-    view = Detached.of(plain, there[0].owned, whole)
-    try:
-        torch.utils.swap_tensors(tensor, view)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # torch holds it, or somebody a weak reference
-        return
+    Detached.become(tensor, plain, whole)
