@@ -126,6 +126,8 @@ class Owned(Tensor):
     gradients: Gradients | None = None
     made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
+    _given: weakref.ref[Tensor] | None = None  # by ``p.data = …``, a plain tensor as which PyTorch's goes on …
+    _given_version: int = 0  # … for as long as the script does not change it
     copies: weakref.WeakSet[_Copy] = None  # type: ignore[assignment]  # that stand for the same memory
 
     @staticmethod
@@ -239,12 +241,21 @@ class Owned(Tensor):
         """``p.data = data``: as a copy.
 
         What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
-        ``data`` was taken of it before, that is its memory again.
+        ``data`` was taken of it before, that is its memory again.  A plain tensor of the script's, which PyTorch would
+        go on in, gets the value when another one takes its place; assigned once more, it changes nothing.
         """
         self._converted(data)
         mine = data._all if isinstance(data, Detached) and data.is_whole else None
         if data is self or (mine is not None and mine in self.copies):
             return
+        last, version = self._given() if self._given is not None else None, self._given_version
+        if last is not None and last._version == version:  # else the script has changed it itself
+            if data is last or (_is_plain(data) and _begins(data) == _begins(last) and data.is_contiguous()):
+                return
+            with torch.no_grad():
+                last.detach().copy_(self._owner.read(self.name_in_plan))
+        self._given = weakref.ref(data) if _is_plain(data) and data.is_contiguous() else None
+        self._given_version = data._version
         value = real(data)
         for copy in [*self.copies]:
             copy.release()
@@ -477,6 +488,10 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
         if copy._version != version or (before is not None and not torch.equal(copy, before)):
             owned._owner.write(owned.name_in_plan, copy)
     return pytree.tree_map_only(Tensor, back, found)
+
+
+def _begins(tensor: Tensor) -> tuple[int, Any]:
+    return memory_of(tensor), tensor.storage_offset()
 
 
 def _is_plain(tensor: Tensor) -> bool:

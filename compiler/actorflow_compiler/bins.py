@@ -1,7 +1,7 @@
-"""``torch.bincount`` with a ``minlength`` goes in, which has as many bins or more; the same with just so many comes out.
+"""``torch.bincount`` with a ``minlength`` goes in, which has that many bins or more; the same with as many comes out.
 
-``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote.  Of values that have no bin the call raises:
-PyTorch would make a bin for them, and a plan has fixed sizes.
+``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote.  The call raises for values without a bin:
+PyTorch would make one for them, and a plan has fixed sizes.
 """
 
 from __future__ import annotations
