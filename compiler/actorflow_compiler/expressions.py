@@ -32,6 +32,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "expm1", "log", "log2",
         "log10", "log1p", "sqrt", "pow", "fabs", "fmod", "floor", "ceil", "trunc", "erf", "degrees", "radians", "hypot",
     )},
+    **{f"np.{name}": getattr(np, name) for name in (
+        "sin", "cos", "tan", "tanh", "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "square", "power",
+        "maximum", "minimum",
+    )},
 }  # fmt: skip
 
 

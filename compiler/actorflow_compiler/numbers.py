@@ -20,7 +20,9 @@ from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Ope
 
 __all__ = ["Milestones", "Number", "Numbers", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
 
-UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"}
+UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"} | {
+    function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
+}
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
 
 
@@ -123,7 +125,8 @@ class Number:
         if isinstance(value, np.bool_):
             value = bool(value)
         mine = [o.value for o in operands if is_stand_in(o)]
-        of_numpy = type(value) is np.float64 and any(type(v) is np.float64 for v in mine)  # so will it be in each call
+        known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
+        of_numpy = type(value) is np.float64 and known  # and so it will be in each call
         if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
         return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
