@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ _ADDRESSES = {  # that are of a copy here, or give it to somebody who may write 
     "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
     "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
 }  # fmt: skip
+_NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # which want the tensor that a graph was made of, or one without
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
@@ -121,7 +122,8 @@ class Owned(Tensor):
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
     ``state_dict`` uses), ``data``, copying and pickling read the value (see ``Detached``); ``copy_`` (which
     ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
-    read it, and those in place write what they make of it.
+    read it, and those in place write what they make of it.  Where it would, ops that make new tensors read it, too,
+    and a backward pass through what they make raises StateError.
     Everything else raises StateError.
     """
 
@@ -210,6 +212,8 @@ class Owned(Tensor):
             return func(args[0], like, *args[2:], **kwargs)
         if not owner.capturing and _has_no_graph(func, (args, kwargs)):
             return _on_values(func, args, kwargs)
+        if not owner.capturing and _may_have_a_graph(func, kwargs):
+            return _on_values(func, args, kwargs, graph=True)
         raise owned._refused(func)
 
     @classmethod
@@ -229,6 +233,13 @@ class Owned(Tensor):
             f"the first call of a job; expected: use it in a job, for example one of "
             f'@flow.global_function(type="predict"), or under torch.no_grad(), where it is read and changed; '
             f"state_dict() and load_state_dict() work anywhere"
+        )
+
+    def _refuse_gradient(self, gradient: Tensor) -> NoReturn:
+        raise StateError(
+            f"a backward pass outside of jobs reaches {self.name_in_plan} (shape {tuple(self.shape)}), whose value and "
+            f"gradient belong to the plan since the first call of a job; expected: backward() in a job, or no gradient "
+            f"of it: requires_grad_(False), torch.autograd.grad() for other tensors, or torch.no_grad()"
         )
 
     def _assign(self, data: Tensor) -> None:
@@ -491,14 +502,25 @@ def _has_no_graph(func: Any, tree: Any) -> bool:
     return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
 
 
-def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function with values in place of stand-ins; what it changes of them is written."""
+def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
+    """Whether what a function makes of stand-ins may be looked at though it has a graph, which ends in an error."""
+    name = getattr(func, "__name__", "")
+    return not (name in _ADDRESSES or name in _NOT_OF_COPIES or in_place(func, kwargs))
+
+
+def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
+    """Call a function with values in place of stand-ins; what it changes of them is written.
+
+    With a ``graph`` it is one of copies that refuse gradients, and what shares memory with a stand-in is refused.
+    """
     copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
 
     def value(owned: Owned) -> Tensor:
         if id(owned) not in copies:
             with torch.inference_mode(False):  # a tensor that counts its changes
                 copy = owned._owner.read(owned.name_in_plan)
+            if graph and owned.requires_grad:
+                copy.requires_grad_().register_hook(owned._refuse_gradient)  # type: ignore[no-untyped-call]
             # kernels of norms change running statistics, and count no version
             copies[id(owned)] = owned, copy, copy._version, None if owned.is_parameter else copy.clone()
         return copies[id(owned)][1]
@@ -508,6 +530,8 @@ def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
             if tensor is copy:
                 return owned
             if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
+                if tensor.requires_grad:
+                    raise owned._refused(func)
                 return Detached.of(tensor, owned, copy)
         return tensor
 

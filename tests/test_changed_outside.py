@@ -332,6 +332,38 @@ def test_what_was_taken_of_data_keeps_its_value_when_something_else_takes_its_pl
     torch.testing.assert_close(run(True), run(False), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tensor_that_data_was_set_to_goes_on_with_the_weight_until_another_one_takes_its_place(changed: bool) -> None:
+    def run(job: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(WIDTH, WIDTH)
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).sin().square().mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss
+
+        call = flow.global_function(step) if job else step
+        found = [call(torch.ones(2, WIDTH)).detach()]
+        for number in range(4):
+            for name, p in model.named_parameters():
+                p.data = start[name]  # as lottery tickets are rewound: PyTorch trains these very tensors
+            found += [call(torch.ones(2, WIDTH) * (number + 1)).detach() for _ in range(2)]
+            if number == 2:
+                model.bias.data = torch.zeros(WIDTH)
+                found.append(start["bias"].clone())
+                if changed:
+                    start["bias"].mul_(2)
+                    start["weight"] = start["weight"].clone() * 0 + 0.1
+        return [*found, *(p.detach().clone() for p in model.parameters())]
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-9, atol=1e-9)
+
+
 def test_a_view_of_a_weight_that_a_hook_replaces_before_it_is_read_is_no_second_tensor_in_its_memory() -> None:
     def run(job: bool) -> list[Tensor]:
         torch.manual_seed(0)

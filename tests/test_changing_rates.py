@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,25 @@ def test_momentum_is_a_setting_as_others(case: Callable[..., list[float]]) -> No
         return case(t, **how)
 
     assert difference(with_momentum, "data", "SGD") < 1e-9
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.longdouble])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_a_rate_may_be_any_number_of_numpys(kind: Any, optimizer: Any) -> None:
+    def case(t: Trained, **how: Any) -> list[float]:
+        t.optimizer = optimizer(t.model.parameters(), lr=0.05)
+
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            return finish(t, loss_of(t, x, y))
+
+        out = []
+        for i, x, y in batches():
+            for group in t.optimizer.param_groups:
+                group["lr"] = kind(i % 3)
+            out.append(t.call(train, x, y, **how))
+        return out
+
+    assert difference(case, "data", "SGD") < 1e-6  # eager Adam computes in the precision of the rate
 
 
 def test_two_ranks_do_so_too() -> None:

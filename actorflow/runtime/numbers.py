@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from actorflow_compiler.expressions import (
     Value,
     evaluate,
     from_json,
+    of_python,
     sources,
     to_json,
 )
@@ -65,7 +67,7 @@ class Reading:
 
     def values(self, known: Known) -> dict[str, Value]:
         """The scalars of a call."""
-        return {name: evaluate(expression, known) for name, expression in self.scalars.items()}
+        return {name: of_python(evaluate(expression, known)) for name, expression in self.scalars.items()}
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
@@ -108,7 +110,8 @@ def settled(arguments: Arguments, state: State, train: bool, found: Found | None
         return is_fused(optimizer) and id(optimizer.param_groups[int(source.at)]) not in read
 
     numbers = every_number(arguments, state, train, found)
-    return Reading({}, tuple(Condition(s, value) for s, value in numbers if s.kind != "setting" or not by_name(s)))
+    fixed = ((s, value) for s, value in numbers if s.kind != "setting" or not by_name(s))
+    return Reading({}, tuple(Condition(s, of_python(value)) for s, value in fixed))
 
 
 def every_number(
@@ -156,6 +159,8 @@ def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Lo
         value = _item(group.get(source.key), source.index)
         if isinstance(value, torch.Tensor):
             value = value.item()
+        elif isinstance(value, Real) and not isinstance(value, bool | int | float):  # of NumPy, say
+            value = float(value)
     if not isinstance(value, int | float):
         raise CallError(f"{source} is {value!r}; a number was expected, as it was when the step was captured")
     return value

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler import least_squares, nested, scaling, strided, tags
+from actorflow_compiler import bins, least_squares, nested, scaling, strided, tags
 from actorflow_compiler.adaptive import Clusters
 from actorflow_compiler.alignments import aligning
 from actorflow_compiler.assigned import DataAssigned
@@ -224,7 +224,7 @@ def _traced(
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
-                    own = {**least_squares.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
+                    own = {**least_squares.TABLE, **bins.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs

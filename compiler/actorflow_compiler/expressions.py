@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from actorflow_compiler.errors import CallError
 
 __all__ = [
     "Condition", "Expression", "Known", "Operand", "Source", "Value", "apart", "evaluate", "from_json", "has_numbers",
-    "number_of", "sources", "to_json",
+    "number_of", "of_python", "sources", "to_json",
 ]  # fmt: skip
 
 Value = int | float | bool
@@ -29,6 +31,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{f"math.{name}": getattr(math, name) for name in (
         "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "expm1", "log", "log2",
         "log10", "log1p", "sqrt", "pow", "fabs", "fmod", "floor", "ceil", "trunc", "erf", "degrees", "radians", "hypot",
+    )},
+    **{f"np.{name}": getattr(np, name) for name in (
+        "sin", "cos", "tan", "tanh", "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "square", "power",
+        "maximum", "minimum",
     )},
 }  # fmt: skip
 
@@ -79,6 +85,7 @@ class Condition:
             now = evaluate(self.expression, known)
         except CallError:
             return False
+        now = of_python(now)
         return type(now) is type(self.value) and repr(now) == repr(self.value)  # 0.0 is not -0.0, and nan is nan
 
 
@@ -139,8 +146,18 @@ def _terms(expression: Operand, factor: int) -> dict[Operand | None, int]:
 
 
 def number_of(value: object) -> bool:
-    """Whether a value is a number that may be another one in each call: an int or a float, and no bool."""
-    return type(value) in (int, float)
+    """Whether a value is a number that may be another one in each call: an int or a float, also NumPy's, and no bool.
+
+    Of NumPy's only float64 is one: it is a float of Python's, too, and what ``np.random`` and schedules give.
+    """
+    return type(value) in (int, float, np.float64)
+
+
+def of_python(value: Any) -> Any:
+    """A number as Python's own kinds have it, as which it travels; any other value itself."""
+    if isinstance(value, np.float64):
+        return float(value)
+    return bool(value) if isinstance(value, np.bool_) else value
 
 
 def has_numbers(value: object) -> bool:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.expressions import FUNCTIONS, Expression, Operand, Source
+from actorflow_compiler.expressions import FUNCTIONS, Expression, Operand, Source, number_of
 from actorflow_compiler.numbers import Number, expression_of, plain_now
 from actorflow_compiler.numbers import as_float as stand_in_as_float
 from actorflow_compiler.reads import LOOKS_AT_A_VALUE, place_of
@@ -294,7 +294,7 @@ def _later(value: object) -> bool:
 
 def _has_no_dims(value: Any) -> bool:
     return type(value) is Late or type(value) is Number or (isinstance(value, Tensor) and not value.ndim) or (
-        type(value) in (int, float)
+        number_of(value)
     )
 
 

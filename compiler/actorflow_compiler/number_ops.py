@@ -333,7 +333,7 @@ def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     like = func.__name__ in ("full_like", "new_full")
     dtype = kwargs.get("dtype") or (before[0].dtype if like else _dtype_of(value))
-    if dtype == torch.bool or (type(_sample(value)) is float and not (dtype.is_floating_point or dtype.is_complex)):
+    if dtype == torch.bool or (isinstance(_sample(value), float) and not (dtype.is_floating_point or dtype.is_complex)):
         return NotImplemented
     made = func(*before, 0, **kwargs | {"dtype": dtype})
     with torch.no_grad():
@@ -349,7 +349,7 @@ def _made(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _dtype_of(value: Any) -> torch.dtype:
     """What torch makes of a number by itself."""
-    return torch.get_default_dtype() if type(_sample(value)) is float else torch.int64
+    return torch.get_default_dtype() if isinstance(_sample(value), float) else torch.int64
 
 
 HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {

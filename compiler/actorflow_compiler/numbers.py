@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source, sources
+from actorflow_compiler.expressions import FUNCTIONS, Condition, Expression, Operand, Source, of_python, sources
 
 __all__ = ["Milestones", "Number", "Numbers", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
 
-UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"}
+UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"} | {
+    function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
+}
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
 
 
@@ -80,7 +82,7 @@ class Numbers:
     def settle(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""
         if not self.ended:
-            condition = Condition(expression, value)
+            condition = Condition(expression, of_python(value))
             self._conditions.setdefault(repr(condition), condition)
         return value
 
@@ -120,7 +122,12 @@ class Number:
             value = FUNCTIONS[function](*map(plain_now, operands))
         except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
             value = None
-        if type(value) not in (int, float, bool) or self.numbers.ended:  # a complex number, say
+        if isinstance(value, np.bool_):
+            value = bool(value)
+        mine = [o.value for o in operands if is_stand_in(o)]
+        known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
+        of_numpy = type(value) is np.float64 and known  # and so it will be in each call
+        if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
         return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
 
@@ -232,7 +239,7 @@ def as_float(*args: Any) -> Any:
     one = args[0] if len(args) == 1 else None
     if not is_stand_in(one):
         return float(*args)
-    return one if isinstance(one, float) else one._made("float", one)
+    return one if type(one.value) is float else one._made("float", one)
 
 
 def is_stand_in(value: object) -> TypeGuard[Number]:
@@ -253,7 +260,7 @@ def _comes_later(value: object) -> bool:
 def expression_of(value: Any) -> Operand:
     """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
     if type(value) is Number:
-        return value.value if value.numbers.closed else value.expression
+        return of_python(value.value) if value.numbers.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 

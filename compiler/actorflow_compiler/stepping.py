@@ -12,6 +12,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -199,12 +200,21 @@ def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int 
         for key, value in group.items():
             if key in constants:
                 continue
+            if is_fused(optimizer) and key in READ:  # a plan reads it by name, whatever kind of number it is
+                value = _floats(value)
             if number_of(value):
                 yield Source("setting", title, str(at), key), value
             elif key == "lr" and isinstance(value, Tensor):  # a number while a step is captured
                 yield Source("setting", title, str(at), key), float(value)
             elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
                 yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
+
+
+def _floats(value: Any) -> Any:
+    """NumPy's numbers, float32 or int64 say, and other real ones as floats; anything else as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_floats, value))
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool | int | float) else value
 
 
 def counts_of(

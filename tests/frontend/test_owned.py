@@ -103,13 +103,20 @@ def test_a_deep_copy_or_a_pickle_of_the_model_is_a_real_model(model: Any):
 
 
 USES: dict[str, Callable[[Any], object]] = {
-    "linear": lambda m: m(torch.ones(1, 2)),
-    "sum": lambda m: m[0].weight.sum(),
-    "add": lambda m: m[0].weight + 1,
     "mul_": lambda m: m[0].weight.mul_(2),
-    "cat": lambda m: torch.cat([m[0].weight, m[0].weight]),
     "getitem": lambda m: m[0].weight[0],
+    "view": lambda m: m[0].weight.view(-1),
     "numpy": lambda m: m[0].weight.numpy(),
+    "grad": lambda m: torch.autograd.grad(m(torch.ones(2, 2)).sum(), m[0].weight, allow_unused=True),
+    "add": lambda m: torch.add(m[0].weight, 1, out=torch.empty(3, 2)),
+}
+READINGS: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda m: m(torch.ones(4, 2)),
+    "sum": lambda m: m[0].weight.sum(),
+    "clone": lambda m: m[0].weight.clone(),
+    "cat": lambda m: torch.cat([m[0].weight, m[0].weight]),
+    "exp": lambda m: m[0].weight.exp() * m[0].bias.detach()[:, None],
+    "matmul": lambda m: torch.ones(5, 3) @ m[0].weight,
 }
 
 
@@ -119,6 +126,26 @@ def test_any_other_use_names_the_parameter_and_points_to_a_predict_job(model: An
         USES[named](model)
     assert named in str(caught.value)
     assert 'type="predict"' in str(caught.value)
+
+
+@pytest.mark.parametrize("named", READINGS)
+def test_what_is_computed_of_it_is_looked_at_and_takes_no_gradients(model: Any, named: str):
+    wanted = READINGS[named](plain := copy.deepcopy(model))
+    found = READINGS[named](model)
+    assert found.requires_grad
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    with pytest.raises(StateError, match=r"a backward pass outside of jobs reaches \w+\.(weight|bias).*in a job"):
+        found.square().sum().backward()
+    assert model[0].weight.grad is None
+
+
+def test_gradients_of_inputs_go_through_it(model: Any):
+    x = torch.randn(4, 2, requires_grad=True)
+    model.eval()
+    wanted = torch.autograd.grad(copy.deepcopy(model)(x).square().sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(model(x).square().sum(), x), wanted)
 
 
 def test_where_no_gradient_goes_through_it_it_is_read_and_changed(model: Any):

@@ -21,10 +21,11 @@ from recipes import (
     trainers,
     tuning,
     vision,
+    zoo,
 )
 
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
-    "habits", "masks", "projects", "scripted", "trainers",
+    "habits", "masks", "projects", "scripted", "trainers", "zoo",
 ]  # fmt: skip

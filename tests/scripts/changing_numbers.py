@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -125,6 +126,22 @@ def nested(t: Trained, **how: Any) -> list[float]:
     return out
 
 
+def of_numpy(t: Trained, **how: Any) -> list[float]:
+    """Numbers as NumPy draws and computes them: what mixup weights losses with."""
+
+    def train(x: Tensor, y: Tensor, lam: Any, flipped: Tensor, i: int) -> Tensor:
+        assert isinstance(lam, np.float64)
+        p = t.model(x)
+        loss = lam * F.cross_entropy(p, y) + (1 - lam) * F.cross_entropy(p, flipped) + math.sqrt(lam) * p.mean()
+        if lam > 0.5:
+            loss = loss + (p / (1 + lam)).square().mean() + max(lam, 0.6) * p.mean() * float(lam)
+        warm = np.maximum(0.5 * (1 + np.cos(np.pi * i / STEPS)) * np.exp(-0.1 * i), 0.2)
+        return finish(t, loss + (p - lam**2).abs().mean() + warm * np.sqrt(i + 1) * p.square().mean())
+
+    lams = np.random.default_rng(0).beta(1.0, 1.0, STEPS)
+    return [t.call(train, x, y, lams[i], y.flip(0), i, **how) for i, x, y in batches()]
+
+
 def rates(t: Trained, **how: Any) -> list[float]:
     """A schedule of the learning rate, and settings that change."""
     schedule = torch.optim.lr_scheduler.ExponentialLR(t.optimizer, 0.9)
@@ -144,8 +161,8 @@ def rates(t: Trained, **how: Any) -> list[float]:
     return out
 
 
-CASES = [factors, chosen, scaled, schedules, branches, nested, rates]
-OPEN = {"factors": 1, "scaled": 1, "schedules": 2, "rates": 2}  # how many plans are made at most
+CASES = [factors, chosen, scaled, schedules, branches, nested, of_numpy, rates]
+OPEN = {"factors": 1, "scaled": 1, "schedules": 2, "of_numpy": 3, "rates": 2}  # how many plans are made at most
 KINDS = ["Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"]
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -249,9 +250,44 @@ def in_a_tensor(t: Trained, **how: Any) -> list[float]:
     return [t.call(train, x, y, **how) + float(rate) for _, x, y in batches()]
 
 
-CASES = [warmed_up, noam, twice, read, own, accumulated, changed_between, hooked, in_a_tensor]
+def of_numpy(t: Trained, **how: Any) -> list[float]:
+    """Settings that are NumPy's numbers: a schedule in an array, which the loop goes through."""
+    schedule = np.linspace(0.05, 0.01, 9)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        return finish(t, loss_of(t, x, y))
+
+    out = []
+    for i, x, y in batches():
+        for group in t.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = schedule[i], schedule[-1 - i] / 2
+            if "betas" in group:
+                group["betas"] = (1 - schedule[i], group["betas"][1])
+        out.append(t.call(train, x, y, **how))
+    return [*out, *settings(t)]
+
+
+def of_numpy_in_the_step(t: Trained, **how: Any) -> list[float]:
+    """A step that sets them, and goes on from what it set."""
+    for group in t.optimizer.param_groups:
+        group["lr"] = np.float64(0.05)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = finish(t, loss_of(t, x, y))
+        for group in t.optimizer.param_groups:
+            group["lr"] = group["lr"] * 0.9 + 0.001
+        return loss
+
+    return [value for _, x, y in batches() for value in (t.call(train, x, y, **how), *settings(t))]
+
+
+CASES = [
+    warmed_up, noam, twice, read, own, accumulated, changed_between, hooked, in_a_tensor, of_numpy,
+    of_numpy_in_the_step,
+]  # fmt: skip
 OPEN = {  # plans, at most
     "warmed_up": 2, "noam": 2, "accumulated": 4, "read": 1, "ExponentialLR": 2, "CosineAnnealingLR": 4, "LambdaLR": 3,
+    "of_numpy": 1, "of_numpy_in_the_step": 1,
 }  # fmt: skip
 EVERYWHERE = [*CASES, *(scheduled(name) for name in ("LambdaLR", "OneCycleLR"))]
 
