@@ -197,6 +197,9 @@ class Run:
             if isinstance(one, Array | Generator | Hooks | Length):
                 continue
             now, kept = one.values(), one.read() if one.foreign else None
+            if isinstance(one, Items) and len(now) != len(old):
+                lost = lost or one.path
+                continue
             for key in {**old, **now}:
                 if key in old and key in now and (same(old[key], now[key]) or _alike(old[key], now[key])):
                     continue
