@@ -263,7 +263,9 @@ def accumulates(t: Trained) -> Step:
     return step
 
 
-TWO_RANKS = ("asserts", "together", "clips", "leaves", "accumulates", "counts_failures")  # those that are trained on several
+TWO_RANKS = (  # those that are trained on several
+    "asserts", "together", "clips", "leaves", "accumulates", "counts_failures",
+)  # fmt: skip
 
 
 def trained(name: str, layout: str | None) -> list[float | str]:

@@ -44,7 +44,7 @@ class Lengths:
     @classmethod
     def over(cls, offsets: Tensor, of: Sequence[int]) -> Lengths:
         """Those that ``offsets`` say; the same for one tensor of offsets, as in PyTorch, until it is written."""
-        known = _by_offsets.get(offsets)
+        known: Lengths | None = _by_offsets.get(offsets)
         if known is None or known.of != tuple(of):
             known = cls(of)
             _by_offsets[offsets] = known
