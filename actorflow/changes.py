@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import random
 import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow import tree
 from actorflow.find import Found
+from actorflow.generators import UNSEEDED, Generators
 from actorflow.guards import NOTHING, same, say
 from actorflow.keyed import key_here, key_to_send
 from actorflow.lazy import Result
@@ -38,7 +37,6 @@ from actorflow.looked import (
     OfLibrary,
     Scheduler,
     Script,
-    state_of,
 )
 from actorflow.open_floats import open_floats
 from actorflow.refusing import instead, refusing_clocks
@@ -51,12 +49,11 @@ from actorflow_compiler.torch_internals import is_read
 
 __all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
 
-UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
 OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
 GONE = {"gone": True}
 DRAWS = frozenset((  # functions of Python's and NumPy's generators
     "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
-    "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers",
+    "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers", "seed",
 ))  # fmt: skip
 
 
@@ -140,12 +137,13 @@ class Run:
 
     def __enter__(self) -> Run:
         self.rebound: list[Rebinding] = []
+        held = [one.holder for one in self._looked if isinstance(one, Generator)]
+        self._generators = Generators(one for one in held if not isinstance(one, torch.Generator))
         self._values = [one.values() for one in self._looked]
         there = [(_at(place), h) for h in self._state.held.values() for place in h.places]
         self._held = {id(tensor): h for tensor, h in there}
         self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
         self._held.pop(id(None), None)
-        self._drawn = _generators()
         self._seeded = [(g, g.get_state()) for g in {id(g): g for g in map(_of_torch, self._looked) if g}.values()]
         for generator, _ in self._seeded:
             generator.manual_seed(UNSEEDED)
@@ -185,6 +183,7 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self._during.close()
+        self._generators.put_back()
         for generator, state in self._seeded:
             generator.set_state(state)
         for one, old in zip(self._looked, self._values, strict=True):
@@ -198,6 +197,9 @@ class Run:
             if isinstance(one, Array | Generator | Hooks | Length):
                 continue
             now, kept = one.values(), one.read() if one.foreign else None
+            if isinstance(one, Items) and len(now) != len(old):
+                lost = lost or one.path
+                continue
             for key in {**old, **now}:
                 if key in old and key in now and (same(old[key], now[key]) or _alike(old[key], now[key])):
                     continue
@@ -224,11 +226,11 @@ class Run:
             if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
                 instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
                 self._refuse(one.path, "is seeded in the step", instead, one.path)
-        if _generators() != self._drawn or any(isinstance(a, Generator) and a.values() != b for a, b in pairs):
+        if self._generators.moved:
             raise CaptureError(
-                f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, which it would do once, "
-                f"when it is captured, and not in every call; expected: draw them outside and pass them as arguments, "
-                f"or draw them with torch (torch.rand) in the step"
+                f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, or seeds them, which it "
+                f"would do once, when it is captured, and not in every call; expected: draw them outside and pass them "
+                f"as arguments, or draw them with torch (torch.rand, torch.manual_seed) in the step"
             )
         found = []
         writes: list[tuple[Tensor, Tensor]] = []
@@ -506,8 +508,3 @@ def _of_torch(one: Looked) -> torch.Generator | None:
     """A generator of torch's that the script has made."""
     mine = isinstance(one, Generator) and isinstance(one.holder, torch.Generator)
     return one.holder if mine and one.holder is not torch.default_generator else None
-
-
-def _generators() -> tuple[object, ...]:
-    """The states of the random generators of Python and NumPy."""
-    return random.getstate(), state_of(np.random.mtrand._rand)

@@ -117,6 +117,30 @@ def test_gradients_left_for_later_calls_need_a_target_in_every_cluster() -> None
     assert optimizer is not None
 
 
+def test_weights_that_a_step_changes_itself_need_a_target_in_every_cluster() -> None:
+    def run(decorate: Decorate) -> tuple[list[Tensor], Callable[..., Any]]:
+        a = layer()
+
+        @decorate
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss: Tensor = a(x, y).loss
+            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for p in a.parameters():
+                    if p.grad is not None:
+                        p -= 0.1 * (p.grad + 0.1 * p)
+                        p.grad = None
+            return loss.detach()
+
+        x = torch.linspace(-1, 1, 48).view(3, 16)
+        return [step(x, torch.tensor([1, 7, 15])) + 0 for _ in range(3)] + [*a.parameters()], step
+
+    (wanted, _), (found, step) = run(lambda f: f), run(flow.global_function)
+    assert torch.allclose(values(found), values(wanted), rtol=0, atol=1e-9)
+    with pytest.raises(RuntimeError, match="weights that no optimizer changes"):
+        step(torch.randn(3, 16), torch.tensor([1, 7, 7]))
+
+
 @pytest.mark.parametrize("bad", [-1, 20])
 def test_a_target_out_of_range_raises_and_changes_nothing(bad: int) -> None:
     a = layer()

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,6 +171,41 @@ def test_what_a_step_catches_itself_is_no_check() -> None:
 
     with pytest.raises(flow.CaptureError, match="the step looks at the value of a tensor"):
         predict(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("what", ["steps", "writes", "writes data", "writes several", "rebinds", "appends", "backward"])
+def test_a_side_that_changes_tensors_before_it_raises_is_no_check(what: str) -> None:
+    model, optimizer = layer()
+    kept = SimpleNamespace(mean=torch.zeros(2), log=[])
+
+    def change(loss: Tensor) -> None:
+        if what == "writes":
+            kept.mean.add_(1)
+        elif what == "writes data":
+            model.weight.data.mul_(2)
+        elif what == "writes several":
+            torch._foreach_mul_([p.data for p in model.parameters()], 2.0)
+        elif what == "rebinds":
+            kept.mean = kept.mean + 1
+        elif what == "appends":
+            kept.log.append(3)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+        if what == "steps":
+            optimizer.step()
+
+    @flow.global_function
+    def train(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean() + kept.mean.sum() + len(kept.log)
+        bad = bool(loss.isnan())
+        if bad or what not in ("appends", "rebinds"):
+            change(loss)
+        if bad:
+            raise ValueError("no number")
+        return loss
+
+    with pytest.raises(flow.CaptureError, match=r"test_checks\.py:\d+: bad = bool.*\n  the step looks at the value"):
+        train(torch.ones(2, 4))
 
 
 def test_a_side_that_torch_refuses_is_no_check() -> None:

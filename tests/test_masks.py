@@ -204,6 +204,14 @@ REFUSED: dict[str, tuple[Loss, str]] = {
         lambda out, y, z: torch.fft.rfft(out[y > 0]).abs().sum(),
         r"fft_rfft is called with the rows .*fft_rfft\(out\)\[y > 0\], which selects afterwards",
     ),
+    "a function of all rows": (
+        lambda out, y, z: torch.cov(out[y > 0].T).sum(),
+        r"cov is called with the rows (?!.*which selects afterwards)",
+    ),
+    "a hook": (
+        lambda out, y, z: out[y > 0].register_hook(lambda g: g),  # type: ignore[no-untyped-call]
+        r"register_hook is called with the rows (?!.*which selects afterwards)",
+    ),
     "another number of rows": (lambda out, y, z: out[y > 0].view(-1, 2, 4).sum(), "view groups the rows that"),
     "which one": (lambda out, y, z: out[y > 0].max(0).values.sum(), r"max along a dim says which .*amax\(dim\)"),
     "a whole number": (lambda out, y, z: out.sum() * y[y > 0].max(), r"of no rows torch would raise"),

@@ -80,6 +80,17 @@ def test_a_check_of_two_conditions_needs_no_other_line(tmp_path: Path) -> None:
     assert trained(written(tmp_path / "checked.py", lines), job=True) == pytest.approx(wanted, abs=1e-9)
 
 
+def test_a_check_that_names_a_value_is_shown_as_one_condition(tmp_path: Path) -> None:
+    lines = ["if (worst := loss.abs()).isnan() and mask.any(): raise ValueError"]
+    wanted = trained(written(tmp_path / "eager.py", lines), job=False)
+    with pytest.raises(flow.CaptureError) as refused:
+        trained(written(tmp_path / "refused.py", lines), job=True)
+    shown = re.search(r"Instead of this condition: (.*)$", str(refused.value), re.MULTILINE)
+    assert shown is not None, str(refused.value)
+    instead = written(tmp_path / "instead.py", [f"if {shown[1]}: raise ValueError"])
+    assert trained(instead, job=True) == pytest.approx(wanted, abs=1e-9)
+
+
 def test_what_has_no_such_line_shows_none(tmp_path: Path) -> None:
     with pytest.raises(flow.CaptureError) as refused:
         trained(written(tmp_path / "long.py", ["if mask.any():", "    h = 2 * h", "    loss = h.mean()"]), job=True)

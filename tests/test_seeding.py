@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -116,3 +118,32 @@ def test_a_step_that_sets_a_state_of_the_script_s_is_refused_at_its_line() -> No
 
     with pytest.raises(flow.CaptureError, match=r"set_rng_state\(state\)\n  the step asks for the memory"):
         step(torch.ones(3))
+
+
+def of_python(x: Tensor, n: int) -> Tensor:
+    random.seed(3)
+    return x * n
+
+
+def of_numpy(x: Tensor, n: int) -> Tensor:
+    np.random.seed(3)
+    return x * n
+
+
+chosen = random.Random(1)
+
+
+def of_its_own(x: Tensor, n: int) -> Tensor:
+    chosen.seed(3)
+    return x * n
+
+
+@pytest.mark.parametrize("function", [of_python, of_numpy, of_its_own])
+def test_a_step_that_seeds_python_or_numpy_is_refused_and_moves_no_generator(
+    function: Callable[[Tensor, int], Tensor],
+) -> None:
+    states = [random.getstate(), chosen.getstate(), repr(np.random.get_state())]
+    for _ in range(2):
+        with pytest.raises(flow.CaptureError, match=r"test_seeding\.py:\d+: of_\w+ draws .* or seeds them"):
+            flow.global_function(type="predict")(function)(torch.ones(3), 2)
+        assert [random.getstate(), chosen.getstate(), repr(np.random.get_state())] == states

@@ -256,7 +256,7 @@ def _make_plan(
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
             if run is not None:
                 checks.changed = partial(_so_far, run)
-            with seeding() as left:
+            with seeding() as left, checks.running():
                 returned = order.function(*args, **kwargs)
             seeded.append(left)
             if numbers is not None:

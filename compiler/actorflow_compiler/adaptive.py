@@ -28,6 +28,7 @@ ABSENT = (
 )
 OF_BEFORE = "gradients that an earlier call has left, or that are left for a later one"
 OF_OTHERS = "a layer that is called several times"
+BY_HAND = "weights that no optimizer changes"
 OF_FIRST = "an optimizer that makes its state of the first gradient"
 
 
@@ -65,11 +66,13 @@ class Clusters:
                 layer.forward, layer.predict = plain
 
     def check(self) -> None:
-        """The step has ended.  Raises where a batch is one of which it leaves gradients that torch leaves None."""
+        """The step has ended.  Raises where a batch is one of which it leaves gradients that torch leaves None, or has
+        changed weights by them itself.
+        """
         left = {key: (weight, used, OF_BEFORE) for key, (weight, used) in self._used.items()} | self._needed
         for key, (weight, used, why) in left.items():
-            if weight.grad is not None and key not in self._stepped:
-                _refuse_absent(used, why)
+            if key not in self._stepped:
+                _refuse_absent(used, why if weight.grad is not None else BY_HAND)
 
     def _forward(self, layer: Any, input_: Tensor, target_: Tensor) -> Any:
         dims = target_.dim()

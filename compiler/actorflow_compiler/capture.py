@@ -175,9 +175,17 @@ def _traced(
             there = {**fakes, **stepped.tensors, **watch.variables_now()}
             raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
             left, lost = checks.changed()
+            if raised.left is not None:
+                left, raised = raised.left, replace(raised, left=None)
             lost = lost or stepped.so_far()
             check = Check(where, raised, left, lost, watch.has_stepped, watch.standing_now())
             checks.found.append((raises, check))
+
+        def standing_now() -> tuple[Any, frozenset[str]]:
+            there = {**fakes, **stepped.tensors, **watch.variables_now()}
+            trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
+            writes = 0 if trace is None else Small(trace[0].graph, trace[1], (), ()).writes
+            return ({name: id(t) for name, t in there.items()}, writes), watch.standing_now().loses
 
         reads = Reads(deciding.decide, late=numbers is not None, checks=checks, found=found)
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
@@ -196,6 +204,9 @@ def _traced(
                         yield
 
                 recorder.during_backward = backward
+
+                if checks is not None:
+                    checks.standing = standing_now
 
                 def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
                     with torch.set_grad_enabled(with_graph), recorder.following_lines():

@@ -77,6 +77,7 @@ class Raised:
     name: str  # of its class
     args: tuple[Any, ...]  # plain values
     printed: tuple[tuple[str, str], ...] = ()  # ("stdout" or "stderr", text)
+    left: Any = None  # what of Python the step has changed in the end, where the side changes more; see ``Check``
 
     @staticmethod
     def of(error: BaseException, printed: Sequence[tuple[str, str]]) -> Raised:
@@ -149,11 +150,13 @@ class Checks:
     """What is known of the decisions of one step, over the traces that find it out.
 
     ``changed`` says what the step that runs has changed in Python so far, as data that travel, and what of it cannot
-    be told so, for people.
+    be told so, for people; ``standing`` how variables are, and which gradients of the step are there.
     """
 
     def __init__(self) -> None:
         self.changed: Callable[[], tuple[Any, str]] = lambda: ((), "")
+        self.standing: Callable[[], tuple[Any, frozenset[str]]] = lambda: ((), frozenset())
+        self._begun = self._ended = self._now()  # the side that a trace tries
         self.found: list[tuple[Tensor, Check]] = []  # by the trace under way; a bool without dims: whether it raises
         self._asked: list[tuple[Tensor, int, bool]] = []  # what the trace has decided: tensors, their versions
         self._known: list[_Decision] = []  # in the order in which the step comes to them
@@ -192,11 +195,33 @@ class Checks:
                 if not self._inside or isinstance(error, Again | KeyboardInterrupt | MemoryError):
                     raise
                 raised = Raised.of(error, self._printed.since) if _is_raised(error) else None
-                raise self._learnt(raised) from None
+                raise self._learnt(raised and self._leaving(raised)) from None
             finally:
                 self._inside = False
                 logging.disable(before)
                 self._told = max(self._told, self._printed.passed)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the step, where what it has changed is still there."""
+        try:
+            yield
+        finally:
+            if self._inside:
+                self._ended = self._now()
+
+    def _now(self) -> tuple[tuple[Any, str], tuple[Any, frozenset[str]]]:
+        return self.changed(), self.standing()
+
+    def _leaving(self, raised: Raised) -> Raised | None:
+        """An exception, with what its side leaves in Python; None where it leaves what only a branch could: tensors
+        that were written since the decision, or gradients.
+        """
+        (changes, lost), (variables, gradients) = self._begun
+        (changes_after, lost_after), (variables_after, gradients_after) = self._ended
+        if variables_after != variables or not gradients_after <= gradients or lost_after != lost:
+            return None
+        return raised if changes_after == changes else replace(raised, left=changes_after)
 
     def decide(self, tensor: Tensor, frame: FrameType | None, found: Callable[[Tensor, Raised], None]) -> bool | None:
         """The side of a branch that the trace takes; None where neither ends the step by raising.
@@ -258,6 +283,7 @@ class Checks:
 
     def _quiet(self) -> None:
         """A side is tried from now on."""
+        self._begun = self._ended = self._now()
         logging.disable(logging.CRITICAL)
         self._printed.begin()
 
@@ -309,8 +335,8 @@ class Checks:
                 self._ways = None
                 all_raised = [ways.behind[way] for way in ways.raising]
                 known = bool(all_raised) and ways.taken is not None and len({r.name for r in all_raised}) == 1
-                self._known.append(_Decision(ways.place, None, _common(all_raised), ways) if known else
-                                   _Decision(ways.place, None))  # fmt: skip
+                common = _common(all_raised) if known else None
+                self._known.append(_Decision(ways.place, None, common, ways if common else None))
             return Again()
         assert self._side is not None
         self._tried[self._side] = raised
@@ -449,11 +475,15 @@ def _hint(frame: FrameType | None) -> bool:
     return not (line.startswith("assert") or " not " in line)
 
 
-def _common(raised: Sequence[Raised]) -> Raised:
-    """What several exceptions have in common, as one: they are raised at one place."""
+def _common(raised: Sequence[Raised]) -> Raised | None:
+    """What several exceptions have in common, as one: they are raised at one place.  None where they leave other
+    things behind.
+    """
     last = raised[-1]
     if all(one == last for one in raised):
         return last
+    if any(one.left is not None for one in raised):
+        return None
     texts = [" ".join(map(str, one.args)) for one in raised]
     return replace(last, args=(_shared(texts),), printed=())
 

@@ -107,6 +107,7 @@ class Small:
         self._memory: dict[fx.Node, fx.Node] = {}  # a node → the one whose memory its result has
         self._touching: dict[fx.Node, list[fx.Node]] = {}  # that one → all that look at its memory, or write it
         self._written: set[fx.Node] = set()
+        self.writes = 0  # into memory of placeholders
         for node in self._nodes:
             self._look(node)
 
@@ -189,6 +190,7 @@ class Small:
                 if info.is_write:
                     memory = self._memory.get(one, one)
                     self._written.add(memory)
+                    self.writes += memory.op == "placeholder"
                     self._touching.setdefault(memory, []).append(node)
                 if schema.returns:
                     self._shares(node, one)

@@ -225,6 +225,25 @@ def counts(t: Trained) -> Step:
     return step
 
 
+@case(LARGE, kind="SGD")
+def counts_failures(t: Trained) -> Step:
+    """What the side that raises counts, and what is done on the way out."""
+    kept = SimpleNamespace(calls=0, failed=0)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        h = t.model(x)
+        try:
+            if x.max() > 1e3:
+                kept.failed += 1
+                t.optimizer.param_groups[0]["lr"] *= 0.5
+                raise ValueError("too large")
+        finally:
+            kept.calls += 1
+        return t.loss(h * kept.calls / (1 + kept.failed), y)
+
+    return step
+
+
 @case(LARGE, keeps=True)
 def accumulates(t: Trained) -> Step:
     """Gradients of calls before, of which a call that fails changes none."""
@@ -244,7 +263,9 @@ def accumulates(t: Trained) -> Step:
     return step
 
 
-TWO_RANKS = ("asserts", "together", "clips", "leaves", "accumulates")  # those that are trained on several
+TWO_RANKS = (  # those that are trained on several
+    "asserts", "together", "clips", "leaves", "accumulates", "counts_failures",
+)  # fmt: skip
 
 
 def trained(name: str, layout: str | None) -> list[float | str]:

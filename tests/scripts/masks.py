@@ -80,6 +80,17 @@ def other_losses(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tens
 
 
 @case
+def rarer_losses(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
+    mask, classes = y >= 0, torch.tensor([2, 0, -1, 1]).expand(8, 5, 4)
+    out, target = model(x)[mask], wanted[mask]
+    return (
+        F.gaussian_nll_loss(out, target, target.square() + 0.1) + F.multilabel_margin_loss(out, classes[mask])
+        + F.gaussian_nll_loss(out, target, out.exp()[:, :1], full=True, reduction="sum") / 100
+        + F.prelu(out, torch.tensor([0.1, 0.2, 0.3, 0.4])).square().mean() + nn.PReLU()(target).mean() * out.mean()
+    )  # fmt: skip
+
+
+@case
 def a_sum_by_a_count(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
     mask = y > 0
     loss = F.cross_entropy(model(x).flatten(0, 1), y.clamp(min=0).flatten(), reduction="none").view(y.shape)

@@ -69,6 +69,23 @@ def views_of_values(model: nn.Module, x: Tensor) -> Any:
     return nested.relu().values(), *nested.unbind(), nested.detach().sum(1)
 
 
+OFFSETS = torch.tensor([0, 4, 4, 28])
+
+
+@case
+def over_the_same_offsets(model: nn.Module, x: Tensor) -> Any:
+    one, other = (torch.nested.nested_tensor_from_jagged(h.flatten(0, 1), OFFSETS) for h in (model(x), x))
+    again = torch.nested.nested_tensor_from_jagged(one.values() * 3, one.offsets())
+    assert one.shape[1] == other.shape[1] == again.shape[1]
+    return (one * other - again).values(), one.data.values()
+
+
+@case
+def the_longest_and_the_shortest(model: nn.Module, x: Tensor) -> Any:
+    nested: Any = jagged(model(x))
+    return nested.values() * nested._get_max_seqlen() / nested._get_min_seqlen()
+
+
 @case
 def values_by_lengths(model: nn.Module, x: Tensor) -> Any:
     nested = torch.nested.nested_tensor_from_jagged(model(x.flatten(0, 1)), lengths=torch.tensor([20, 8]))

@@ -37,7 +37,12 @@ OF_THE_WHOLE = (
 
 READS = ("item", "tolist", "numpy", "__repr__", "__str__", "__format__", "__bool__", "__float__", "__int__",
          "__index__", "__array__", "__reduce_ex__")  # fmt: skip
-NOT_BY_ROWS = ("grad", "unique", "unique_consecutive", "bincount", "histc")
+NOT_BY_ROWS = (
+    "grad", "register_hook", "retain_grad", "backward", "unique", "unique_consecutive", "bincount", "histc",
+    "histogram", "cov", "corrcoef", "trace", "diag", "diagonal", "triu", "tril", "outer", "inner", "addmm",
+    "tensordot", "pdist", "combinations", "repeat_interleave", "tile", "rot90", "renorm", "instance_norm", "trapezoid",
+    "gradient",
+)  # fmt: skip
 AUGMENTED = {f"{name}_": name for name in ("add", "sub", "mul", "div", "floor_divide", "remainder", "pow")} | {
     f"__i{name}__": f"__{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 }

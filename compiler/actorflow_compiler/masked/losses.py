@@ -18,10 +18,11 @@ __all__: list[str] = []
 OF_ELEMENTS = {  # losses of each element, and a number that they are finite at
     "mse_loss": None, "l1_loss": None, "smooth_l1_loss": None, "huber_loss": None, "soft_margin_loss": None,
     "binary_cross_entropy_with_logits": None, "binary_cross_entropy": 0.5, "kl_div": 0.0, "poisson_nll_loss": 0.0,
-    "hinge_embedding_loss": None, "margin_ranking_loss": None,
+    "hinge_embedding_loss": None, "margin_ranking_loss": None, "gaussian_nll_loss": 1.0,
 }  # fmt: skip
 OF_ROWS = (  # losses of each row of a matrix
     "cosine_embedding_loss", "triplet_margin_loss", "multi_margin_loss", "multilabel_soft_margin_loss",
+    "multilabel_margin_loss",
 )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "weight"]
     if len(tensors) != len(rows) or any(v._at for v in rows) or rows[0]._whole.dim() != 2:
         refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
-    if called(func) == "multi_margin_loss":
+    if called(func) in ("multi_margin_loss", "multilabel_margin_loss"):
         given["target"] = filled(given["target"], 0)
     plain = {k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}
     return _reduced(wrap(func(**plain, reduction="none"), 0, chosen), reduction)

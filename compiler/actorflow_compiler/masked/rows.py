@@ -83,6 +83,16 @@ def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
 
 
+@rule("prelu")
+def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """With one slope, or one for each place along dim 1."""
+    v, at = alone("prelu", args, kwargs)
+    slopes = args[1] if len(args) > 1 else kwargs["weight"]
+    if at == 1 and slopes.numel() > 1:
+        refuse(v, "prelu has a slope for each of", "their number depends on values")
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+
+
 @rule(*BATCHED)
 def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of a batch, that does the same to each."""

@@ -50,6 +50,10 @@ def _no_gradient(x: Nested) -> None:
     refuse(x, "grad", "nothing keeps a gradient for it", "expected: gradients of the tensors that it is made of")
 
 
+def _data(x: Nested) -> Nested:
+    return x.like(x._rows.detach())
+
+
 def _dims(x: Nested) -> int:
     return x._rows.dim() + 1
 
@@ -79,8 +83,8 @@ def _of_rows(name: str) -> Callable[[Nested], Any]:
 
 
 PROPERTIES: dict[str, Callable[[Nested], Any]] = {
-    "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "values": _values, "ndim": _dims, "dim": _dims,
-    "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
+    "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "data": _data, "values": _values, "ndim": _dims,
+    "dim": _dims, "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
     **{
         name: _of_rows(name)
         for name in ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_meta", "is_mkldnn",

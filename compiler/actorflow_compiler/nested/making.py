@@ -64,7 +64,8 @@ def _view_of(
 ) -> Nested:
     at = ragged_idx - 1
     if min_seqlen is not None and min_seqlen == max_seqlen and min_seqlen > 0:
-        return Nested(values, at, Lengths([min_seqlen] * (values.shape[at] // min_seqlen)), True)
+        of = [min_seqlen] * (values.shape[at] // min_seqlen)
+        return Nested(values, at, Lengths.over(offsets, of), True)
     return _view(values, offsets, None, ragged_idx)
 
 
@@ -79,7 +80,7 @@ def _view(
     size = values.shape[ragged_idx - 1]
     if ends[0] != 0 or ends[-1] != size or min(of, default=0) < 0:
         stop(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")
-    return Nested(values, ragged_idx - 1, Lengths(of), True)
+    return Nested(values, ragged_idx - 1, Lengths.over(offsets, of), True)
 
 
 def _narrowed(*_: Any) -> Nested:

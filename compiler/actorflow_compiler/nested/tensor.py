@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.masked.tensor import refusing
@@ -39,6 +40,18 @@ class Lengths:
         for length in self.of:
             found.append(found[-1] + length)
         return found
+
+    @classmethod
+    def over(cls, offsets: Tensor, of: Sequence[int]) -> Lengths:
+        """Those that ``offsets`` say; the same for one tensor of offsets, as in PyTorch, until it is written."""
+        known: Lengths | None = _by_offsets.get(offsets)
+        if known is None or known.of != tuple(of):
+            known = cls(of)
+            _by_offsets[offsets] = known
+        return known
+
+
+_by_offsets: Any = WeakIdKeyDictionary()  # tensor → Lengths
 
 
 class Ragged:
@@ -97,7 +110,15 @@ class Nested(Tensor):
 
     def offsets(self) -> Tensor:
         """Where each sequence begins among ``values()``, and where the last one ends."""
-        return torch.tensor(self._lengths.offsets, device=self._rows.device)
+        found = torch.tensor(self._lengths.offsets, device=self._rows.device)
+        _by_offsets[found] = self._lengths
+        return found
+
+    def _get_max_seqlen(self) -> int:
+        return max(self._lengths.of)
+
+    def _get_min_seqlen(self) -> int:
+        return min(self._lengths.of)
 
     def lengths(self) -> None:
         """Nothing, as for each jagged tensor without holes."""
