@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow import tree
+from actorflow.compared import Compared
 from actorflow.find import Found
 from actorflow.generators import UNSEEDED, Generators
 from actorflow.guards import NOTHING, same, say
@@ -172,6 +173,8 @@ class Run:
                 one.put(key, values[key])
         self._during = contextlib.ExitStack()
         self._during.enter_context(refusing_clocks())
+        self._compared = Compared(self._looked, self._found.read)
+        self._during.enter_context(self._compared.watching())
         if self._numbers is not None:
             self._during.enter_context(open_floats(self._found))
         return self
@@ -226,6 +229,12 @@ class Run:
             if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
                 instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
                 self._refuse(one.path, "is seeded in the step", instead, one.path)
+        if (unseen := self._compared.unseen) is not None:
+            path, name = unseen
+            self._refuse(
+                path, f"is compared as a whole in the step, which reads {path}.{name} without that a call could tell "
+                f"that it has changed", f"its fields one by one ({path}.{name} == …), or @dataclass(frozen=True)", path,
+            )  # fmt: skip
         if self._generators.moved:
             raise CaptureError(
                 f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, or seeds them, which it "

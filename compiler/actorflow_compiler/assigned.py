@@ -6,7 +6,9 @@ In PyTorch the two share memory from then on.  Here they do not; so ``x`` may no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.lines import is_users
 from actorflow_compiler.reads import warn
 from actorflow_compiler.torch_internals import memory_of
 
@@ -34,11 +37,22 @@ _CHANGING = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv",
 INSTEAD = "expected: p.copy_(x) under torch.no_grad(), which gives p the values of x and memory of its own"
 
 
-class DataAssigned(TorchFunctionMode):
-    """The mode in which a step is traced; ``kept`` are the tensors that outlive it."""
+def _by_user(frame: FrameType | None) -> bool:
+    """Whether the user's code asks, past other modes."""
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
 
-    def __init__(self, kept: Iterable[Tensor]) -> None:
+
+class DataAssigned(TorchFunctionMode):
+    """The mode in which a step is traced; ``kept`` are the tensors that outlive it.
+
+    ``asked`` is told of each tensor whose gradient code of the user's asks for.
+    """
+
+    def __init__(self, kept: Iterable[Tensor], asked: Callable[[Tensor], None]) -> None:
         super().__init__()
+        self._asked = asked
         self._kept = {memory_of(tensor) for tensor in kept}
         self._changed: set[int] = set()  # the memories of what has changed since
         self._shared: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by x's memory: each x, kept alive, and its p
@@ -67,12 +81,15 @@ class DataAssigned(TorchFunctionMode):
             return self._assign(*args)
         if self._shared and func not in _LOOKS:
             self._check(func, args, kwargs)
-        if func == _GRAD and not args[0].is_leaf and not args[0].retains_grad:
-            warn(
-                "the .grad of a tensor that the step has computed is None, as in PyTorch; expected: the tensor's "
-                "retain_grad() before backward()"
-            )
-            return None
+        if func == _GRAD:
+            if not args[0].is_leaf and not args[0].retains_grad:
+                warn(
+                    "the .grad of a tensor that the step has computed is None, as in PyTorch; expected: the tensor's "
+                    "retain_grad() before backward()"
+                )
+                return None
+            if _by_user(sys._getframe(1)):
+                self._asked(args[0])
         return func(*args, **kwargs)
 
     def _check(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -226,7 +226,7 @@ def _traced(
                         return results
 
                 streams, indexing, clusters = Streams(), Indexing(), Clusters(state)
-                assigned = DataAssigned(held.values())
+                assigned = DataAssigned(held.values(), watch.asked)
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
                 scripts = Scripts([h.tensor for h in state.held.values()])
                 ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()

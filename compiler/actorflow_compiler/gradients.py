@@ -85,6 +85,7 @@ class Watch:
         self._adds: set[str] = set()  # taken to be clear where a backward pass has added to them
         self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
         self._stepped: set[str] = set()  # an optimizer has used their gradients
+        self._asked: set[str] = set()  # the user's code has asked for their gradients of before
         self._inside = False  # a backward pass is under way
         for h in state.held.values():
             fake = fakes[h.name]
@@ -92,6 +93,7 @@ class Watch:
             if fake.is_leaf and (fake.requires_grad or stands):
                 self._of[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
                 fake.grad = self._first[h.name] = self._given(h.name)
+        self._names = {id(fake): name for name, fake in self._of.items()}
         self._open = self._of.keys() - before.kept - sure.keys()  # those of which only their end is known
 
     def _given(self, name: str) -> Tensor | None:
@@ -107,7 +109,7 @@ class Watch:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While the step is traced."""
-        names = {id(fake): name for name, fake in self._of.items()}
+        names = self._names
 
         def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
@@ -167,6 +169,12 @@ class Watch:
             else:
                 self._adds.add(name)
 
+    def asked(self, fake: Tensor) -> None:
+        """Code of the user's asks for a gradient: whether there is one may be all that it wants to know."""
+        name = self._names.get(id(fake), "")
+        if name and fake.grad is self._first[name]:
+            self._asked.add(name)
+
     def settle(self) -> None:
         """The step has ended: write what is kept into the variables that it is kept in."""
         with torch.no_grad():
@@ -212,13 +220,14 @@ class Watch:
         }
         gradients = Gradients(
             none=frozenset((self._adds | self._sure.keys()) - kept - lost),
-            kept=frozenset(name for name in kept if name + SUFFIX in used),
+            kept=frozenset(name for name in kept if name + SUFFIX in used or name in self._asked),
             lost=frozenset(lost & self._sure.keys()),
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
             keeps=frozenset(name for name, end in ends.items() if end == "kept"),
             loses=frozenset(name for name, end in ends.items() if end == "lost"),
         )
         return gradients, {
+            **dict.fromkeys(self._asked & self._open, False),
             **dict.fromkeys(self._adds & lost, True),
             **{name: not _is_zeroed_first(constant) for name, constant in read.items()},
         }
