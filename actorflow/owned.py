@@ -40,6 +40,7 @@ _ADDRESSES = {  # that are of a copy here, or give it to somebody who may write 
     "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
 }  # fmt: skip
 _NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # which want the tensor that a graph was made of, or one without
+_OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
@@ -381,7 +382,8 @@ class Whole:
         """Take the value that the variable has now."""
         owned = self._owned
         if not self.released and self._moment != owned._owner.moment:
-            self.value.copy_(owned._owner.read(owned.name_in_plan))
+            with torch.no_grad():  # it may be what a view with a graph is of
+                self.value.copy_(owned._owner.read(owned.name_in_plan))
             self._moment = owned._owner.moment
 
     def write(self) -> None:
@@ -464,7 +466,7 @@ class Detached(Tensor):
         func, kwargs = original(func), kwargs or {}
         if func in METADATA:
             with _no_override():
-                return func(*args, **kwargs)
+                return func(*(args if func not in _OF_GRAPHS else (args[0]._plain,)), **kwargs)
         plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d.plain, (args, kwargs))
         if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
@@ -511,7 +513,7 @@ def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
 def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
     """Call a function with values in place of stand-ins; what it changes of them is written.
 
-    With a ``graph`` it is one of copies that refuse gradients, and what shares memory with a stand-in is refused.
+    With a ``graph`` it is one of copies that refuse gradients.
     """
     copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
 
@@ -530,8 +532,6 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
             if tensor is copy:
                 return owned
             if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
-                if tensor.requires_grad:
-                    raise owned._refused(func)
                 return Detached.of(tensor, owned, copy)
         return tensor
 

@@ -104,8 +104,6 @@ def test_a_deep_copy_or_a_pickle_of_the_model_is_a_real_model(model: Any):
 
 USES: dict[str, Callable[[Any], object]] = {
     "mul_": lambda m: m[0].weight.mul_(2),
-    "getitem": lambda m: m[0].weight[0],
-    "view": lambda m: m[0].weight.view(-1),
     "numpy": lambda m: m[0].weight.numpy(),
     "grad": lambda m: torch.autograd.grad(m(torch.ones(2, 2)).sum(), m[0].weight, allow_unused=True),
     "add": lambda m: torch.add(m[0].weight, 1, out=torch.empty(3, 2)),
@@ -117,6 +115,8 @@ READINGS: dict[str, Callable[[Any], Any]] = {
     "cat": lambda m: torch.cat([m[0].weight, m[0].weight]),
     "exp": lambda m: m[0].weight.exp() * m[0].bias.detach()[:, None],
     "matmul": lambda m: torch.ones(5, 3) @ m[0].weight,
+    "parameters_to_vector": lambda m: nn.utils.parameters_to_vector(m[0].parameters()),
+    "a view, transposed": lambda m: m[0].weight[1:].t() @ torch.ones(2),
 }
 
 
@@ -139,6 +139,21 @@ def test_what_is_computed_of_it_is_looked_at_and_takes_no_gradients(model: Any, 
     with pytest.raises(StateError, match=r"a backward pass outside of jobs reaches \w+\.(weight|bias).*in a job"):
         found.square().sum().backward()
     assert model[0].weight.grad is None
+
+
+def test_a_view_with_a_graph_shows_what_the_parameter_has_and_changes_it_as_in_pytorch(model: Any):
+    plain = copy.deepcopy(model)
+    found, wanted = model[0].weight[1:].t(), plain[0].weight[1:].t()
+    assert found.requires_grad
+    assert not found.is_leaf
+    for weight, view in ((model[0].weight, found), (plain[0].weight, wanted)):
+        with torch.no_grad():
+            weight.mul_(2)
+            view[0] += 1
+        with pytest.raises(RuntimeError):
+            view.add_(1)
+    torch.testing.assert_close(found + 0, wanted + 0)
+    torch.testing.assert_close(values.now["Linear.weight"], plain[0].weight.detach())
 
 
 def test_gradients_of_inputs_go_through_it(model: Any):
