@@ -434,12 +434,15 @@ def test_a_result_that_cannot_travel_is_refused():
         predict(torch.randn(2, 8))
 
 
-def test_eager_use_after_the_first_call_points_to_a_predict_job():
+def test_eager_use_after_the_first_call_is_read_and_a_backward_pass_points_to_a_job():
     model = mlp()
     predict = flow.global_function(type="predict")(lambda x: model(x))
-    predict(torch.randn(2, 8))
-    with pytest.raises(flow.StateError, match=r'type="predict"'):
-        model(torch.randn(2, 8))
+    x = torch.randn(2, 8)
+    wanted = predict(x)
+    found = model(x)
+    torch.testing.assert_close(found, wanted, check_dtype=False, rtol=1e-5, atol=1e-6)
+    with pytest.raises(flow.StateError, match=r"expected: backward\(\) in a job"):
+        found.sum().backward()
 
 
 def test_settings_of_a_job_are_checked():
