@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from actorflow import tree
 from actorflow.compared import Compared
 from actorflow.find import Found
-from actorflow.generators import UNSEEDED, Generators
+from actorflow.generators import Generators
 from actorflow.guards import NOTHING, same, say
 from actorflow.keyed import key_here, key_to_send
 from actorflow.lazy import Result
@@ -46,6 +46,7 @@ from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.indexing import STANDS_FOR_A_VIEW
 from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
+from actorflow_compiler.random_streams import UNSEEDED
 from actorflow_compiler.torch_internals import is_read
 
 __all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from actorflow.looked import state_of
+from actorflow_compiler.random_streams import UNSEEDED
 
-__all__ = ["UNSEEDED", "Generators"]
-
-UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
+__all__ = ["Generators"]
 
 
 class Generators:

@@ -400,6 +400,11 @@ class Several(Whole):
         self.value, self._parts, self._owned = value, parts, parts[0]._owned
 
     @property
+    def released(self) -> bool:
+        """See ``Whole``."""
+        return all(part.released for part in self._parts)
+
+    @property
     def parts(self) -> Sequence[Whole]:
         """See ``Whole``."""
         return self._parts
@@ -454,7 +459,7 @@ class Detached(Tensor):
     @property
     def is_released(self) -> bool:
         """Whether no variable has to do with it any more."""
-        return all(part.released for part in self._all.parts)
+        return self._all.released
 
     @property
     def stands_for(self) -> Whole | None:

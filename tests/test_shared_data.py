@@ -43,6 +43,12 @@ def plainly(**_: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
 
+def check(run: Callable[[Callable[..., Any]], list[Tensor]]) -> None:
+    """Compare what a script finds with jobs and without."""
+    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
 def shared() -> Trained:
     one = Trained(flow.global_function)
     one.step(one.x)
@@ -88,8 +94,7 @@ def test_weights_that_are_lent_for_an_evaluation_and_given_back_are_right() -> N
             one.a.weight.data = own
         return found
 
-    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    check(run)
 
 
 @pytest.mark.parametrize("again", ["copied", "the other"])
@@ -104,8 +109,7 @@ def test_it_ends_where_either_gets_memory_of_its_own(again: str) -> None:
             one.b.weight.data = torch.eye(3, dtype=torch.float64)
         return [one.step(one.x).detach().clone() for _ in range(3)]
 
-    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    check(run)
 
 
 def kept(one: Trained, kept: list[Tensor]) -> None:
@@ -148,8 +152,7 @@ def test_tensors_that_the_script_keeps_show_what_calls_make_of_parameters_that_l
             found += [p.detach().clone() for p in one.optimizer.param_groups[0]["params"]]
         return found
 
-    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    check(run)
 
 
 def test_a_tensor_that_another_job_reads_cannot_take_a_parameter_that_is_trained() -> None:
@@ -178,8 +181,7 @@ def test_a_vector_that_the_step_could_read_and_does_not_shows_it_too() -> None:
             found.append(one.mean.clone())  # type: ignore[attr-defined]
         return found
 
-    for found, wanted in zip(run(flow.global_function), run(plainly), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    check(run)
 
 
 def reading(decorate: Callable[..., Any], trains: bool) -> list[Any]:
@@ -209,8 +211,7 @@ def reading(decorate: Callable[..., Any], trains: bool) -> list[Any]:
 
 
 def test_a_job_that_predicts_reads_the_memory_of_a_weight_as_it_is_in_each_call() -> None:
-    for found, wanted in zip(reading(flow.global_function, False), reading(plainly, False), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=0)
+    check(lambda decorate: reading(decorate, False))
 
 
 def test_a_job_that_changes_the_weight_may_not_read_it_beside() -> None:

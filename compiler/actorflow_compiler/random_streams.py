@@ -17,7 +17,9 @@ from actorflow_compiler.random_ops import mixed
 from actorflow_compiler.reads import place_of
 from actorflow_compiler.torch_internals import real_tensors
 
-_AS_CALLED = 0x6163746F72666C6F  # the default generator's seed in a trace: a number that no script seeds with
+__all__ = ["UNSEEDED", "Streams"]
+
+UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
 
 
 class Streams:
@@ -49,13 +51,13 @@ class Streams:
             torch.rand((), generator=generator, device=generator.device)
         seen = self._seen.setdefault(seed, {})
         stream = seen.setdefault(state, len(seen))
-        return stream, None if seed == _AS_CALLED else mixed(seed) >> 1
+        return stream, None if seed == UNSEEDED else mixed(seed) >> 1
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Number draws in the body; leaves the generator as it was."""
         before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(_AS_CALLED)
+        torch.default_generator.manual_seed(UNSEEDED)
         try:
             yield
         finally:
