@@ -12,7 +12,8 @@ import dis
 import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -98,6 +99,12 @@ def carry_out(
         one.put(key, value)
 
 
+def is_as(change: Change, looked: Sequence[Looked]) -> bool:
+    """Whether a place has the value of a change now."""
+    values, key = looked[change.at].values(), key_here(change.key, looked)
+    return bool((_described(values[key], []) if key in values else GONE) == change.value)
+
+
 def often(values: Collection[str], now: str) -> bool:
     """Whether plans have left so many values at a place that another one is taken to be new in every call."""
     return len(values) >= OFTEN and now not in values
@@ -110,6 +117,25 @@ class Rebinding:
     at: int  # whose value it is, in the order of the search
     key: Any  # as ``key_to_send`` has it
     changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
+
+
+class _Text(str):
+    """See ``Run``: equal to what was there, and another object than whatever the step puts there."""
+
+
+class _Whole(int):
+    """See ``_Text``."""
+
+
+class _Real(float):
+    """See ``_Text``."""
+
+
+class _Tuple(tuple[Any, ...]):
+    """See ``_Text``."""
+
+
+COPIES: Mapping[type, type] = MappingProxyType({str: _Text, int: _Whole, float: _Real, tuple: _Tuple})
 
 
 class Counting(BaseException):  # no error: nobody is to catch it on its way
@@ -172,6 +198,7 @@ class Run:
             else:
                 values[key] = self._numbers.stand_in(source, values[key])
                 one.put(key, values[key])
+        self._mark()
         self._during = contextlib.ExitStack()
         self._during.enter_context(refusing_clocks())
         self._compared = Compared(self._looked, self._found.read)
@@ -179,6 +206,17 @@ class Run:
         if self._numbers is not None:
             self._during.enter_context(open_floats(self._found))
         return self
+
+    def _mark(self) -> None:
+        """Put copies where the step sets values without reading them, so that it is seen where it sets the same."""
+        numbers = {id(one): at for at, one in enumerate(self._looked)}
+        for one, key in self._found.only_set():
+            values = self._now[numbers[id(one)]]
+            if (kind := COPIES.get(type(values[key]))) is not None:
+                copy = kind(values[key])
+                with contextlib.suppress(Exception):  # of a class that lets nobody set it
+                    one.put(key, copy)
+                    values[key] = copy
 
     def _put_back(self) -> None:
         for one, key, value, stand_in in self._instead:
@@ -216,6 +254,18 @@ class Run:
                 else:
                     found.append(Change(at, self._sent(one.say(key), key), one.say(key), shape, True))
         return found, lost
+
+    def begun(self, changes: Iterable[Change]) -> list[Change]:
+        """What there was before where the step leaves a value that it does not read; of such places no guard says so.
+
+        Those only where it cannot be seen that the step sets them to what there was.
+        """
+        found = []
+        for one in changes:
+            values, key = self._values[one.at], key_here(one.key, self._looked)
+            if one.plain and not one.read and key in values and type(values[key]) not in COPIES:
+                found.append(replace(one, value=_described(values[key], [])))
+        return found
 
     def changes(self, results: list[Tensor]) -> list[Change]:
         """What the run has changed; tensors that are left somewhere are appended to ``results``.

@@ -244,6 +244,16 @@ class Found:
     looked: tuple[Looked, ...]  # what holds the values that the function can reach, in the order of the search
     read: tuple[Looked, ...]  # those of them that it can read
     codes: tuple[types.CodeType, ...]  # the user's own that it can run, in the order of the search
+    stores: frozenset[str] = frozenset()  # globals and attributes that it sets or deletes, by name
+
+    def only_set(self) -> Iterator[tuple[Looked, str]]:
+        """What code sets and does not read: what holds it, by key."""
+        read = {(id(one.holder), key) for one in self.read for key in one.read()}
+        for one in self.looked:
+            if isinstance(one, Attributes | Slots | Written | WrittenOfClass) and not (one.foreign or one.counts):
+                for key in one.values():
+                    if key in self.stores and (id(one.holder), key) not in read:
+                        yield one, key
 
 
 def look(
@@ -821,7 +831,7 @@ class _Search:
         for thing, one in looked:
             one.reads = self.read_of(self.types.get(thing))
         read = tuple(_merged([one for thing, one in looked if thing in reached]))
-        return Found(state, tuple(one for _, one in looked), read, tuple(self.codes))
+        return Found(state, tuple(one for _, one in looked), read, tuple(self.codes), frozenset(self.stores))
 
     def read_of(self, owner: type | None) -> frozenset[str] | None:
         """The attributes that code reads of objects of a class, or that are of a library; None: any."""

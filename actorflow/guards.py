@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from itertools import chain
-from operator import attrgetter, is_
-from types import MethodType
+from operator import attrgetter
+from types import FunctionType, MethodType, NoneType
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from actorflow.find import PLAIN, Found
@@ -26,6 +28,7 @@ NOTHING = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
 _END = object()
 _ATTRIBUTES = attrgetter("__dict__")
+FEW = (NoneType, bool, Enum, FunctionType, type)  # kinds of values that are one and the same wherever they are
 CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
 
 
@@ -39,6 +42,7 @@ class Guards:
         self.stands_for = stands_for
         self._looked = found.read
         self._own: dict[tuple[int, type], set[Any]] = {}
+        self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code sets, to what was there before
         self._take()
 
     def renew(self) -> None:
@@ -52,10 +56,27 @@ class Guards:
         if self._own:
             self._take()
 
+    def stays(self, found: Found, changed: Iterable[tuple[Looked, Any]]) -> None:
+        """Look also at what code only sets, and what is the same after a step as before it: a call leaves it alone.
+
+        Of what is ``changed``, values of holders, by key, a call leaves what it has to be, whatever is there before.
+        Only values of which there are few: of others a run of the step tells whether it has set them.
+        """
+        leaves = {(id(one.holder), key) for one, key in changed}
+        for one, key in found.only_set():
+            if isinstance(one.values()[key], FEW) and (id(one.holder), key) not in leaves:
+                self._set.setdefault((id(one.holder), type(one)), set()).add(key)
+                self._looked = self._looked if one in self._looked else (*self._looked, one)
+        if self._set:
+            self._take()
+
     def _read(self, one: Looked) -> dict[Any, Any]:
         """What of a holder has to be as it was."""
-        own = self._own.get((id(one.holder), type(one)))
-        return one.read() if own is None else {key: value for key, value in one.read().items() if key not in own}
+        at = id(one.holder), type(one)
+        found = one.read()
+        if at in self._set:
+            found |= {key: value for key, value in one.values().items() if key in self._set[at]}
+        return {key: value for key, value in found.items() if key not in self._own[at]} if at in self._own else found
 
     @property
     def read(self) -> list[tuple[Looked, Mapping[Any, Any]]]:
@@ -87,13 +108,18 @@ class Guards:
         self._keys = list(map(tuple, self._keyed))
         self._own_attributes = self._attributes()
         self._fast = [*fast.items()]
-        self._values = [*self._now()]
+        self._values = [*chain.from_iterable(self._now())]
+        self._addresses = self._found()
         self._made = hooks_made()
 
-    def _now(self) -> Iterator[Any]:
+    def _now(self) -> Iterator[Iterable[Any]]:
         """What is there, and an end, so that what is shorter or longer is another."""
-        each = chain.from_iterable([map(get, holders) for get, holders in self._fast])
-        return chain(chain.from_iterable(each), (_END,))
+        return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
+
+    def _found(self) -> bytes:
+        """The addresses of what is there, which an array of objects consists of: compared in one go, not one by one."""
+        there = np.fromiter(chain.from_iterable(self._now()), object, len(self._values))
+        return np.ndarray(len(there), np.intp, buffer=there.data).tobytes()
 
     def _attributes(self) -> list[int]:
         """How many attributes tensors have to which the script has given none."""
@@ -102,8 +128,8 @@ class Guards:
     def _untouched(self) -> bool:
         """Whether all is identical, which is soon found."""
         try:
-            identical = all(map(is_, self._now(), self._values))
-        except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone
+            identical = self._found() == self._addresses
+        except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone, or there is less
             return False
         return (
             identical

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attribute
 NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # of their arguments the one that is the attribute's name
 BY_TEXT = ("globals", "eval", "exec")  # find what a text names
 WHOLE = ("copy", "dataclasses", "inspect", "json", "pickle", "pprint")  # modules whose functions read all attributes
+SETTERS = ("setattr", "__setattr__", "delattr", "__delattr__")  # of attributes whose names texts of the code say
 ENVIRONMENT = frozenset(("environ", "getenv"))
 STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
@@ -73,8 +74,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             base, of_own = scope.get(name), False
             found.any = found.any or _reads_all(base)
             if name in BY_TEXT:  # by which strings of the code may say what they mean
-                words = (w for c in code.co_consts if isinstance(c, str) for w in re.findall(r"[^\W\d]\w*", c))
-                found.globals.update(dict.fromkeys(word for word in words if word in scope))
+                found.globals.update(dict.fromkeys(word for word in _words(code) if word in scope))
         elif kind not in ("PUSH_NULL", "COPY", "DUP_TOP"):  # of ``self.count += 1``, too
             base, of_own = None, False
             if kind.startswith(("LOAD_FAST", "LOAD_DEREF")):
@@ -90,6 +90,8 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
                 found.attributes[said] = None
                 found.others[said] = None
             found.any = found.any or not said
+        if loads and name in SETTERS:
+            found.stores.update(dict.fromkeys(_words(code)))
         before = name
     asks = not ENVIRONMENT.isdisjoint(code.co_names)
     for constant in code.co_consts:
@@ -98,6 +100,16 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
         if isinstance(constant, types.CodeType):
             parameters = constant.co_varnames[: constant.co_argcount]
             _follow(constant, "" if own in parameters else own, scope, found)
+
+
+def _words(code: types.CodeType) -> Iterator[str]:
+    """The words of all texts that are constants of code, by which it may name something."""
+    pending = [*code.co_consts]
+    for constant in pending:
+        if isinstance(constant, tuple | frozenset):
+            pending += constant
+        elif isinstance(constant, str):
+            yield from re.findall(r"[^\W\d]\w*", constant)
 
 
 def _reads_all(function: Any) -> bool:

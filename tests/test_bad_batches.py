@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actorflow.runtime.abandon import Coordinator, Decision, Failed, Hold, Vote
+from recipes.layouts import LAYOUTS
 from test_runs import actorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "bad_batches.py"
@@ -64,12 +65,12 @@ def ran(folder: Path, body: str, lines: str) -> tuple[int, str]:
     return run.returncode, run.stdout + run.stderr + logs
 
 
-@pytest.mark.parametrize("layout", ["data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
+@pytest.mark.parametrize("layout", ["one device", "data 2", "tensor 2", "pipeline 2", "ZeRO 3"])
 def test_the_good_batches_train_as_eagerly(layout: str) -> None:
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout)
+    run = actorflow("run", str(SCRIPT), "--devices", str(LAYOUTS[layout].devices), "--", layout)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == 4 * (1 if layout == "pipeline 2" else 2)
+    assert run.stdout.count(": right") == 1 + 4 * (1 if layout == "pipeline 2" else 2)
 
 
 def test_every_rank_gets_the_error_of_the_one_that_failed(tmp_path: Path) -> None:

@@ -258,6 +258,35 @@ def test_the_first_step_of_an_optimizer_may_come_after_calls_that_do_not_step() 
     assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)
 
 
+class Slotted:
+    __slots__ = ("phase",)
+
+
+class Phased:
+    flag = "on"
+
+
+@pytest.mark.parametrize("value", ["train", 5, 0.5, True, None, (1, "a")])
+def test_what_a_step_only_sets_is_set_in_each_call(value: object) -> None:
+    slotted, plain, named = Slotted(), Phased(), SimpleNamespace()
+
+    def step(x: Tensor) -> Tensor:
+        slotted.phase = plain.phase = Phased.flag = value  # type: ignore[attr-defined,misc,assignment]
+        for name in ("first", "second"):
+            setattr(named, name, value)
+        return x * 2
+
+    job = flow.global_function(type="predict")(step)
+    slotted.phase = plain.phase = named.first = named.second = Phased.flag = value  # type: ignore[attr-defined,misc,assignment]
+    for other in (value, "another", value, 7, "another"):
+        job(torch.ones(2))
+        left = slotted.phase, plain.phase, named.first, named.second, Phased.flag  # type: ignore[attr-defined]
+        assert left == (value,) * 5
+        assert all(type(one) is type(value) for one in left)
+        slotted.phase = plain.phase = named.first = named.second = Phased.flag = other  # type: ignore[attr-defined,misc,assignment]
+    assert 1 <= len(job.plans) <= 2  # a second one only where it cannot be seen that it was set
+
+
 def test_a_step_that_changes_a_tensor_of_which_there_is_a_view_is_refused() -> None:
     whole = torch.ones(2, 4)
     view = whole[0]

@@ -19,6 +19,7 @@ class Failed:
     text: str  # the error, as its script would get it
     cause: str  # the name of the builtin exception behind it; empty where it is none
     message: str  # that of the cause
+    line: str = ""  # of the user's code, where scripts take back what the call has changed there; see ``Hold``
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,14 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The coordinator → every rank: start nothing more of a call, and vote."""
+    """The coordinator → every rank: start nothing more of a call, and vote.
+
+    With a ``line`` it can only be given up where no later call has been issued: each script takes back what the call
+    has changed of it, as if the step had ended at that line.
+    """
 
     call: int
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Coordinator:
             if word.call in self._open:  # it has failed on another rank, too
                 return None
             self._open[word.call] = _Open(word, set(range(self._world)))
-            return Hold(word.call)
+            return Hold(word.call, word.line)
         entry = self._open[word.call]
         entry.missing.discard(rank)
         if word.obstacle:

@@ -8,12 +8,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
+from typing import Protocol
 
 from torch import Tensor
 
 from actorflow import background
 from actorflow.runtime.devices import Device, Mark
-from actorflow_compiler.errors import ActorflowError, CallError
+from actorflow_compiler.errors import ActorError, ActorflowError, CallError
+
+
+class TakesBack(Protocol):
+    """What a call has changed in the script."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Where that is, for people."""
+
+    @property
+    def lines(self) -> Collection[str]:
+        """The lines of the user's code at which it can be taken back."""
+
+    def carry_out(self, line: str) -> None:
+        """Leave the script as it is in PyTorch where an op of this line fails."""
 
 
 class Call:
@@ -31,6 +47,7 @@ class Call:
         "before",
         "begun",
         "ended",
+        "failed_at",
         "fired",
         "inputs",
         "issued",
@@ -44,6 +61,7 @@ class Call:
         "scalars",
         "start",
         "told",
+        "undo",
     )
 
     def __init__(
@@ -58,12 +76,15 @@ class Call:
         failure: Callable[[], BaseException | None],
         device: Device,
         leaves: Sequence[str] = (),
+        undo: TakesBack | None = None,
     ) -> None:
         self.number = number  # counted from 0 over all plans of the run
         self.plan = plan
         self.inputs = inputs
         self.scalars = scalars
         self.leaves = leaves  # what the script has changed beside the plan's variables because of it
+        self.undo = undo  # what else it has changed, which can be taken back
+        self.failed_at = ""  # the line of the user's code where it was given up
         self.left = left  # firings on this rank until it is done
         self.begun = False  # its actors may fire
         self.issued = time.perf_counter_ns()  # when the script made it
@@ -122,17 +143,25 @@ class Call:
             self._device.here().use([found])  # its memory is the runtime's, and the caller lets go of it at any time
         return found
 
-    def lose(self, error: BaseException) -> None:
-        """Give it up: it has failed and changed nothing; on the compute thread."""
+    def lose(self, error: BaseException, line: str) -> None:
+        """Give it up: it has failed at a ``line`` and changed nothing; on the compute thread."""
         with self._changed:
-            self.lost = error
+            self.lost, self.failed_at = error, line
             self._changed.notify_all()
 
-    def tell(self) -> None:
-        """Raise what it failed with, if it has: the script knows it then."""
-        if self.lost is not None:
+    def tell(self, more: str = "") -> None:
+        """Raise what it failed with, if it has: the script knows it then, and has what it had changed taken back.
+
+        ``more`` is one more sentence for it.
+        """
+        if self.lost is None:
+            return
+        with self._changed:
+            undo = None if self.told else self.undo
             self.told = True
-            raise fresh(self.lost)
+        if undo is not None:
+            undo.carry_out(self.failed_at)
+        raise told(self.lost, more) if more else fresh(self.lost)
 
     def give(self, found: Iterable[tuple[int, Tensor]], mark: Mark | None) -> None:
         """Results are there, or will be when the mark has passed; on the compute thread."""
@@ -253,4 +282,11 @@ def fresh(failure: BaseException) -> BaseException:
     return again
 
 
-__all__ = ["Behind", "Call", "fresh"]
+def told(error: BaseException, more: str) -> BaseException:
+    """An actor's error with one more sentence."""
+    made = ActorError(f"{error}. {more[:1].upper()}{more[1:]}")
+    made.__cause__ = error.__cause__
+    return made
+
+
+__all__ = ["Behind", "Call", "TakesBack", "fresh", "told"]

@@ -23,6 +23,7 @@ from actorflow.runtime.known import Known
 from actorflow.runtime.numbers import Reading
 from actorflow.runtime.parked import Parked
 from actorflow.runtime.rebound import Site
+from actorflow.runtime.undo import Stops
 from actorflow.seeds import Seeding
 from actorflow_compiler.checks import Check
 from actorflow_compiler.decided import Decisions
@@ -81,6 +82,7 @@ class Compiled:
     rebound: tuple[Rebinding, ...]  # places that its step gives other tensors
     checks: tuple[Check, ...]  # its last result says which of them raise
     seeding: Seeding | None  # how it leaves torch's random numbers, where it seeds them
+    stops: Stops  # where its step may fail, and what it has changed in the script there
     sites: tuple[Site, ...] = ()  # those of these places that are seen to
     holders: frozenset[int] = frozenset()  # of what it is looked at, by id
     calls: int = 0
@@ -99,7 +101,7 @@ class Compiled:
         if self.parked is None or not self.parked.is_there(found):
             return False
         steps, stands_for = self._aside
-        self.bound = bound(steps, Guards(found, stands_for), found, self.reading)
+        self.bound = bound(steps, Guards(found, stands_for), found, self.reading, self.changes)
         self.parked = None
         return True
 
@@ -126,17 +128,18 @@ class Compiled:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """What a call changes in the script at once, whatever becomes of it, for people."""
+        """What a call changes in the script at once beside ``changes``, whatever becomes of it, for people."""
         first = ("which step of the optimizer comes next",) if self.key[-1] else ()
         counts = ("what an optimizer counts",) if self.reading.written else ()
-        return (*(change.where for change in self.changes), *first, *counts)
+        return (*first, *counts)
 
 
-def bound(steps: bool, guards: Guards, found: Found, reading: Reading) -> Bound:
-    """What a plan with this reading of numbers, of a job that ``steps`` or not, was made with."""
-    state = found.state
-    own = ((found.looked[int(source.at)], place_key(source)) for source in reading.own)
+def bound(steps: bool, guards: Guards, found: Found, reading: Reading, changes: Sequence[Change]) -> Bound:
+    """What a plan with this reading of numbers and these changes, of a job that ``steps`` or not, was made with."""
+    state, looked = found.state, found.looked
+    own = [(looked[int(source.at)], place_key(source)) for source in reading.own]
     guards.without((one, key) for one, key in own if not one.counts)
+    guards.stays(found, [*own, *((looked[change.at], key_here(change.key, looked)) for change in changes)])
     return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state, REGISTRY), guards, found)
 
 

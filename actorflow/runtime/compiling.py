@@ -29,6 +29,7 @@ from actorflow.runtime.progress import working
 from actorflow.runtime.refused import refused
 from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, kinds_of, seat
 from actorflow.runtime.settings import Settings
+from actorflow.runtime.undo import Stops
 from actorflow.seeds import Seeding, seeding
 from actorflow_compiler import errors
 from actorflow_compiler.automatic import Rates
@@ -42,6 +43,7 @@ from actorflow_compiler.gradients import NONE, SUFFIX, Gradients, Standing
 from actorflow_compiler.hints import Hints, resolve
 from actorflow_compiler.infer import Goal
 from actorflow_compiler.lines import with_code
+from actorflow_compiler.midway import Midway
 from actorflow_compiler.modes import EAGER, MODES
 from actorflow_compiler.numbers import Numbers
 from actorflow_compiler.placement import Placement
@@ -135,6 +137,7 @@ class Made:
     rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
     checks: tuple[Check, ...]  # of values: its last result says which of them raise
     seeding: Seeding | None  # how it seeds torch's random numbers
+    stops: Stops  # where it may fail, and what it has changed in the script there
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
 
@@ -152,6 +155,7 @@ class Planned:
     rebound: tuple[Rebinding, ...]  # see ``Made``
     checks: tuple[Check, ...]
     seeding: Seeding | None
+    stops: Stops
 
 
 def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
@@ -186,7 +190,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
             "rebound": [asdict(one) for one in planned.rebound], "written": sorted(changed),
             "checks": [check.to_json() for check in planned.checks],
-            "seeding": None if planned.seeding is None else asdict(planned.seeding),
+            "seeding": None if planned.seeding is None else asdict(planned.seeding), "stops": planned.stops.to_json(),
         }  # fmt: skip
         packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
     except BaseException as error:
@@ -198,7 +202,7 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
     cluster.scatter(f"plan {tag}", packages)
     return Made(
         plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions, planned.rebound, planned.checks, planned.seeding, changed, let_go(found),
+        planned.decisions, planned.rebound, planned.checks, planned.seeding, planned.stops, changed, let_go(found),
     )  # fmt: skip
 
 
@@ -245,6 +249,7 @@ def _make_plan(
     changes: list[list[Change]] = []
     rebound: list[list[Rebinding]] = []
     seeded: list[list[Seeding]] = []
+    stops: list[Stops] = []
 
     def stand_in(path: str, value: int | float) -> Any:
         return value if numbers is None else numbers.stand_in(Source("argument", path), value)
@@ -254,9 +259,10 @@ def _make_plan(
         results: list[Tensor] = []
         found = order.found
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
+            lines = None if run is None else Midway(run.so_far)
             if run is not None:
                 checks.changed = partial(_so_far, run)
-            with seeding() as left, checks.running():
+            with seeding() as left, checks.running(), contextlib.nullcontext() if lines is None else lines.watching():
                 returned = order.function(*args, **kwargs)
             seeded.append(left)
             if numbers is not None:
@@ -264,6 +270,8 @@ def _make_plan(
             shapes.append(tree.describe(returned, results))
             changes.append([] if run is None else run.changes(results))
             rebound.append([] if run is None else run.rebound)
+            left_at = {} if lines is None or not changes[-1] else lines.changed()
+            stops.append(Stops(left_at, () if run is None else run.begun(changes[-1])))
         return results
 
     def learn(gradients: Gradients, decisions: Decisions, checks: Sequence[Check]) -> None:
@@ -339,7 +347,7 @@ def _make_plan(
     gradients, decisions, found = learnt[0]
     return Planned(
         scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found),
-        seeded[-1][0] if seeded[-1] else None,
+        seeded[-1][0] if seeded[-1] else None, stops[-1],
     )  # fmt: skip
 
 
@@ -470,5 +478,5 @@ def _unpack(data: bytes, name: str) -> Made:
     seeded = None if head["seeding"] is None else Seeding(**head["seeding"])
     return Made(
         plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, checks,
-        seeded, written, gone,
+        seeded, Stops.from_json(head["stops"]), written, gone,
     )  # fmt: skip

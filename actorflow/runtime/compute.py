@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.runtime.abandon import Decision, Failed, Order, Vote, Word
+from actorflow.runtime.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.runtime.bodies.kernels import culprit
-from actorflow.runtime.call import Call
+from actorflow.runtime.call import Call, told
 from actorflow.runtime.data_plane.shared import owned
 from actorflow.runtime.devices import Device, Mark
 from actorflow.runtime.inbox import Inbox
@@ -28,7 +28,7 @@ from actorflow.runtime.lines import Lines
 from actorflow.runtime.memory import ran_out
 from actorflow.runtime.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.runtime.recorder import Recorder, clock
-from actorflow.runtime.story import actor_error, again, cause_of, firing, some, told, wrapped
+from actorflow.runtime.story import actor_error, again, cause_of, firing, line_of, some, wrapped
 from actorflow.runtime.transfers import Task, Transfers
 from actorflow.runtime.turns import Turns
 from actorflow.runtime.wire import decode
@@ -37,6 +37,7 @@ from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Ins
 __all__ = ["Compute"]
 
 _ISSUED = Issued()
+OTHERS = "other calls are done as ever"
 
 
 class Compute:
@@ -59,11 +60,12 @@ class Compute:
         installed: Callable[[int], Job | None],
         fired: Callable[[Call], None],
         lost: Callable[[Call], None],
+        is_last: Callable[[int], bool],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._rank, self._on, self._transport, self._record = rank, on, transport, record
         self._variables, self._gated = variables, gated
-        self._fired, self._lose, self._fail = fired, lost, fail
+        self._fired, self._lose, self._is_last, self._fail = fired, lost, is_last, fail
         self.say: Callable[[Word], object] | None = None  # tells the coordinator of calls that fail
         self._jobs: dict[int, Job] = {}
         self._pending: deque[tuple[Job, Unit, Fire]] = deque()  # fires for this thread
@@ -88,7 +90,7 @@ class Compute:
         self._enqueued = -1  # the last call that has come
         self._held: dict[int, list[Callable[[], None]]] = {}  # what calls that failed on some rank would do next
         self._raised: dict[int, tuple[BaseException, str]] = {}  # what failed here of these, and why the run has to end
-        self._given_up: dict[int, BaseException] = {}  # calls that have not come yet
+        self._given_up: dict[int, tuple[BaseException, str]] = {}  # calls that have not come yet: why, at which line
         self._thread = threading.Thread(target=self._run, name=f"actorflow rank {rank} compute", daemon=True)
         self._thread.start()
 
@@ -246,7 +248,7 @@ class Compute:
                     self._end_without_actors(call)
                 continue
             if call.number in self._given_up:
-                self._give_up(call, self._given_up.pop(call.number))
+                self._give_up(call, *self._given_up.pop(call.number))
             self._current = job  # the last one that had something to do here: the next one's queues wait for its
             self.active += 1
             if self._record is not None:
@@ -395,26 +397,37 @@ class Compute:
         iteration = fire.firing // unit.rate
         call = job.calls[iteration]
         changed = job.changed_in(iteration, unit, culprit(unit.body, error))
+        line, leaves = self._takes_back(call, line_of(unit, error, job.plan))
         if job.plan.world > 1:
             if self.say is None:
                 raise told(raised, "a run on several ranks ends here: look at the batch before the call, on every rank")
             self._doing = None
             self._hold(call).append(partial(self._forgo, job, unit, fire))
-            self._raised[call.number] = raised, self._obstacle(job, iteration, changed)
-            self.say(Failed(call.number, str(raised), *cause_of(raised)))
+            self._raised[call.number] = raised, self._obstacle(job, iteration, [*changed, *leaves])
+            self.say(Failed(call.number, str(raised), *cause_of(raised), line))
             return
         buffers = [name for name in changed if (v := job.plan.variable(name)) is not None and v.kind == "buffer"]
-        more = [*(name for name in changed if name not in buffers), *call.leaves]
+        more = [*(name for name in changed if name not in buffers), *call.leaves, *leaves]
         if more or job.carries:
             had = f"the call had changed {some(more)} before, and no call can follow it: load a checkpoint"
             raise told(raised, had)
         what = f"buffers ({some(buffers)}) and nothing else" if buffers else "nothing"
-        self._give_up(call, told(raised, f"the call has changed {what}, and other calls are done as ever"))
+        self._give_up(call, told(raised, f"the call has changed {what}{_but(line)}, and {OTHERS}"), line)
         self._forgo(job, unit, fire)
 
-    def _give_up(self, call: Call, error: BaseException) -> None:
+    def _takes_back(self, call: Call, line: str) -> tuple[str, Sequence[str]]:
+        """The line at which the script takes back what a call has changed of it; and what it cannot.
+
+        It can where the step has changed the same whenever it came to that line, and nobody has seen what the call has
+        changed: no later call is issued before this one is given up.
+        """
+        if call.undo is None:
+            return "", ()
+        return (line, ()) if line in call.undo.lines and self._is_last(call.number) else ("", call.undo.places)
+
+    def _give_up(self, call: Call, error: BaseException, line: str) -> None:
         self._lost += 1
-        call.lose(error)
+        call.lose(error, line)
         self._lose(call)
 
     # --- calls that fail on some of several ranks ---
@@ -435,6 +448,7 @@ class Compute:
 
     def _vote(self, order: Order) -> None:
         """Hold a call, and say whether it can be given up here."""
+        assert isinstance(order, Hold)
         number = order.call
         self._hold(number)
         job = self._current
@@ -447,6 +461,8 @@ class Compute:
             obstacle = "it had ended the call before"
         else:
             obstacle = ""  # the call has not begun here
+        if order.line and not obstacle and not self._is_last(number):
+            obstacle = "calls that came after it read what it had changed of the script"
         assert self.say is not None
         self.say(Vote(number, obstacle))
 
@@ -469,15 +485,15 @@ class Compute:
         raised = raised or again(failed.text, failed.cause, failed.message)
         if decision.obstacle:
             raise told(raised, f"no call can follow it: load a checkpoint ({decision.obstacle})")
-        error = told(raised, "the call has changed nothing, and other calls are done as ever")
+        error = told(raised, f"the call has changed nothing{_but(failed.line)}, and {OTHERS}")
         under_way = () if self._current is None else self._current.calls.values()
         call = next((c for c in under_way if c.number == number), None)
         if call is None:
-            self._given_up[number] = error
+            self._given_up[number] = error, failed.line
         else:
             for name, value in call.before.items():
                 self._variables[name].copy_(value)
-            self._give_up(call, error)
+            self._give_up(call, error, failed.line)
         for go_on in self._held.pop(number):  # what another call holds is held again
             go_on()
 
@@ -529,7 +545,7 @@ class Compute:
 
     def _end_without_actors(self, call: Call) -> None:
         if call.number in self._given_up:
-            call.lose(self._given_up.pop(call.number))
+            call.lose(*self._given_up.pop(call.number))
             self._lose(call)
         self._fired(call)
 
@@ -557,3 +573,8 @@ class Compute:
         found = [(i, outputs[o].clone() if shared else outputs[o]) for o, i, shared in unit.results]
         mark = None if unit.passage is None else unit.passage.end(fire, result=True)
         call.give(found, mark)
+
+
+def _but(line: str) -> str:
+    """What is not taken back of a call that is given up at a line of the user's code, as a clause."""
+    return " but what its step does in Python before that line" if line else ""

@@ -145,21 +145,23 @@ def word_from(item: pb.Failed | pb.Vote) -> Word:
 def order_to(order: Order) -> pb.Item:
     """What the master tells every rank of such a call, as an item of a link."""
     if isinstance(order, Hold):
-        return pb.Item(hold=pb.Hold(call=order.call))
+        return pb.Item(hold=pb.Hold(call=order.call, line=order.line))
     return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=order.obstacle))
 
 
 def order_from(item: pb.Hold | pb.Decision) -> Order:
     """What the master told every rank of such a call."""
-    return Hold(item.call) if isinstance(item, pb.Hold) else Decision(_failed_from(item.failed), item.obstacle)
+    if isinstance(item, pb.Hold):
+        return Hold(item.call, item.line)
+    return Decision(_failed_from(item.failed), item.obstacle)
 
 
 def _failed_to(failed: Failed) -> pb.Failed:
-    return pb.Failed(call=failed.call, text=failed.text, cause=failed.cause, message=failed.message)
+    return pb.Failed(call=failed.call, text=failed.text, cause=failed.cause, message=failed.message, line=failed.line)
 
 
 def _failed_from(item: pb.Failed) -> Failed:
-    return Failed(item.call, item.text, item.cause, item.message)
+    return Failed(item.call, item.text, item.cause, item.message, item.line)
 
 
 def pieces(data: bytes) -> Iterator[memoryview]:

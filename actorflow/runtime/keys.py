@@ -131,8 +131,8 @@ def lines(state: State) -> list[str]:
 
 
 def _modes() -> tuple[Any, ...]:
-    kinds = [(k, torch.is_autocast_enabled(k), str(torch.get_autocast_dtype(k))) for k in ("cpu", "cuda")]
-    torchs = torch.is_grad_enabled(), str(torch.get_default_dtype())
+    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
+    torchs = torch.is_grad_enabled(), torch.get_default_dtype()
     strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     return *kinds, *torchs, *strict, _precision()
 

@@ -66,6 +66,7 @@ from actorflow.runtime.shared_memory import refuse_shared, refuse_sparse
 from actorflow.runtime.state import Variables
 from actorflow.runtime.story import too_late
 from actorflow.runtime.turns import NCCL
+from actorflow.runtime.undo import Undo
 from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.seeds import seeds
 from actorflow.status.standing import own
@@ -223,7 +224,8 @@ class Session:
         variables = self.variables
         moved = (*variables.values.moved_by(compiled.decisions), *variables.gradients.moved_by(compiled.gradients))
         leaves = (*compiled.leaves, *moved)
-        call = worker.issue(compiled.number, inputs, scalars, leaves)
+        undo = Undo.of(compiled.changes, compiled.stops, found.looked, known) if compiled.changes else None
+        call = worker.issue(compiled.number, inputs, scalars, leaves, undo)
         if self._gates.issue(number, call):
             worker.permit(call.number)
         handles = self.results.handles(number, call, compiled.plan.results)
@@ -246,7 +248,8 @@ class Session:
             rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
             live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
-        carry_out(compiled.changes, found.looked, handles, known)
+        if lost is None:  # else what it would leave has been taken back
+            carry_out(compiled.changes, found.looked, handles, known)
         if compiled.seeding is not None:
             compiled.seeding.carry_out()
         write(compiled.reading, found.state, known)
@@ -431,7 +434,7 @@ class Session:
             made.plan,
             made.shape,
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            bound(steps, guards, found, reading),
+            bound(steps, guards, found, reading, made.changes),
             reading,
             made.gradients,
             asked.own is not None,
@@ -441,6 +444,7 @@ class Session:
             made.rebound,
             made.checks,
             made.seeding,
+            made.stops,
         )
         compiled.take_places(sites)
         self._gone.installed(plan_number, used, compiled)

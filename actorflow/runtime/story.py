@@ -52,14 +52,21 @@ def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException, plan: P
     op = "" if step is None or body is None else f", {body.steps[step].op}"
     if comm is not None:
         op = f", {comm.kind} {comm.id} over ranks {list(comm.group)}"
-    line = "" if plan is None or step is None else _line(plan, unit.actor.id, step)
-    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{line}"
+    said = "" if plan is None or step is None else _said(plan, unit.actor.id, step)
+    where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{said}"
     if plan is not None and ran_out(error):
         return out_of_memory(rank, plan, where, error)
     return wrapped(error, where)
 
 
-def _line(plan: Plan, actor: int, step: int) -> str:
+def line_of(unit: Unit, error: BaseException, plan: Plan) -> str:
+    """The line of the user's code that an actor has failed at; "" where it is not known."""
+    step = None if unit.body is None else culprit(unit.body, error)
+    place = None if step is None else plan.origins.place_of(unit.actor.id, step)
+    return "" if place is None else place.line
+
+
+def _said(plan: Plan, actor: int, step: int) -> str:
     """The user's line that a step comes from, as a clause: ``, line train.py:31: loss = f(x)``."""
     place = plan.origins.place_of(actor, step)
     if place is None or not place.line:
@@ -81,13 +88,6 @@ def wrapped(error: BaseException, where: str) -> BaseException:
         return error
     made = ActorError(f"{where}: {type(error).__name__}: {error}")
     made.__cause__ = error
-    return made
-
-
-def told(error: BaseException, more: str) -> BaseException:
-    """An actor's error with one more sentence."""
-    made = ActorError(f"{error}. {more[:1].upper()}{more[1:]}")
-    made.__cause__ = error.__cause__
     return made
 
 

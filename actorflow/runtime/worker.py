@@ -20,13 +20,13 @@ from torch import Tensor
 from actorflow.runtime.abandon import Order, Word
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
-from actorflow.runtime.call import Behind, Call, fresh
+from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
 from actorflow.runtime.devices import Device, make_device
 from actorflow.runtime.job import Job, open_planes
 from actorflow.runtime.messages import DataPlane, Line, Message, Transport
 from actorflow.runtime.recorder import Recorder
-from actorflow.runtime.story import explain_plans, told
+from actorflow.runtime.story import explain_plans
 from actorflow_compiler.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.modes import MODES
 from actorflow_compiler.plan import Plan
@@ -76,6 +76,8 @@ class Worker:
         self._unfinished: deque[Call] = deque()
         self._behind = Behind()
         self._lost: list[Call] = []  # given up, and the script does not know it from ``check``
+        self._last: Call | None = None  # that was issued
+        self._stays_last = -1  # a call that may be given up, behind which none is issued until then
         self._known = 0  # those of which it knows
         self._failure: BaseException | None = None
         self._callbacks: list[Callable[[BaseException], None]] = []
@@ -83,7 +85,7 @@ class Worker:
         self.record = record
         self._compute = Compute(
             rank, self.on, transport, record, cores, self.variables, gated, self._installed, self._fired,
-            self._given_up, self.fail,
+            self._given_up, self._is_last, self.fail,
         )  # fmt: skip
         _open.add(self)
 
@@ -125,14 +127,15 @@ class Worker:
 
     def issue(
         self, number: int, inputs: Mapping[str, Tensor] | None = None, scalars: Mapping[str, float] | None = None,
-        leaves: Sequence[str] = (),
+        leaves: Sequence[str] = (), undo: TakesBack | None = None,
     ) -> Call:  # fmt: skip
         """Call plan ``number`` once more; calls execute in the order in which they are issued.
 
         Returns at once, unless ``in_flight`` calls are unfinished; then it waits for the first of
         them.  ``inputs`` must stay as they are until the call is done.  ``leaves`` names what its caller changes
-        beside variables: a call that has changed something cannot be given up.  Raises CallError for missing
-        arguments, what a call before has failed with (this one is not issued then), and the worker's failure.
+        beside variables: a call that has changed something cannot be given up; ``undo`` takes back what else it
+        changes.  Raises CallError for missing arguments, what a call before has failed with (this one is not issued
+        then), and the worker's failure.
         """
         self.check(NOT_MADE)
         inputs, scalars = dict(inputs or {}), dict(scalars or {})
@@ -148,13 +151,18 @@ class Worker:
             while len(self._unfinished) >= self._in_flight:
                 self._changed.wait()
                 self._raise_failure()
+            lost = self._lost_before()
             call = Call(
                 self._issued, number, inputs, scalars, job.results, job.firings, self._changed, lambda: self._failure,
-                self.on, leaves,
+                self.on, leaves, undo,
             )  # fmt: skip
-            self._issued += 1
-            self._unfinished.append(call)
-            self._compute.enqueue(job, call)
+            if lost is None:
+                self._last = call
+                self._issued += 1
+                self._unfinished.append(call)
+                self._compute.enqueue(job, call)
+        if lost is not None:
+            lost.tell(NOT_MADE)
         return call
 
     def busy(self, numbers: Set[int]) -> bool:
@@ -202,13 +210,16 @@ class Worker:
         """
         with self._changed:
             last = self._issued if settled or not self._gated else self._issued - self._in_flight
+            untold = None
             for call in sorted(self._lost, key=lambda call: call.number):
                 if call.told or call.number < last:
                     self._lost.remove(call)
                     self._known += 1
-                    if not call.told and call.lost is not None:
-                        call.told = True
-                        raise told(call.lost, more) if more else fresh(call.lost)
+                    if not call.told:
+                        untold = call
+                        break
+        if untold is not None:
+            untold.tell(more)
 
     @property
     def known_lost(self) -> int:
@@ -324,6 +335,8 @@ class Worker:
         with self._changed:
             call.fired = True
             call.inputs = {}
+            if call.lost is None:
+                call.undo = None
             self._unfinished.remove(call)
             if call.ended:
                 self._behind.add(call)
@@ -332,6 +345,27 @@ class Worker:
     def _given_up(self, call: Call) -> None:
         with self._changed:
             self._lost.append(call)
+
+    def _is_last(self, number: int) -> bool:
+        """Whether no call behind this one was issued; then none is until it is given up, or the run ends."""
+        with self._changed:
+            if self._issued > number + 1:
+                return False
+            self._stays_last = max(self._stays_last, number)
+            return True
+
+    def _lost_before(self) -> Call | None:
+        """The last call, if it was given up and the script does not know; waits where that is not decided yet.
+
+        The script takes back what it has changed, which the call to come was made with.  The caller holds ``_changed``.
+        """
+        last = self._last
+        if last is None or last.number != self._stays_last:
+            return None
+        while last.lost is None:
+            self._changed.wait()
+            self._raise_failure()
+        return None if last.told else last
 
 
 @atexit.register

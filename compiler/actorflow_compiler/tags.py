@@ -94,7 +94,7 @@ class Tags:
         after = min((v for v in visits if v > at), default=at)
         return max((v for v in visits if v <= at), default=after)
 
-    def _mark_again(self) -> None:
+    def _mark_again(self, *_: Any) -> None:
         """Mark the ops of a backward pass that a checkpoint computes again: they alone run with gradients enabled."""
         custom = fx_traceback.current_meta.get("custom") or {}
         if bool(custom.get("again")) != torch.is_grad_enabled():
@@ -104,7 +104,7 @@ class Tags:
         """In which each op of the user's own code is marked with its line."""
         return before_each_op(self._mark_line)
 
-    def _mark_line(self) -> None:
+    def _mark_line(self, *_: Any) -> None:
         custom = fx_traceback.current_meta.get("custom") or {}
         if _in_backward(custom) and not custom.get("again"):
             return  # it has the line of its forward op
@@ -152,6 +152,11 @@ class Tags:
 
 def _in_backward(custom: Mapping[str, Any]) -> bool:
     return custom.get("phase") == "backward"
+
+
+def in_backward() -> bool:
+    """Whether what is traced now is a backward pass."""
+    return _in_backward(fx_traceback.current_meta.get("custom") or {})
 
 
 def tracing() -> bool:

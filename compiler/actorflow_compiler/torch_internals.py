@@ -735,7 +735,7 @@ def python_source(op: torch._ops.OpOverload) -> str | None:
 
 
 class _Before(TorchDispatchMode):
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self._call = call
 
@@ -743,12 +743,12 @@ class _Before(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call, then run the op."""
-        self._call()
+        self._call(func, args)
         return func(*args, **(kwargs or {}))
 
 
-def before_each_op(call: Callable[[], None]) -> contextlib.AbstractContextManager[Any]:
-    """Call a function before each op that runs, or is traced, inside."""
+def before_each_op(call: Callable[[Any, tuple[Any, ...]], None]) -> contextlib.AbstractContextManager[Any]:
+    """Call a function with each op that runs, or is traced, inside, and what it is called with, before that."""
     return _Before(call)
 
 

@@ -113,22 +113,26 @@ class Go(_message.Message):
     def __init__(self, call: _Optional[int] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("call", "text", "cause", "message")
+    __slots__ = ("call", "text", "cause", "message", "line")
     CALL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     call: int
     text: str
     cause: str
     message: str
-    def __init__(self, call: _Optional[int] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    line: str
+    def __init__(self, call: _Optional[int] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., message: _Optional[str] = ..., line: _Optional[str] = ...) -> None: ...
 
 class Hold(_message.Message):
-    __slots__ = ("call",)
+    __slots__ = ("call", "line")
     CALL_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     call: int
-    def __init__(self, call: _Optional[int] = ...) -> None: ...
+    line: str
+    def __init__(self, call: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("call", "obstacle")

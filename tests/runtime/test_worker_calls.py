@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from actorflow.runtime import abandon
+from actorflow.runtime.abandon import Decision, Failed, Vote, Word
 from actorflow.runtime.data_plane.memory import MemoryPlane, Switchboard
 from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.messages import Credit, Message, Ready
 from actorflow.runtime.worker import Worker
 from actorflow_compiler.errors import ActorError, CallError, ClusterError, PlanError
+from actorflow_compiler.origins import Origins, Place, StepsOf
 from actorflow_compiler.plan import Comm, OfInput, OfPiece, OfScalar, OfVariable, Plan
 from actorflow_compiler.sbp import B
 from runtime.programs import V0, V1, Program, body, on, spec, step
@@ -284,6 +288,109 @@ def test_a_call_that_fails_before_it_changed_anything_is_given_up_alone(
     worker.wait_all(SOON)
     assert worker.variables["w"].item() == sum(good) + pieces * 5.0
     assert heard == []
+
+
+class Undone:
+    """What a call has changed in a script; ``at`` are the lines where it was taken back."""
+
+    places, lines = ("count",), ("train.py:7",)
+
+    def __init__(self) -> None:
+        self.at: list[str] = []
+
+    def carry_out(self, line: str) -> None:
+        self.at.append(line)
+
+
+def with_lines(plan: Plan) -> Plan:
+    (actor,) = (actor.id for actor in plan.actors if actor.name == "F")
+    return replace(plan, origins=Origins((Place("", "train.py:7"),), (StepsOf(actor, (0,)),)))
+
+
+def failing_when_told(hold: Hold) -> Callable[[Tensor, int], Tensor]:
+    def picky(x: Tensor, _: int) -> Tensor:
+        hold(x)
+        if x.item() < 0:
+            raise IndexError("below 0")
+        return x + 1
+
+    return picky
+
+
+def test_what_a_call_that_is_given_up_has_changed_is_taken_back_once_before_the_script_knows(
+    make: Callable[..., Worker],
+) -> None:
+    hold, undo, kept = Hold(), Undone(), Undone()
+    worker = make(library={"picky": failing_when_told(hold)})
+    worker.install(0, with_lines(summing(1)), {"w": torch.zeros(1)})
+    hold.go.release(3)
+    good = worker.issue(0, x(1.0), undo=kept)
+    good.wait(SOON)
+    bad = worker.issue(0, x(-1.0), undo=undo)
+    worker.wait_all(SOON, tell=False)
+    assert undo.at == []
+    for _ in range(2):
+        with pytest.raises(ActorError, match="below 0"):
+            bad.result(0, SOON)
+        assert undo.at == ["train.py:7"]
+    worker.issue(0, x(2.0), undo=kept).wait(SOON)
+    assert (undo.at, kept.at, good.undo) == (["train.py:7"], [], None)
+
+
+def test_a_call_that_others_came_after_is_not_given_up_where_it_has_changed_what_they_read(
+    make: Callable[..., Worker],
+) -> None:
+    hold, undo = Hold(), Undone()
+    worker = make(in_flight=8, library={"picky": failing_when_told(hold)})
+    worker.install(0, with_lines(summing(1)), {"w": torch.zeros(1)})
+    bad = worker.issue(0, x(-1.0), undo=undo)
+    worker.issue(0, x(1.0), undo=Undone())
+    hold.go.release(2)
+    with pytest.raises(ActorError, match="The call had changed count before, and no call can follow it"):
+        bad.result(0, SOON)
+    assert undo.at == []
+
+
+def test_no_call_is_issued_behind_one_of_which_is_not_decided_whether_it_is_given_up(
+    make: Callable[..., Worker],
+) -> None:
+    """The votes of all ranks decide that; meanwhile a call to come waits, as it was made with what is taken back."""
+    said: list[Word] = []
+    failed = threading.Semaphore(0)
+
+    def say(word: Word) -> None:
+        said.append(word)
+        failed.release()
+
+    hold, undo = Hold(), Undone()
+    hold.go.release()
+    worker = make(library={"picky": failing_when_told(hold)})
+    worker.on_lost(say)
+    worker.install(0, with_lines(replace(summing(1), world=2)), {"w": torch.zeros(1)})
+    worker.issue(0, x(-1.0), undo=undo)
+    assert failed.acquire(timeout=SOON)
+    later: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            worker.issue(0, x(1.0), undo=Undone())
+        except ActorError as error:
+            later.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    (word,) = said
+    assert isinstance(word, Failed)
+    worker.obey(abandon.Hold(word.call, word.line))
+    assert failed.acquire(timeout=SOON)
+    assert said[-1] == Vote(word.call, "")
+    assert thread.is_alive()
+    assert not later
+    worker.obey(Decision(word, ""))
+    thread.join(SOON)
+    assert len(later) == 1
+    assert "below 0" in str(later[0])
+    assert undo.at == ["train.py:7"]
 
 
 def test_a_failure_that_nobody_has_read_is_raised_once_by_what_waits_next(make: Callable[..., Worker]) -> None:

@@ -132,6 +132,78 @@ def run(kind: Callable[[], nn.Module], layout: str, bad: dict[int, str], late: b
     return ""
 
 
+class Counts:
+    """What a step counts and sets in Python, before, in the middle of, and behind what may fail."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.begun, self.entries, self.scale, self.phase = 0, {"seen": 0}, 1.0, "done"
+        self.between, self.done = 0, 0
+        self.last: Tensor | None = None
+        self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+
+    def told(self) -> list[Any]:
+        last = None if self.last is None else round(self.last.item(), 9)
+        rate = round(self.schedule.optimizer.param_groups[0]["lr"], 12)
+        counts = self.begun, self.entries["seen"], round(self.scale, 12), self.phase, self.between, self.done
+        return [*counts, last, self.schedule.last_epoch, rate]
+
+
+def counting(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Step, Counts]:
+    counts = Counts(optimizer)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        counts.begun += 1
+        counts.entries["seen"] += len(x)
+        counts.phase = "forward"
+        logits = model(x)
+        counts.between += 1
+        counts.scale *= 0.9
+        loss = F.cross_entropy(logits, y) * counts.scale
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        counts.schedule.step()
+        counts.done += 1
+        counts.last = loss.detach()
+        counts.phase = "done"
+        return loss
+
+    return step, counts
+
+
+def counted(layout: str, bad: dict[int, str]) -> str:
+    """What is wrong with what a training leaves in Python after each call, and with its weights."""
+    torch.manual_seed(0)
+    model = Plain().double()
+    eager = copy.deepcopy(model)
+    flows = LAYOUTS[layout]
+    if flows.hints is not None:
+        flows.hints({"model": model})
+    optimizer, other = (torch.optim.AdamW(m.parameters(), lr=0.05) for m in (model, eager))
+    (plain, mine), (eagerly, theirs) = counting(model, optimizer), counting(eager, other)
+    options: Any = flows.options
+    step = flow.global_function(plain, type="train", **options)
+    for number, batch in enumerate(batches(bad)):
+        try:
+            eagerly(*batch)
+        except IndexError:
+            try:
+                float(step(*batch).detach())
+            except ActorError as error:
+                if "but what its step does in Python before that line" not in str(error):
+                    return f"call {number} raised {error}"
+            else:
+                return f"call {number} raised nothing"
+        else:
+            step(*batch)
+        if mine.told() != theirs.told():
+            return f"call {number} has left {mine.told()}, expected was {theirs.told()}"
+    for (name, value), right in zip(model.state_dict().items(), eager.state_dict().values(), strict=True):
+        if (value - right).abs().max() > 1e-9:
+            return f"{name} is off by {(value - right).abs().max()}"
+    return ""
+
+
 CASES: dict[str, tuple[dict[int, str], bool]] = {
     "in the first rows": ({0: "first label", 4: "first index"}, False),
     "in the last rows": ({1: "last label", 2: "last index", 11: "last label"}, False),
@@ -146,3 +218,5 @@ if __name__ == "__main__":
             for case, (wrong, unread) in CASES.items():
                 told = run(made, chosen, wrong, unread)
                 print(f"{chosen}, {made.__name__}, {case}: {'WRONG: ' + told if told else 'right'}", flush=True)
+        told = counted(chosen, {1: "last label", 4: "first index", 5: "first label", 11: "last index"})
+        print(f"{chosen}, counted: {'WRONG: ' + told if told else 'right'}", flush=True)
