@@ -100,6 +100,7 @@ class States:
 
     def drop(self, names: Collection[str]) -> None:
         """Forget variables, and those of parameters that are gone."""
+        self._lent = {key: into for key, into in self._lent.items() if key not in names and into not in names}
         for optimizer, known in self._held.items():
             gone = [name for name, one in known.items() if name in names or one.parameter() is None]
             for name in gone:
