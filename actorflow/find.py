@@ -844,7 +844,8 @@ class _Search:
 
     def state(self) -> State:
         """What was found, named: modules first, then loose tensors, then what only optimizers hold."""
-        state = State(named=frozenset(self.globals.union(self.attributes)))
+        looks_at_steps = not self.others.keys().isdisjoint(("state", "state_dict"))
+        state = State(named=frozenset(self.globals.union(self.attributes)), looks_at_steps=looks_at_steps)
         held: dict[int, Held] = {}
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:

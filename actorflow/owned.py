@@ -229,6 +229,12 @@ class Owned(Tensor):
         raise Owned.refused_last
 
     def _refused(self, func: Any) -> StateError:
+        if self._owner.capturing:  # of an optimizer, where a job does not step it, or the search did not find it
+            return StateError(
+                f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): this job does not have its "
+                f"value, as only jobs that train have what optimizers keep; expected: compute with it in a job that "
+                f"steps, or read it outside of jobs under torch.no_grad(), and pass that as an argument"
+            )
         return StateError(
             f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
             f"the first call of a job; expected: use it in a job, for example one of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -152,19 +152,29 @@ def _fused(state: State) -> frozenset[str]:
 def _optimizers(state: State, fused: frozenset[str]) -> tuple[Any, ...]:
     """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
 
-    With them for an optimizer that is not torch's which of them have state: a step without is another one.
+    With them for an optimizer that is not torch's which of them have state: a step without is another one.  Of torch's
+    the same, where the script's code looks at that, too.
     """
     return tuple(
         tuple(
             (
                 len(group["params"]),
-                () if is_torchs(optimizer) else tuple([bool(optimizer.state.get(p)) for p in group["params"]]),
+                _kept(optimizer.state, group["params"], state.looks_at_steps, is_torchs(optimizer)),
                 *_constants(group, optimizer.defaults, name in fused),
             )
             for group in optimizer.param_groups
         )
         for name, optimizer in state.optimizers.items()
     )
+
+
+def _kept(kept: Any, parameters: Sequence[torch.Tensor], looked_at: bool, torchs: bool) -> tuple[Any, ...]:
+    if not torchs:
+        return tuple([bool(kept.get(p)) for p in parameters])
+    if not looked_at:
+        return ()
+    names = [tuple([(key, value is None) for key, value in kept[p].items()]) if p in kept else None for p in parameters]
+    return len(kept), *names
 
 
 def _scalers(state: State) -> tuple[Any, ...]:

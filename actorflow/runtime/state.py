@@ -174,8 +174,8 @@ class Variables:
             return torch.zeros((), dtype=dtype_of(variable.dtype)).expand(variable.shape) if grad is None else grad
         slot = self.slot(variable.name, state)
         now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
-        if isinstance(now, Tensor) and not isinstance(now, Owned):
-            return now.to(dtype_of(variable.dtype)).expand(variable.shape)
+        if isinstance(now, Tensor):
+            return real(now).to(dtype_of(variable.dtype)).expand(variable.shape)  # another optimizer's, or parameter's
         created = self._created(slot).get(slot.key)
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
         return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole

@@ -6,6 +6,7 @@ over with the next call.
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 import weakref
@@ -84,6 +85,7 @@ class States:
         self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
         self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
         self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
+        self._lent: dict[str, str] = {}  # variables with whose memory in PyTorch another one goes on: that one's name
 
     def hold(self, name: str, slot: Slot, owned: Owned) -> None:
         """Put a stand-in for a variable of this name into an optimizer's state."""
@@ -98,6 +100,7 @@ class States:
 
     def drop(self, names: Collection[str]) -> None:
         """Forget variables, and those of parameters that are gone."""
+        self._lent = {key: into for key, into in self._lent.items() if key not in names and into not in names}
         for optimizer, known in self._held.items():
             gone = [name for name, one in known.items() if name in names or one.parameter() is None]
             for name in gone:
@@ -119,6 +122,12 @@ class States:
 
     def check(self, used: Collection[str]) -> None:
         """Raise StateError where a plan with these variables would not step as the optimizer does."""
+        for name in sorted(self._lent.keys() & used) if self._lent else ():
+            raise StateError(
+                f"{name} was put into an optimizer's state as {self._lent[name]}, and both are stepped: in PyTorch "
+                f"they share memory, and plans keep them apart; expected: a copy "
+                f"(copy.deepcopy(optimizer.state[p]), or load_state_dict)"
+            )
         for name in self._partly.intersection(used):
             raise StateError(
                 f"{name} was taken out of the optimizer's state, and not what it keeps of other parameters: with "
@@ -138,12 +147,30 @@ class States:
                     self._put(name, Slot(optimizer, parameter, one.key), one.owned)
 
     def _put(self, name: str, slot: Slot, owned: Owned) -> None:
-        values = slot.optimizer.state.setdefault(slot.parameter, {})
+        values = self._own_values(name, slot, owned)
         for key, value in self._created(slot).items():
             if not isinstance(value, Tensor):
                 values.setdefault(key, value)
         values[slot.key] = owned
         self._cleared.discard(name)
+
+    def _own_values(self, name: str, slot: Slot, owned: Owned) -> dict[str, Any]:
+        """What an optimizer keeps of a parameter, in a dictionary that no other one has, or other parameter."""
+        values: dict[str, Any] = slot.optimizer.state.setdefault(slot.parameter, {})
+        there = values.get(slot.key)
+        if not isinstance(there, Owned) or there is owned:
+            return values
+        for optimizer, known in self._held.items():
+            one = known.get(there.name_in_plan)
+            if one is None or one.owned is not there:
+                continue
+            self._lent[there.name_in_plan] = name
+            if optimizer is not slot.optimizer and optimizer.state is slot.optimizer.state:
+                slot.optimizer.state = copy.copy(optimizer.state)
+            parameter = one.parameter()
+            if parameter is not None and optimizer.state.get(parameter) is values:
+                values = slot.optimizer.state[slot.parameter] = dict(values)
+        return values
 
     def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
@@ -153,12 +180,12 @@ class States:
         """Write what is there in place of stand-ins; of what is missing, once or ``again``, what it begins with."""
         self._forget()
         self._whole.pop(optimizer, None)
-        state, slots, missing = optimizer.state, [], []
+        slots, missing = [], []
         known = [(name, one, one.parameter()) for name, one in self._held[optimizer].items()]
         for name, one, parameter in known:
             if parameter is None:
                 continue
-            values = state.get(parameter, {})
+            values = optimizer.state.get(parameter, {})
             found = values.get(one.key)
             if found is None:
                 missing.append((name, Slot(optimizer, parameter, one.key)))
@@ -166,10 +193,15 @@ class States:
             if found is not one.owned:
                 _check(name, one.owned, found)
                 given = real(found) if isinstance(found, Tensor) else torch.tensor(found)
+                self._lent = {key: into for key, into in self._lent.items() if name not in (key, into)}
+                values = self._own_values(name, Slot(optimizer, parameter, one.key), one.owned)
                 one = self._left(optimizer, name, one)
                 self._write(name, given)
                 values[one.key] = one.owned
             slots.append((values, one.key, one.owned))
+        complete = not missing
+        stepped = set() if complete else {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [(name, slot) for name, slot in missing if id(slot.parameter) in stepped]  # others may come back
         self._partly -= {name for name, _, _ in known}
         if slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
             self._partly.update(name for name, _ in missing)
@@ -180,10 +212,10 @@ class States:
                 self._left(optimizer, name, self._held[optimizer][name])
                 self._write(name, first)
             self._cleared.add(name)
-        if not missing:
+        if complete:
+            state = optimizer.state
             of, keys, owned = zip(*slots, strict=True) if slots else ((), (), ())
             self._whole[optimizer] = _Whole(state, tuple(state.values()), of, keys, owned)
-
 
     def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _Held) -> _Held:
         """Where the script holds the stand-in that it took out of the state: let that keep its value, for another."""

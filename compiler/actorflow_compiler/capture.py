@@ -219,6 +219,8 @@ def _traced(
                         results = [r.detach() for r in results]
                         reads.check()
                         indexing.check()
+                        for optimizer in state.optimizers.values():
+                            stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
                         stepped.settle(assigned.of)
                         watch.settle()
                         if checks is not None and checks.found:
@@ -232,7 +234,7 @@ def _traced(
                 ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()
                 layers = overlapping(), scripts.following(), clusters.following(), observing()
                 norms = contextlib.nullcontext() if numbers is None else averaging()
-                with contextlib.ExitStack() as stack, watch.watching(), marked(state):
+                with contextlib.ExitStack() as stack, watch.watching(), marked(state, stepped):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
                     own = {**least_squares.TABLE, **bins.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}

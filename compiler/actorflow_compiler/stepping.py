@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
@@ -59,11 +59,26 @@ class Stepped:
     made: dict[Slot, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
     unknown: dict[Slot, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
     before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
+    hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)  # by id of the optimizer: its first
+    # step makes that, and the script's code does not see it before
 
     def variable(self, slot: Slot, tensor: Tensor) -> None:
         """Make a stand-in a variable."""
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
+
+    def hide(self, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor]) -> None:
+        """Let an optimizer keep nothing of the parameters of which it has kept nothing ``before``, until it steps."""
+        fresh = [fakes[name] for name, held in state.held.items() if name in fakes and not before.get(held.tensor)]
+        self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
+
+    def show(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+        """Give it back what was hidden of these parameters, with what code has put there meanwhile."""
+        hidden = self.hidden.get(id(optimizer), {})
+        for p in [p for p in parameters if p in hidden]:
+            values = hidden.pop(p)
+            values.update(optimizer.state.get(p, {}))
+            optimizer.state[p] = values
 
     def settle(self, value: Callable[[Tensor], Tensor]) -> None:
         """After the step: write tensors that took the places of others into those; the graph knows no others.
@@ -86,6 +101,8 @@ class Stepped:
             elif type(now) is not type(before) or now != before:
                 self._refuse(title, key, before, now)
         for slot, values, now in self._new(known):
+            if not isinstance(now, Tensor):
+                self._refuse(slot[0], slot[2], None, now)
             if slot in self.made:
                 written.append((values, slot[2], self.made[slot], value(now).detach().clone()))
             else:
@@ -111,12 +128,13 @@ class Stepped:
             self._refuse(title, key, before.value, now)
         before.numbers.written[before.expression] = expression_of(now)
 
-    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Tensor]]:
-        """The tensors of state that was not there before."""
+    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Any]]:
+        """State that was not there before: tensors, and what a script keeps beside those of torch's optimizers."""
         for title, optimizer in self.optimizers.items():
+            torchs = is_torchs(optimizer)  # which hold tensors: numbers there are the script's
             for p, values in optimizer.state.items():
                 for key, now in values.items() if id(p) in self.names else ():
-                    if isinstance(now, Tensor) and (id(values), key) not in known:
+                    if (torchs or isinstance(now, Tensor)) and (id(values), key) not in known:
                         yield (title, self.names[id(p)], key), values, now
 
     def _refuse(self, title: str, key: str, before: object, now: object) -> NoReturn:
@@ -152,6 +170,9 @@ def stepping(
             groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
             saved.append((optimizer, optimizer.state, groups, vars(optimizer).get(CHECKS_DEVICE)))
             if not train:
+                if state.looks_at_steps:
+                    optimizer.state = _by_stand_ins(optimizer.state, state, fakes)
+                    found.before.extend((name, of, *item) for of in optimizer.state.values() for item in of.items())
                 continue
             # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
             vars(optimizer)[CHECKS_DEVICE] = False
@@ -164,6 +185,8 @@ def stepping(
                 pass  # it is refused where the step calls it
             elif is_torchs(optimizer):
                 _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
+                if state.looks_at_steps:
+                    _keep_others(optimizer, before, state, fakes, mode)
             else:
                 _stand_in(optimizer, before, state, fakes, mode, numbers, name)
             for p, values in optimizer.state.items():
@@ -174,6 +197,8 @@ def stepping(
                     found.before.append((name, values, key, value))
                     if isinstance(value, Tensor):
                         found.variable((name, names[id(p)], key), value)
+            if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
+                found.hide(optimizer, before, state, fakes)
         for slot, like in made.items():
             found.made[slot] = _alike(like, like.device, mode)
             found.variable(slot, found.made[slot])
@@ -235,6 +260,14 @@ def _put(group: dict[str, Any], source: Source, value: Any) -> None:
         group[source.key] = type(old)(value if i == source.index else item for i, item in enumerate(old))
 
 
+def _by_stand_ins(kept: Any, state: State, fakes: Mapping[str, Tensor]) -> Any:
+    """What an optimizer keeps, with the stand-ins of parameters in their places."""
+    names = {id(held.tensor): name for name, held in state.held.items()}
+    found = _empty_like(kept)
+    found.update({fakes.get(names.get(id(p), ""), p): values for p, values in kept.items()})
+    return found
+
+
 def _empty_like(state: Any) -> Any:
     return type(state)(dict) if hasattr(state, "default_factory") else {}
 
@@ -286,6 +319,17 @@ def _make_state(
                 p.grad = None
 
 
+def _keep_others(
+    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
+) -> None:  # fmt: skip
+    """Let an optimizer of torch's have what the script keeps with its state, too."""
+    for name, held in state.held.items():
+        for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
+            kept = optimizer.state.setdefault(fakes[name], {})
+            if key not in kept:
+                kept[key] = _alike(value, fakes[name].device, mode) if isinstance(value, Tensor) else value
+
+
 def _stand_in(
     optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
     numbers: Numbers | None = None, title: str = "",
@@ -315,8 +359,11 @@ def _alike(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def marked(state: State) -> Iterator[None]:
-    """In which each op of an optimizer's step is marked with its name: several may step one parameter."""
+def marked(state: State, stepped: Stepped) -> Iterator[None]:
+    """In which each op of an optimizer's step is marked with its name: several may step one parameter.
+
+    What an optimizer makes in its first step is there from then on.
+    """
     titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
 
     def mark(optimizer: Optimizer, begins: bool) -> None:
@@ -334,6 +381,8 @@ def marked(state: State) -> Iterator[None]:
                 f"search from the job did not find; expected: one that the function, or what it uses, names, or that "
                 f"is given as global_function(optimizer=…)"
             )
+        if begins:
+            stepped.show(optimizer, [p for p in stepped.hidden.get(id(optimizer), ()) if p.grad is not None])
         fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
 
     hooks = (

@@ -48,6 +48,7 @@ class State:
     scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
     beside: dict[str, str] = field(default_factory=dict)  # a tensor → the one that it is to be placed with
     named: frozenset[str] = frozenset()  # globals and attributes that the script's functions name
+    looks_at_steps: bool = False  # whether the script's functions look at what optimizers keep, where there is some
 
     def name_of(self, tensor: Tensor) -> str | None:
         """The name of a tensor that was found."""
