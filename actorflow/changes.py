@@ -46,6 +46,7 @@ from actorflow.spans import overlap, span
 from actorflow_compiler.errors import CallError, CaptureError
 from actorflow_compiler.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.indexing import STANDS_FOR_A_VIEW
+from actorflow_compiler.late import is_late
 from actorflow_compiler.numbers import Milestones, Number, Numbers, plain_now
 from actorflow_compiler.random_streams import UNSEEDED
 from actorflow_compiler.torch_internals import is_read
@@ -347,6 +348,11 @@ class Run:
             return Change(at, self._sent(where, key), where, GONE, read)
         value = now[key]
         tensors: list[Tensor] = []
+        if any(is_late(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
+            self._refuse(
+                where, "would be a number that is there only when a call has run (.item() or float() of a tensor)",
+                "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
+            )  # fmt: skip
         shape = _described(value, tensors)
         if one.foreign and not read and not tensors:
             return None

@@ -96,7 +96,7 @@ from actorflow.unreadable import prepared, refuse_compiled
 from actorflow_compiler.expressions import has_numbers
 from actorflow_compiler.observers import sized
 from actorflow_compiler.stepping import is_fused
-from actorflow_compiler.torch_internals import hooks_of, module_hooks, scaler_state, users_step_hooks
+from actorflow_compiler.torch_internals import HOOKS, hooks_of, module_hooks, scaler_state, users_step_hooks
 from actorflow_compiler.variables import Held, State, attributes_given
 
 __all__ = ["Found", "Names", "find", "look"]
@@ -646,8 +646,9 @@ class _Search:
         if isinstance(value, collections.defaultdict):
             self.looked.append((id(value), Slots(path, value, ["default_factory"])))
             self.function(value.default_factory)
+        handles = path.rpartition(".")[2] in HOOKS  # which ranks count by themselves
         for index, (key, item) in enumerate(value.items()):
-            name = key if isinstance(key, str | int) else index
+            name = key if isinstance(key, str | int) and not handles else index
             self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
         for key in [*value]:
             if isinstance(key, Tensor):

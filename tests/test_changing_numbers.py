@@ -262,6 +262,55 @@ def test_a_value_that_is_asked_for_may_enter_arithmetic_and_nothing_else() -> No
             refused(torch.ones(2))
 
 
+def test_bounds_of_which_one_is_a_number_and_one_a_tensor_are_computed_by_the_plan() -> None:
+    tops, counts = torch.tensor([0.5, 2.0]).double(), {"calls": 0}
+
+    def plain(x: Tensor, top: Tensor) -> list[Tensor]:
+        counts["calls"] += 1
+        mean = x.abs().mean()
+        return [
+            torch.clamp(x, 0, tops.data[0]), x.clamp(-0.1, max=mean), torch.clip(x, min=-mean, max=0.3),
+            x.clamp(0, mean.item()), x.clamp(counts["calls"] * 0.1, mean), x.float().clamp(0, mean),
+            x.clone().clamp_(-mean, 0.7), torch.arange(6).clamp(1, top), torch.arange(6).clamp(1, mean),
+            torch.clamp(tops / 4 * counts["calls"], 0, tops[1]), torch.clamp(min=-1, input=x, max=mean),
+        ]  # fmt: skip
+
+    job = flow.global_function(type="predict")(plain)
+    for i in range(1, 5):
+        x, top = torch.linspace(-1, 2, 6).double() * i, torch.tensor(i)
+        counts["calls"] = i - 1
+        wanted = plain(x, top)
+        counts["calls"] = i - 1
+        for found, expected in zip(job(x, top), wanted, strict=True):
+            assert found.dtype == expected.dtype
+            assert torch.allclose(torch.as_tensor(found), expected, atol=1e-12, rtol=0)
+    assert len(job.plans) == 1
+
+
+@pytest.mark.parametrize("way", ["sum", "item", "dictionary", "rate"])
+def test_a_number_of_a_tensor_that_a_step_keeps_is_refused_with_its_place(way: str) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    kept: dict[str, Any] = {"total": 0.0}
+
+    @flow.global_function
+    def train(x: Tensor) -> Tensor:
+        loss = layer(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if way == "rate":
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + loss.item())
+        elif way == "dictionary":
+            kept["logs"] = {"loss": [float(loss)]}
+        else:
+            kept["total"] = kept["total"] + loss.item() if way == "sum" else loss.item()
+        return loss
+
+    said = r"test_changing_numbers.py:\d+: .*would be a number that is there only when .* expected: the tensor itself"
+    with pytest.raises(CaptureError, match=said):
+        train(torch.ones(3, 2))
+
+
 def test_what_a_value_that_the_host_knows_decides_makes_a_plan_for_each_outcome() -> None:
     layer = nn.Linear(2, 2)
     layer.register_buffer("calls", torch.zeros((), dtype=torch.int64))

@@ -213,6 +213,7 @@ REFUSED: dict[str, tuple[Loss, str]] = {
         r"register_hook is called with the rows (?!.*which selects afterwards)",
     ),
     "another number of rows": (lambda out, y, z: out[y > 0].view(-1, 2, 4).sum(), "view groups the rows that"),
+    "columns of other rows": (lambda out, y, z: assigned(out[y > 0], z), "an assignment changes some of the rows that"),
     "which one": (lambda out, y, z: out[y > 0].max(0).values.sum(), r"max along a dim says which .*amax\(dim\)"),
     "a whole number": (lambda out, y, z: out.sum() * y[y > 0].max(), r"of no rows torch would raise"),
     "a result": (lambda out, y, z: out[y > 0], r"grad|the step returns"),
@@ -234,6 +235,13 @@ class Squared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
         return grad
+
+
+def assigned(rows: Tensor, others: Tensor) -> Tensor:
+    """A column that another tensor has so many rows of as there happen to be."""
+    rows = rows.clone()
+    rows[:, 0] = others[:5, 0]
+    return rows.sum()
 
 
 def caught(rows: Tensor) -> Tensor:

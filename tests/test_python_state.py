@@ -315,3 +315,9 @@ def test_a_tensor_that_starts_to_train_gets_gradients() -> None:
     step(torch.ones(2, 4)).item()
     assert weight.grad is not None
     assert torch.allclose(weight.grad + 0, torch.full((4,), 0.5))
+
+
+def test_ranks_may_have_given_their_hooks_other_numbers() -> None:
+    run = actorflow("run", str(SCRIPT.with_name("hooks_counted_apart.py")), "--devices", "2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "right" in run.stdout

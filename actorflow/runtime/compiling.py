@@ -230,9 +230,11 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
             numbers.closed = True
     try:
         return _make_plan(order, world, told, None, ())
-    except CaptureError:
+    except CaptureError as error:
         if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
             raise before from None  # the step could be captured: what was wrong is something else
+        if isinstance(before, CaptureError) and LOOKS_AT_A_VALUE in str(error) and LOOKS_AT_A_VALUE not in str(before):
+            raise before from None  # what is computed of values needs stand-ins, too, and was not what was wrong
         raise
 
 

@@ -30,6 +30,10 @@ AS_IT_IS = frozenset({
 })  # fmt: skip
 """Ops that take a number as it is, and compute with it as torch does with numbers: wider than 16 bits."""
 
+BOUNDING = frozenset((
+    "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_",
+))  # fmt: skip
+
 torch.library.define("actorflow::number", "(str name, *, ScalarType dtype, Device device) -> Tensor")
 
 
@@ -117,6 +121,8 @@ class OpenNumbers(TorchFunctionMode):
             return _step(func, args, kwargs)
         if any(map(_holds, args)) or (kwargs and (any(map(_holds, kwargs.values())) or _asks(kwargs))):
             return apply(func, args, kwargs)
+        if getattr(func, "__name__", "") in BOUNDING and _mixes(func, args, kwargs):
+            return apply(func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -142,6 +148,17 @@ def open_numbers() -> Iterator[None]:
 def _asks(kwargs: Mapping[str, Any]) -> bool:
     """Whether torch would ask a tensor for its value, to scale by it what it adds."""
     return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
+
+
+def _mixes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch would ask a bound for its value, as the other one is a number."""
+    bounds = _bounds_of(func, args, kwargs).values()
+    return any(map(_asked, bounds)) and any(not isinstance(b, Tensor) and b is not None for b in bounds)
+
+
+def _asked(value: Any) -> bool:
+    """Whether torch takes a tensor for a number, where it wants one."""
+    return isinstance(value, Tensor) and not value.ndim and not value.requires_grad
 
 
 def _holds(value: Any) -> bool:
@@ -273,16 +290,27 @@ def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _bounds(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``clamp(x, low, high)``."""
-    names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(func.__name__.rstrip("_"), ("min", "max"))
-    x, *given = args
-    bounds = dict(zip(names, given, strict=False)) | kwargs
-    if not bounds.keys() <= {*names} or any(isinstance(b, Tensor) for b in bounds.values()):
+    x = args[0] if args else kwargs["input"]
+    bounds = _bounds_of(func, args, kwargs)
+    if not bounds.keys() <= {"min", "max"}:
+        return NotImplemented
+    bounds = {name: b.item() if _asked(b) else b for name, b in bounds.items()}
+    if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_opens, bounds.values())):
         return NotImplemented
     one = next((b for b in bounds.values() if type(b) is Number), None)
-    if one is None and not all(_opens(b) or b is None for b in bounds.values()):
-        return NotImplemented
     both = [b if _opens(b) or b is None or one is None else Number(b, b, one.numbers) for b in bounds.values()]
-    return func(*_beside([x, *both][:1]), **dict(zip(bounds, _beside([x, *both])[1:], strict=True)))
+    found = _beside([x, *both])[1:]
+    dtype, device = next((b.dtype, b.device) for b in found if isinstance(b, Tensor))
+    found = [b if b is None or isinstance(b, Tensor) else torch.full((), b, dtype=dtype, device=device) for b in found]
+    return func(x, **dict(zip(bounds, found, strict=True)))
+
+
+def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a clamp is given besides its input, by name."""
+    names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(func.__name__.rstrip("_"), ("min", "max"))
+    given = dict(zip(("input", *names), args, strict=False)) | dict(kwargs)
+    given.pop("input", None)
+    return given
 
 
 def _power(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -362,9 +390,7 @@ HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
     ), _operands),
     **dict.fromkeys(("addcmul", "addcmul_", "addcdiv", "addcdiv_"), _added_product),
     **dict.fromkeys(("lerp", "lerp_"), _lerp),
-    **dict.fromkeys((
-        "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_",
-    ), _bounds),
+    **dict.fromkeys(BOUNDING, _bounds),
     "pow": _power, "__rpow__": _powered, "rsub": _swapped, "__rsub__": _swapped,
     "where": _chosen,
     **dict.fromkeys(("masked_fill", "masked_fill_", "fill_"), _replaced),

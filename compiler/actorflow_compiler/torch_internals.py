@@ -39,6 +39,7 @@ __all__ = [
     "DATA_DEPENDENT",
     "DEPENDENT_SIZE",
     "FakeTensor",
+    "HOOKS",
     "MERSENNE",
     "MODULE_CALL",
     "NOT_WITHOUT_VALUES",
@@ -889,7 +890,7 @@ def captured_graph(launch: Callable[[], R], pool: Any) -> tuple[Callable[[], Non
     return graph.replay, found
 
 
-_HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step runs
+HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step runs
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
 )  # fmt: skip
@@ -898,7 +899,7 @@ _HOOKS = (  # where modules, tensors and optimizers keep their hooks that a step
 def hooks_of(thing: Any) -> dict[str, tuple[Any, ...]]:
     """The hooks of a module, a tensor or an optimizer that a step runs, by the name of what keeps them."""
     with torch._C.DisableTorchFunctionSubclass():
-        kept = {name: getattr(thing, name, None) for name in _HOOKS}
+        kept = {name: getattr(thing, name, None) for name in HOOKS}
     return {name: tuple(hooks.values()) for name, hooks in kept.items() if hooks}
 
 

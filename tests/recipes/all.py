@@ -3,6 +3,7 @@
 from recipes import (
     adversarial,
     averaging,
+    copied,
     functional,
     generation,
     generative,
@@ -27,5 +28,5 @@ from recipes import (
 __all__ = [
     "adversarial", "averaging", "functional", "generation", "generative", "graphs", "keeping", "losses", "optimizers",
     "precision", "reinforcement", "science", "sequences", "tuning", "vision",
-    "habits", "masks", "projects", "scripted", "trainers", "zoo",
+    "copied", "habits", "masks", "projects", "scripted", "trainers", "zoo",
 ]  # fmt: skip

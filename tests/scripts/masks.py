@@ -209,6 +209,38 @@ def written_back(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tens
 
 
 @case
+def columns_of_rows_that_are_assigned(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
+    mask = y > 0
+    rows = model(x)[mask]
+    knots = F.pad(rows.cumsum(-1), (1, 0))
+    knots[..., 0] = -1.0
+    knots[..., -1] += 0.5
+    new = rows.clone()
+    new[:, 0] = rows[:, 1].sigmoid()
+    new[:, 1:3] = rows[:, 2:] * wanted[mask][:, :1]
+    new[:, 2:] = model[2].bias[:2]
+    new[:, 3:] = model[2].weight[:1, :1]
+    pairs = torch.stack([rows, new], 1)
+    pairs[:, 1] = rows
+    pairs[:, :, 2] = new[:, :2]
+    return (knots[:, 1:] - knots[:, :-1]).tanh().sum() + (new * pairs[:, 0]).mean() + pairs.square().mean()
+
+
+@case
+def a_learnt_token(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
+    token = model[2].bias
+    hidden = model(x)
+    hidden[y == 2] = token
+    hidden[y == 3, 0] = token.sum()
+    hidden[x[..., 0] > 1, 1:3] = token[2:]
+    hidden[:, x[0, :, 1] > 0] = token * 2
+    turned = hidden.transpose(0, 1).contiguous()
+    turned[:, y[:, 0] == 1] = model[2].weight[:, :1].view(1, 4).expand(5, 1, 4)
+    turned[:, :, :2][y.T == 0] = token[:2]
+    return (turned.transpose(0, 1) * wanted).sum()
+
+
+@case
 def messages_along_edges(model: nn.Module, x: Tensor, y: Tensor, wanted: Tensor) -> Tensor:
     h = model(x)[:, 0]
     edges = torch.stack([torch.arange(8).repeat(5), (torch.arange(40) * 7) % 8])

@@ -304,7 +304,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``, in place."""
     entries = _as_tuple(x, index)
     if isinstance(x, Masked):
-        if tensors_in(value) or isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not _fits_columns(x, entries, value):
             refuse(x, "an assignment changes some of", "only numbers can be assigned there", "0")
         if len(entries) == 1 and _is_rows(entries[0]):
             common([x, entries[0]])
@@ -312,7 +312,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             return
         if tensors_in(entries) or len(entries) <= x._at or entries[x._at] != FULL:
             refuse(x, "an assignment changes some of", "which ones depends on values", "0")
-        x._whole[entries] = value
+        x._whole[entries] = value._whole if isinstance(value, Masked) else value
         return
     rows = tensors_in(entries)
     mask: Tensor | None = None
@@ -322,6 +322,8 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             mask, key = chosen.mask.view(chosen.shape), chosen.key
     elif len(entries) == 1 and is_mask(entries[0]):
         mask, key = entries[0], Key(entries[0])
+    if not rows and isinstance(value, Tensor) and not _is_rows(value) and _learns(value) and _where(x, entries, value):
+        return
     if mask is None or not isinstance(value, Masked):
         if (rows and mask is None) or isinstance(value, Masked):
             refuse(
@@ -340,3 +342,41 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         refuse(value, "an assignment has", f"they have {value._whole.dim() - 1} dims each, where {rest} were expected")
     new = value._whole.view(*mask.shape, *value._whole.shape[1:]).to(x.dtype)
     x.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), new, x))
+
+
+def _fits_columns(x: Masked, entries: Index, value: Tensor) -> bool:
+    """Whether ``x[:, columns] = value`` gives each row what is its own, or all of them the same."""
+    plain = all(entry is None or (isinstance(entry, slice | int) and not isinstance(entry, bool)) for entry in entries)
+    if not plain or len(entries) <= x._at or x._whole[entries].dim() == 0:
+        return False
+    changed: Masked = _of_selected(x, entries)  # refuses where it is of some of the rows
+    before = changed.dim() - value.dim()  # how many dims it broadcasts over
+    if isinstance(value, Masked):
+        common([x, value])
+        return before >= 0 and before + value._at == changed._at
+    return before > changed._at or (before >= 0 and value.shape[changed._at - before] == 1)
+
+
+def _learns(value: Tensor) -> bool:
+    """Whether the gradient of what is assigned is asked for, which torch selects by the mask."""
+    return torch.is_grad_enabled() and value.requires_grad
+
+
+def _where(x: Tensor, entries: Index, value: Tensor) -> bool:
+    """``x[:, mask, 1:] = value`` of a value that is the same for all rows; False where each row may have its own."""
+    masks = [i for i, entry in enumerate(entries) if is_mask(entry)]
+    if len(masks) != 1 or value.dtype != x.dtype:
+        return False
+    (at,) = masks
+    mask, after = entries[at].bool(), entries[at + 1 :]
+    if any(entry != FULL for entry in entries[:at]) or any(type(entry) not in (slice, int) for entry in after):
+        return False
+    part = x[(*[FULL] * (at + mask.dim()), *after)]  # which shares its memory
+    rest = part.dim() - at - mask.dim()
+    if value.dim() > rest:
+        if value.shape[-1 - rest] != 1 or value.dim() > at + 1 + rest:
+            return False
+        lead, own = value.shape[: value.dim() - 1 - rest], value.shape[value.dim() - rest :]
+        value = value.reshape(*lead, *[1] * mask.dim(), *own)
+    part.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), value, part))
+    return True
