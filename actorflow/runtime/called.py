@@ -101,7 +101,7 @@ class Compiled:
         if self.parked is None or not self.parked.is_there(found):
             return False
         steps, stands_for = self._aside
-        self.bound = bound(steps, Guards(found, stands_for), found, self.reading, self.changes)
+        self.bound = bound(steps, Guards(found, stands_for), found, self.reading, self.changes, self.stops)
         self.parked = None
         return True
 
@@ -134,12 +134,18 @@ class Compiled:
         return (*first, *counts)
 
 
-def bound(steps: bool, guards: Guards, found: Found, reading: Reading, changes: Sequence[Change]) -> Bound:
-    """What a plan with this reading of numbers and these changes, of a job that ``steps`` or not, was made with."""
+def bound(
+    steps: bool, guards: Guards, found: Found, reading: Reading, changes: Sequence[Change], stops: Stops
+) -> Bound:  # fmt: skip
+    """What a plan with this reading of numbers and these changes, of a job that ``steps`` or not, was made with.
+
+    Where it may stop, and cannot tell what it has changed there, its changes depend on what there is before, too.
+    """
     state, looked = found.state, found.looked
     own = [(looked[int(source.at)], place_key(source)) for source in reading.own]
     guards.without((one, key) for one, key in own if not one.counts)
-    guards.stays(found, [*own, *((looked[change.at], key_here(change.key, looked)) for change in changes)])
+    left = [change for change in changes if not stops.depend_on(change)]
+    guards.stays(found, [*own, *((looked[change.at], key_here(change.key, looked)) for change in left)])
     return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state, REGISTRY), guards, found)
 
 

@@ -434,7 +434,7 @@ class Session:
             made.plan,
             made.shape,
             frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            bound(steps, guards, found, reading, made.changes),
+            bound(steps, guards, found, reading, made.changes, made.stops),
             reading,
             made.gradients,
             asked.own is not None,

@@ -29,6 +29,12 @@ class Stops:
     lines: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # where ops may fail → what it has changed
     begins: Sequence[Change] = ()  # what there was before, in places that it may have set to that; see ``Run.begun``
 
+    def depend_on(self, change: Change) -> bool:
+        """Whether a step may have set a place to what there was before a line, or not come to setting it."""
+        place = change.at, change.where
+        unseen = any((one.at, one.where) == place for one in self.begins)
+        return unseen and any(place not in {(one.at, one.where) for one in there} for there in self.lines.values())
+
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
         lines = {line: [asdict(change) for change in changes] for line, changes in self.lines.items()}

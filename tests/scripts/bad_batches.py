@@ -137,15 +137,16 @@ class Counts:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.begun, self.entries, self.scale, self.phase = 0, {"seen": 0}, 1.0, "done"
-        self.between, self.done = 0, 0
+        self.between, self.done, self.running = 0, 0, False
+        self.rows: int | None = None
         self.last: Tensor | None = None
         self.schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
 
     def told(self) -> list[Any]:
         last = None if self.last is None else round(self.last.item(), 9)
         rate = round(self.schedule.optimizer.param_groups[0]["lr"], 12)
-        counts = self.begun, self.entries["seen"], round(self.scale, 12), self.phase, self.between, self.done
-        return [*counts, last, self.schedule.last_epoch, rate]
+        counts = self.begun, self.entries["seen"], round(self.scale, 12), self.between, self.done
+        return [*counts, self.phase, self.running, self.rows, last, self.schedule.last_epoch, rate]
 
 
 def counting(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Step, Counts]:
@@ -154,7 +155,7 @@ def counting(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Step, 
     def step(x: Tensor, y: Tensor) -> Tensor:
         counts.begun += 1
         counts.entries["seen"] += len(x)
-        counts.phase = "forward"
+        counts.phase, counts.running, counts.rows = "forward", True, None
         logits = model(x)
         counts.between += 1
         counts.scale *= 0.9
@@ -165,7 +166,7 @@ def counting(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Step, 
         counts.schedule.step()
         counts.done += 1
         counts.last = loss.detach()
-        counts.phase = "done"
+        counts.phase, counts.running, counts.rows = "done", False, len(x)
         return loss
 
     return step, counts
@@ -218,5 +219,6 @@ if __name__ == "__main__":
             for case, (wrong, unread) in CASES.items():
                 told = run(made, chosen, wrong, unread)
                 print(f"{chosen}, {made.__name__}, {case}: {'WRONG: ' + told if told else 'right'}", flush=True)
-        told = counted(chosen, {1: "last label", 4: "first index", 5: "first label", 11: "last index"})
+        wrong = {0: "first label", 1: "last label", 4: "first index", 5: "first label", 11: "last index"}
+        told = counted(chosen, wrong)
         print(f"{chosen}, counted: {'WRONG: ' + told if told else 'right'}", flush=True)
