@@ -258,6 +258,32 @@ def test_the_first_step_of_an_optimizer_may_come_after_calls_that_do_not_step() 
     assert losses(job=True) == pytest.approx(losses(job=False), rel=1e-5)
 
 
+def test_a_curriculum_has_as_many_stages_as_it_likes_where_each_lasts() -> None:
+    class Course:
+        calls = 0
+
+    def trained(job: bool, lasts: int) -> list[float]:
+        torch.manual_seed(0)
+        model, course = nn.Linear(8, 8), Course()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            shown = 2 + course.calls // lasts
+            course.calls += 1
+            loss: Tensor = model(x)[:, :shown].pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return loss
+
+        run = flow.global_function(step) if job else step
+        return [run(torch.full((2, 8), 0.1 * (i % 7))).item() for i in range(5 * lasts)]
+
+    assert trained(job=True, lasts=20) == pytest.approx(trained(job=False, lasts=20), rel=1e-5)
+    with pytest.raises(CaptureError, match=r"course\.calls changes from \d to \d, and to another value in each call"):
+        trained(job=True, lasts=2)
+
+
 class Slotted:
     __slots__ = ("phase",)
 

@@ -17,6 +17,7 @@ from actorflow_compiler.decided import Decisions
 __all__ = ["Known"]
 
 OFTEN = 3  # plans that one value has cost, after which that is said
+WORTH = 20  # calls of a plan, after which nobody asks what it was made for
 PARTS = (  # what a key has, in order
     "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
     "which parameters the optimizers' groups have", "settings of the optimizers", "settings of the gradient scaler",
@@ -50,6 +51,10 @@ class Holding(Protocol):
     @property
     def changes(self) -> tuple[Change, ...]:
         """What it leaves in the script."""
+
+    @property
+    def calls(self) -> int:
+        """How many there were."""
 
     @property
     def decisions(self) -> Decisions:
@@ -144,10 +149,13 @@ class Known(Generic[P]):
     def changed(self) -> dict[str, set[str]]:
         """Where plans change a value that they can read, or depend on a number of a tensor → the values.
 
-        What is computed of numbers is taken to be another value in each plan.
+        What is computed of numbers is taken to be another value in each plan.  Plans that have run often are left out:
+        a curriculum has many stages, and each is worth a plan.
         """
         values: dict[str, set[str]] = {}
         for number, plan in enumerate(self._all):
+            if plan.calls >= WORTH:
+                continue
             for change in plan.changes:
                 if change.read and change.plain:
                     said = repr(change.value)
