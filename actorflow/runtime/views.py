@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actorflow.owned import Detached, Owned, Several
 from actorflow.spans import Span, overlap, span
+from actorflow_compiler.collector import instances
 
 __all__ = ["Given", "Taken", "follow", "taken"]
 
@@ -67,7 +67,7 @@ def follow(these: Sequence[Taken], but: Collection[int]) -> None:
     if not left:
         return
     copies: dict[int, Detached] = {}
-    tensors = [thing for thing in gc.get_objects() if type(thing) is Tensor]
+    tensors = instances(Tensor)
     for tensor in sorted(tensors, key=Tensor._is_view, reverse=True):  # views of views hold what they are views of
         if tensor.requires_grad or id(tensor) in but or (where := span(tensor)) is None:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actorflow_compiler.checks import CHECKED, Check
+from actorflow_compiler.collector import instances
 from actorflow_compiler.decided import Decisions
 from actorflow_compiler.errors import CaptureError
 from actorflow_compiler.flat import contents
@@ -439,7 +439,10 @@ def _is_plain_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset
 
 def _names_of(tensor: Tensor) -> str:
     """How the modules that hold a tensor call it; for an error message, so it may look everywhere."""
-    holders = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    kinds: list[type[nn.Module]] = [nn.Module]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    holders = instances(*kinds)
     found = {f"{type(m).__name__}.{n}" for m in holders for n, t in m._parameters.items() if t is tensor}
     found = {name for name in found if "._param_constant" not in name}  # of the trace itself
     return " = ".join(sorted(found)) or "(without a name)"

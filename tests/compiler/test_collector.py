@@ -1,6 +1,7 @@
 """While a step is compiled Python does not look through all its objects for garbage; before and after it does."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow_compiler.collector import young_only
+from actorflow_compiler.collector import instances, young_only
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,36 @@ def test_what_a_script_sets_meanwhile_stays() -> None:
     with young_only():
         gc.set_threshold(500, 5, 5)
     assert gc.get_threshold() == (500, 5, 5)
+
+
+def test_other_threads_go_on_making_tuples_while_objects_are_looked_for() -> None:
+    """A tuple that is being made may not be held by anybody else, as whoever asks for all objects does."""
+    many: list[list[int]] = [[] for _ in range(300_000)]  # so that it takes a while
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def fill() -> None:
+        while not ended.is_set():
+            try:
+                tuple(number for number in range(30))
+            except SystemError as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=fill) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    mine, interval = torch.ones(2), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        found = [instances(torch.Tensor) for _ in range(60)]
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert all(any(one is mine for one in each) for each in found)
+    assert failed == []
+    assert len(many) == 300_000
 
 
 def test_a_step_that_fails_leaves_the_collector_as_it_was() -> None:
