@@ -109,17 +109,12 @@ class Guards:
         self._own_attributes = self._attributes()
         self._fast = [*fast.items()]
         self._values = [*chain.from_iterable(self._now())]
-        self._addresses = self._found()
+        self._addresses = _addresses(self._values, len(self._values))  # of what is held here: no other thing has them
         self._made = hooks_made()
 
     def _now(self) -> Iterator[Iterable[Any]]:
         """What is there, and an end, so that what is shorter or longer is another."""
         return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
-
-    def _found(self) -> bytes:
-        """The addresses of what is there, which an array of objects consists of: compared in one go, not one by one."""
-        there = np.fromiter(chain.from_iterable(self._now()), object, len(self._values))
-        return np.ndarray(len(there), np.intp, buffer=there.data).tobytes()
 
     def _attributes(self) -> list[int]:
         """How many attributes tensors have to which the script has given none."""
@@ -128,7 +123,7 @@ class Guards:
     def _untouched(self) -> bool:
         """Whether all is identical, which is soon found."""
         try:
-            identical = self._found() == self._addresses
+            identical = _addresses(chain.from_iterable(self._now()), len(self._values)) == self._addresses
         except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone, or there is less
             return False
         return (
@@ -165,6 +160,15 @@ class Guards:
 
     def _same(self, old: Any, new: Any) -> bool:
         return same(old, new, self.stands_for)
+
+
+def _addresses(things: Iterable[Any], count: int) -> bytes:
+    """The addresses of things, which an array of objects consists of: to compare all in one go, not one by one.
+
+    Raises ValueError where there are less than ``count``; what comes behind those is not looked at.
+    """
+    there = np.fromiter(things, object, count)
+    return np.ndarray(count, np.intp, buffer=there.data).tobytes()
 
 
 def _is_bare(one: Looked, old: Mapping[Any, Any]) -> bool:
