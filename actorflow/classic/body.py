@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow import layers
 from actorflow.arguments import Arguments
+from actorflow.classic import layers
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.config import FunctionConfig
 from actorflow.classic.devices import device_kind
 from actorflow.classic.forms import Given, forms_of, give, is_callback, unbound
+from actorflow.classic.scope import placements_of_scopes
 from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
 from actorflow.classic.views import MIRRORED, seen
 from actorflow.runtime.start import asked
-from actorflow.scope import placements_of_scopes
 from actorflow_compiler.capture import without_memory
 from actorflow_compiler.errors import CallError
 from actorflow_compiler.placement import Placement

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from actorflow.classic.scope import Placed
 from actorflow.classic.views import CONSISTENT, View
-from actorflow.scope import Placed
 from actorflow_compiler.errors import CallError
 
 __all__ = ["FunctionConfig", "function_config"]

@@ -22,7 +22,7 @@ from actorflow_compiler.graph import Graph, Node, call_of
 from actorflow_compiler.hints import Stages
 from actorflow_compiler.partition import Unit, partition
 from actorflow_compiler.placement import Placement
-from actorflow_compiler.repeat import VIEWS
+from actorflow_compiler.views import VIEWS
 
 SLACK = 0.03  # of the seconds of the largest stage, which are estimates; given away where fewer bytes cross then
 V_SHAPED = frozenset({"zb-v"})  # schedules for which stages go there and back over the devices

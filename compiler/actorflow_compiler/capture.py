@@ -38,7 +38,6 @@ from actorflow_compiler.from_fx import Capture, Names, to_graph
 from actorflow_compiler.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
 from actorflow_compiler.hints import Hints, Pattern
 from actorflow_compiler.indexing import Indexing
-from actorflow_compiler.lay import mark_gradients
 from actorflow_compiler.lines import with_code
 from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.mirrored import average_gradients, average_updates
@@ -70,6 +69,7 @@ from actorflow_compiler.torch_internals import (
     without_meta,
 )
 from actorflow_compiler.variables import State, attributes_given, group_names, stand_ins
+from actorflow_compiler.zero import mark_gradients
 
 CPU = torch.device("cpu")
 TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {

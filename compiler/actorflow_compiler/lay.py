@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from torch import Tensor
-
-from actorflow_compiler.constrain import CONSTRAIN, Wish, mark, show_wish
+from actorflow_compiler.constrain import CONSTRAIN, Wish, show_wish
 from actorflow_compiler.errors import LayoutError
 from actorflow_compiler.from_fx import Capture
 from actorflow_compiler.gradients import KEPT
@@ -23,11 +18,11 @@ from actorflow_compiler.ops import ITEM_BYTES, Meta, Ref, substitute
 from actorflow_compiler.placement import Placement
 from actorflow_compiler.plan import Variable
 from actorflow_compiler.region import device_shape
-from actorflow_compiler.repeat import VIEWS
 from actorflow_compiler.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
 from actorflow_compiler.variables import WITH_PARAMETERS
+from actorflow_compiler.views import VIEWS
+from actorflow_compiler.zero import GRADIENT
 
-GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
 CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
 
 # ---- variables
@@ -177,21 +172,6 @@ def is_hinted(graph: Graph, hints: Hints) -> bool:
 
 
 # ---- ZeRO in the graph
-
-
-@contextlib.contextmanager
-def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, Zero]) -> Iterator[None]:
-    """While a step is traced: constrain the gradients of parameters in stages 2 and 3, how is filled in later."""
-    hooks = []
-    for name, z in zero.items():
-        if z.stage >= 2 and name in parameters and parameters[name].requires_grad:
-            tensor: Any = parameters[name]  # its stub lacks the types of register_hook
-            hooks.append(tensor.register_hook(partial(mark, layout=f"{GRADIENT}{name}", origin=z.origin)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Zero]) -> Graph:

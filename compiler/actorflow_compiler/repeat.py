@@ -8,13 +8,7 @@ from dataclasses import replace
 from actorflow_compiler.lower import Item, Program
 from actorflow_compiler.ops import Ref, substitute
 from actorflow_compiler.plan import Step
-
-VIEWS = frozenset({
-    "aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.reshape.default",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims", "aten.expand.default",
-    "aten.slice.Tensor", "aten.select.int", "aten.full.default", "aten.arange.default", "aten.arange.start",
-    "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
-})  # fmt: skip
+from actorflow_compiler.views import VIEWS
 
 
 class Copies:

@@ -6,6 +6,14 @@ import functools
 
 import torch
 
+# ops that cost nothing to do again: views, and small constants
+VIEWS = frozenset({
+    "aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.reshape.default",
+    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims", "aten.expand.default",
+    "aten.slice.Tensor", "aten.select.int", "aten.full.default", "aten.arange.default", "aten.arange.start",
+    "aten.arange.start_step", "actorflow.carve", "actorflow.unpack",
+})  # fmt: skip
+
 # ops of actorflow, and one of torch whose schema does not say so, whose result lies in their first operand's memory
 _VIEWS = frozenset({
     "actorflow.carve", "actorflow.unpack", "actorflow.identity", "actorflow.constrain", "actorflow.accumulate",

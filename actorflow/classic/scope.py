@@ -1,0 +1,96 @@
+"""Scopes for ops inside a job: ``with scope.placement("cpu", [0, 1]): …``, and the views of a whole job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+
+from actorflow.classic.devices import device_kind, ranks_of, spelled
+from actorflow.classic.views import CONSISTENT, MIRRORED, View
+from actorflow_compiler.placement import Placement, Ranks
+from actorflow_compiler.placement import placement as make
+from actorflow_compiler.tags import placed
+
+__all__ = ["Placed", "consistent_view", "mirrored_view", "placement", "placements_of_scopes"]
+
+_entered: ContextVar[set[Placement] | None] = ContextVar("entered", default=None)  # takes those that are entered
+
+
+class Placed:
+    """A placement scope: ops inside of ``with`` run there; it may be entered any number of times.
+
+    Devices that are named by texts are looked up when they are needed: the run may not be known before.
+    """
+
+    def __init__(self, kind: str | Placement, devices: Ranks | tuple[str, ...]) -> None:
+        self._kind, self._devices = kind, devices
+        self._open: list[contextlib.AbstractContextManager[None]] = []
+
+    @property
+    def placement(self) -> Placement:
+        """The devices.  Raises LayoutError for those that are not in the run."""
+        if isinstance(self._kind, Placement):
+            return self._kind
+        texts = spelled(self._devices)
+        return make(device_kind(self._kind), ranks_of(texts) if texts else self._devices)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Placed:
+        where = self.placement
+        entered = _entered.get()
+        if entered is not None:
+            entered.add(where)
+        scope = placed(where)
+        scope.__enter__()
+        self._open.append(scope)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.pop().__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"scope.placement({self._kind!r}, {self._devices!r})"
+
+
+def placement(type: str | Placement, ranks: Ranks | str | Sequence[str] | None = None) -> Placed:
+    """Place the ops inside on devices: ``placement(p)``, ``placement("cuda", [0, 1])``, ``placement("gpu", "0:0-1")``.
+
+    A text names devices of a node, ``"node:first-last"``; a list of texts those of several nodes.  "gpu" is "cuda"
+    where there is a CUDA device; else it is "cpu", and the master says so once.  Outside of a job it does nothing.
+    Raises LayoutError for ranks that make no placement, and, when it is entered, for devices that are not in the run.
+    """
+    if isinstance(type, Placement):
+        return Placed(type, ())
+    texts = spelled(ranks)
+    if texts is not None:
+        return Placed(type, texts)
+    made = Placed(type, () if ranks is None else ranks)  # type: ignore[arg-type]  # texts are taken
+    if type != "gpu":
+        made.placement  # noqa: B018 (what is wrong with ranks is known now)
+    return made
+
+
+@contextlib.contextmanager
+def placements_of_scopes(into: set[Placement]) -> Iterator[None]:
+    """While a job is rehearsed: the placements of all scopes that are entered go to ``into``."""
+    token = _entered.set(into)
+    try:
+        yield
+    finally:
+        _entered.reset(token)
+
+
+def consistent_view() -> View:
+    """The view in which a job has logical tensors, which lie over the devices; the default."""
+    return CONSISTENT
+
+
+def mirrored_view() -> View:
+    """The view in which every device runs the job on a batch of its own, with equal parameters: data parallelism only.
+
+    Arguments are ``tp.ListNumpy.Placeholder``: lists with one item for each device, and so are results.
+    """
+    return MIRRORED
