@@ -89,27 +89,27 @@ if TYPE_CHECKING:
     from actorflow.job import global_function as global_function
     from actorflow.live.shown import progress as progress
     from actorflow.placements import placement as placement
-    from actorflow.runtime.session import explain as explain
-    from actorflow.runtime.session import explain_recompiles as explain_recompiles
-    from actorflow.seeds import manual_seed as manual_seed
-    from actorflow.show.view import plan as plan
+    from actorflow.plan_view import plan as plan
+    from actorflow.script_state.seeds import manual_seed as manual_seed
+    from actorflow.session.session import explain as explain
+    from actorflow.session.session import explain_recompiles as explain_recompiles
     from actorflow.torch_names import *  # noqa: F403 -- it states its names
-    from actorflow_compiler.constrain import constrain as constrain
-    from actorflow_compiler.errors import ActorError as ActorError
-    from actorflow_compiler.errors import ActorflowError as ActorflowError
-    from actorflow_compiler.errors import CallError as CallError
-    from actorflow_compiler.errors import CaptureError as CaptureError
-    from actorflow_compiler.errors import ClusterError as ClusterError
-    from actorflow_compiler.errors import DeadlockError as DeadlockError
-    from actorflow_compiler.errors import LayoutError as LayoutError
-    from actorflow_compiler.errors import PlanError as PlanError
-    from actorflow_compiler.errors import SignatureError as SignatureError
-    from actorflow_compiler.errors import StateError as StateError
-    from actorflow_compiler.errors import TraceError as TraceError
-    from actorflow_compiler.hints import place as place
-    from actorflow_compiler.hints import zero as zero
-    from actorflow_compiler.packing import pack as pack
-    from actorflow_compiler.packing import unpack as unpack
+    from actorflow_compiler.core.errors import ActorError as ActorError
+    from actorflow_compiler.core.errors import ActorflowError as ActorflowError
+    from actorflow_compiler.core.errors import CallError as CallError
+    from actorflow_compiler.core.errors import CaptureError as CaptureError
+    from actorflow_compiler.core.errors import ClusterError as ClusterError
+    from actorflow_compiler.core.errors import DeadlockError as DeadlockError
+    from actorflow_compiler.core.errors import LayoutError as LayoutError
+    from actorflow_compiler.core.errors import PlanError as PlanError
+    from actorflow_compiler.core.errors import SignatureError as SignatureError
+    from actorflow_compiler.core.errors import StateError as StateError
+    from actorflow_compiler.core.errors import TraceError as TraceError
+    from actorflow_compiler.hints.constrain import constrain as constrain
+    from actorflow_compiler.hints.hints import place as place
+    from actorflow_compiler.hints.hints import zero as zero
+    from actorflow_compiler.hints.packing import pack as pack
+    from actorflow_compiler.hints.packing import unpack as unpack
     from actorflow_compiler.signatures.registered import register_signature as register_signature
 
 _ERRORS = (
@@ -131,21 +131,21 @@ _HOMES = {
     "Job": "actorflow.job",
     **dict.fromkeys(("deferred_init", "materialize"), "actorflow.deferred"),
     "global_function": "actorflow.job",
-    **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.runtime.session"),
+    **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.session.session"),
     "progress": "actorflow.live.shown",
-    "manual_seed": "actorflow.seeds",
-    "plan": "actorflow.show.view",
-    "constrain": "actorflow_compiler.constrain",
+    "manual_seed": "actorflow.script_state.seeds",
+    "plan": "actorflow.plan_view",
+    "constrain": "actorflow_compiler.hints.constrain",
     "distribute": "actorflow.classic.distribute",
-    "place": "actorflow_compiler.hints",
-    "zero": "actorflow_compiler.hints",
-    **dict.fromkeys(("pack", "unpack"), "actorflow_compiler.packing"),
+    "place": "actorflow_compiler.hints.hints",
+    "zero": "actorflow_compiler.hints.hints",
+    **dict.fromkeys(("pack", "unpack"), "actorflow_compiler.hints.packing"),
     "placement": "actorflow.placements",
     **dict.fromkeys(_CONSTRUCTORS, "actorflow.eager.constructors"),
     **dict.fromkeys(("from_dtensor", "to_dtensor"), "actorflow.eager.dtensors"),
     **dict.fromkeys(("to_global", "to_local"), "actorflow.eager.modules"),
     "register_signature": "actorflow_compiler.signatures.registered",
-    **dict.fromkeys(_ERRORS, "actorflow_compiler.errors"),
+    **dict.fromkeys(_ERRORS, "actorflow_compiler.core.errors"),
     **dict.fromkeys(TORCH_NAMES, "torch"),
     "get_variable": "actorflow.classic.variables",
     "function_config": "actorflow.classic.config",

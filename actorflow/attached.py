@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from actorflow_compiler.errors import NotGlobal
+from actorflow_compiler.core.errors import NotGlobal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from actorflow.classic.registry import REGISTRY
-from actorflow.runtime import cluster as clusters
-from actorflow_compiler.errors import StateError
+from actorflow.control import cluster as clusters
+from actorflow_compiler.core.errors import StateError
 
 __all__ = ["FILE", "get", "get_all_variables", "load", "load_variables", "save"]
 

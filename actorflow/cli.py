@@ -11,8 +11,8 @@ from actorflow.commands.run import run
 from actorflow.commands.script import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
 from actorflow.commands.status import status
 from actorflow.commands.trace import trace
-from actorflow.doctor.places import NODE
-from actorflow.runtime.settings import Settings
+from actorflow.rendezvous.places import NODE
+from actorflow.rendezvous.settings import Settings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -104,12 +104,12 @@ def plan(
     if hardware is not None:
         _check_hardware(hardware)
 
-    from actorflow import planned
-    from actorflow.runtime import cluster
-    from actorflow.runtime.entry import run_script
-    from actorflow.runtime.script_error import print_script_error
-    from actorflow.runtime.session import PlanReady
-    from actorflow_compiler.errors import ActorflowError
+    from actorflow.commands import planned
+    from actorflow.control import cluster
+    from actorflow.launch.entry import run_script
+    from actorflow.session.session import PlanReady
+    from actorflow.support.script_error import print_script_error
+    from actorflow_compiler.core.errors import ActorflowError
 
     settings = Settings(
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
@@ -182,9 +182,9 @@ def doctor(
 
     from actorflow.doctor import report
     from actorflow.doctor.here import Here
-    from actorflow.doctor.places import own_place
-    from actorflow.runtime.ticket import own_ticket
-    from actorflow_compiler.errors import ClusterError
+    from actorflow.rendezvous.places import own_place
+    from actorflow.rendezvous.ticket import own_ticket
+    from actorflow_compiler.core.errors import ClusterError
 
     listed = tuple(filter(None, (node.strip() for node in (nodes or "127.0.0.1").split(","))))
     if len(listed) > 1 and master_port is None:
@@ -209,7 +209,7 @@ def _no_plan(script: str, job: str) -> str:
 
 def _check_out(path: str) -> None:
     from actorflow.show.formats import check_place
-    from actorflow_compiler.errors import ShowError
+    from actorflow_compiler.core.errors import ShowError
 
     try:
         check_place(path)
@@ -225,7 +225,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _check_hardware(path: str) -> None:
-    from actorflow_compiler.errors import HardwareError
+    from actorflow_compiler.core.errors import HardwareError
     from actorflow_scheduler.hardware_file import read_hardware
 
     try:

@@ -8,8 +8,8 @@ contradiction is an error.
 
 from __future__ import annotations
 
-from actorflow.runtime.start import ask
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous.start import ask
+from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["cpu_device_num", "ctrl_port", "enable_tensor_float_32_compute", "gpu_device_num", "insecure"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from actorflow import config
-from actorflow.doctor.places import check_distinct
-from actorflow.runtime import start
-from actorflow.runtime.cluster import current, place
-from actorflow_compiler.errors import ClusterError
+from actorflow.control.cluster import current, place
+from actorflow.rendezvous import start
+from actorflow.rendezvous.places import check_distinct
+from actorflow_compiler.core.errors import ClusterError
 
 __all__ = [
     "ctrl_port",

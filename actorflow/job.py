@@ -8,17 +8,17 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
-from actorflow.beside import beside
 from actorflow.classic.body import Body
 from actorflow.classic.config import FunctionConfig
-from actorflow.outside import step_in_jobs
-from actorflow.runtime.keys import Keys
-from actorflow.runtime.known import Known
-from actorflow.runtime.session import Compiled, current
-from actorflow_compiler.errors import CallError
+from actorflow.session.keys import Keys
+from actorflow.session.known import Known
+from actorflow.session.outside import step_in_jobs
+from actorflow.session.session import Compiled, current
+from actorflow.standins.beside import beside
+from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.infer import goal_of
-from actorflow_compiler.modes import EAGER, mode_name
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.modes import EAGER, mode_name
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.schedule import check_name
 
 __all__ = ["Job", "global_function"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.placement import placement as make
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.placement import placement as make
 
 __all__ = ["placement"]
 

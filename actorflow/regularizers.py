@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Regularizer", "l1", "l1_l2", "l2"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actorflow_compiler import sbp as values
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core import sbp as values
+from actorflow_compiler.core.errors import LayoutError
 
 __all__ = ["broadcast", "partial_sum", "split"]
 

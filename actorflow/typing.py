@@ -15,7 +15,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 __all__ = ["Callback", "ListNumpy", "Numpy", "Placeholder"]
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import actorflow as flow
-from actorflow.find import find
-from actorflow_compiler.capture import Argument
+from actorflow.script_state.find import find
+from actorflow_compiler.capture.capture import Argument
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.hints import resolve
+from actorflow_compiler.hints.hints import resolve
 from actorflow_compiler.infer import goal_of
 from actorflow_scheduler.schedule import schedule
 
@@ -34,7 +34,7 @@ BATCH, CONTEXT = 8, 1024
 
 def megatron(model: nn.Module) -> None:
     """Column, then row; the fused projection in three blocks, the tied embedding over the vocabulary."""
-    from actorflow_compiler.sbp import Split
+    from actorflow_compiler.core.sbp import Split
 
     flow.distribute(model, {
         r".*c_attn\.weight": Split(1, 3), r".*c_attn\.bias": Split(0, 3),

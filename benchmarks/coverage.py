@@ -26,13 +26,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from actorflow_compiler.decompositions import TABLE as DECOMPOSITIONS
-from actorflow_compiler.from_fx import FILLS, IDENTITIES
-from actorflow_compiler.random_table import RULES as RANDOM
+from actorflow_compiler.capture.from_fx import FILLS, IDENTITIES
+from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.signatures import signatures
-from actorflow_compiler.signatures.call import OpCall
 from actorflow_compiler.signatures.discovery import discovered
 from actorflow_compiler.signatures.table import has_line
+from actorflow_compiler.substitutes.decompositions import TABLE as DECOMPOSITIONS
+from actorflow_compiler.substitutes.random_table import RULES as RANDOM
 from signature_checks import instance
 from signature_samples import calls
 

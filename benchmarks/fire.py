@@ -8,8 +8,8 @@ import click
 import torch
 
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     FromRegister,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from actorflow_compiler.partition import Unit, partition
+from actorflow_compiler.placing.partition import Unit, partition
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import to_text
 from actorflow_scheduler.hardware_file import read_hardware

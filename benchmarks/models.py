@@ -18,12 +18,12 @@ import click
 import torch
 from torch import nn
 
-from actorflow_compiler.errors import ActorflowError
-from actorflow_compiler.hints import distribute, zero
+from actorflow_compiler.core.errors import ActorflowError
+from actorflow_compiler.core.sbp import B, Sbp, Split
+from actorflow_compiler.hints.hints import distribute, zero
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.sbp import B, Sbp, Split
-from actorflow_compiler.summary import summarise
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.summary import summarise
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 
 import actorflow as flow
-from actorflow.arguments import flatten
-from actorflow.runtime import cluster
-from actorflow.runtime.session import PlanReady, current
-from actorflow.runtime.settings import Settings
+from actorflow.control import cluster
+from actorflow.rendezvous.settings import Settings
+from actorflow.script_state.arguments import flatten
+from actorflow.session.session import PlanReady, current
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

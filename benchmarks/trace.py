@@ -14,8 +14,8 @@ from fire import chain
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.recorder import Recorder
-from actorflow.runtime.session import current
 from actorflow.runtime.worker import Worker
+from actorflow.session.session import current
 
 Taken = tuple[float, float]  # seconds on the clock, and of the process's CPU time
 

@@ -17,13 +17,13 @@ from typing import Any
 import click
 import torch
 
-from actorflow.runtime.cluster import Cluster
-from actorflow.runtime.data_plane.gloo import GlooPlane
-from actorflow.runtime.planes import share
-from actorflow.runtime.settings import Settings
+from actorflow.control.cluster import Cluster
+from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import (
+from actorflow.session.planes import share
+from actorflow.transport.gloo import GlooPlane
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Comm,

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-RANK = "actorflow.runtime.entry"  # in the command line of each
+RANK = "actorflow.launch.entry"  # in the command line of each
 
 
 def ranks() -> list[str]:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import actorflow as flow
-from actorflow_compiler.plan_text import to_text
+from actorflow_compiler.plan.text import to_text
 
 ENOUGH = 0.95  # held-out accuracy
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actorflow_compiler import infer
-from actorflow_compiler.cut import cut
-from actorflow_compiler.graph import Graph, Input, Node, verify
-from actorflow_compiler.lower import lower
-from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.sbp import B, NdSbp
-from actorflow_compiler.segment import segment
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp
+from actorflow_compiler.cutting.cut import cut
+from actorflow_compiler.cutting.lower import lower
+from actorflow_compiler.cutting.segment import segment
+from actorflow_compiler.graph.graph import Graph, Input, Node, verify
+from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.signatures import Signature
 from actorflow_scheduler.schedule import schedule
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from actorflow_compiler.ops import ITEM_BYTES
-from actorflow_compiler.plan import Actor, FromRegister, OfVariable, Operand, Plan, Target
-from actorflow_compiler.sbp import numel
-from actorflow_compiler.summary import variable_shape
+from actorflow_compiler.core.ops import ITEM_BYTES
+from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.plan import Actor, FromRegister, OfVariable, Operand, Plan, Target
+from actorflow_compiler.plan.summary import variable_shape
 
 PHASES = {"F": "forward", "B": "backward", "O": "optimizer", "s": "source"}
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from actorflow.runtime import cluster, start
+from actorflow.control import cluster
+from actorflow.rendezvous import start
 
 settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")

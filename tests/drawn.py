@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.find import find
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.capture import Argument
+from actorflow.script_state.find import find
+from actorflow_compiler.capture.capture import Argument
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.hints import resolve
-from actorflow_compiler.random_ops import SEED
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.hints.hints import resolve
 from actorflow_scheduler.schedule import schedule
 
 LAYOUTS = {"three devices": (3, 1), "four micro-batches": (1, 4), "both": (2, 2)}  # (devices, micro-batches)

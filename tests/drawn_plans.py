@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from plans import Sketch, pipeline
 
 

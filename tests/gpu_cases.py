@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from actorflow.runtime.devices import Device, make_device
+from actorflow.devices import Device, make_device
 from models import Case, reference
 
 STEPS = 3

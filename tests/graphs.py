@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.decompositions import TABLE
-from actorflow_compiler.from_fx import Names, to_graph
-from actorflow_compiler.graph import Graph
+from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.core.op_call import overload
+from actorflow_compiler.core.ops import Arg, Symbol, substitute
+from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.library import OPS
-from actorflow_compiler.ops import Arg, Symbol, substitute
-from actorflow_compiler.signatures.call import overload
+from actorflow_compiler.substitutes.decompositions import TABLE
 
 
 def graph_of(function: Callable[..., object], *given: Tensor) -> Graph:

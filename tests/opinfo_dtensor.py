@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup, _install_threaded_pg
 
-from actorflow_compiler.placement import Placement as Devices
-from actorflow_compiler.region import coordinates
-from actorflow_compiler.sbp import NdSbp, PartialSum, Split
+from actorflow_compiler.core.placement import Placement as Devices
+from actorflow_compiler.core.sbp import NdSbp, PartialSum, Split
+from actorflow_compiler.plan.region import coordinates
 from opinfo_runs import MESHES, RANKS, Verdict, plain, term
 
 PATIENCE = 20.0  # seconds for one case

@@ -22,14 +22,14 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from actorflow.eager.boxes import box
 from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import Layout, everywhere
+from actorflow.eager.redistribution import box
 from actorflow.eager.threads import Threads
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import coordinates
-from actorflow_compiler.sbp import B, NdSbp, P, Sbp, Split, show
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, show
+from actorflow_compiler.plan.region import coordinates
 
 RANKS = 4
 MESHES = {1: (4,), 2: (2, 2)}  # mesh axes → hierarchy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actorflow_compiler.plan import (
+from actorflow_compiler.plan.plan import (
     Actor,
     Comm,
     FromRegister,

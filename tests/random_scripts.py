@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorflowError
+from actorflow_compiler.core.errors import ActorflowError
 from recipes.layouts import LAYOUTS
 from script_parts import PARTS, Part
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import actorflow as flow
-from actorflow.show.view import PlanView
+from actorflow.plan_view import PlanView
 
 
 class Block(nn.Module):

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.op_call import overload
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.core.sbp import Broadcast, PartialSum, Split, local_shape
+from actorflow_compiler.custom_ops.optimizers import IN_PLACE
 from actorflow_compiler.library import OPS
-from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.optimizers import IN_PLACE
-from actorflow_compiler.sbp import Broadcast, PartialSum, Split, local_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
-from actorflow_compiler.signatures.call import overload
 from actorflow_compiler.signatures.table import TABLE
 
 MERGED_RANDOMLY = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.decompositions import BATCH_NORM, TABLE
+from actorflow_compiler.substitutes.decompositions import BATCH_NORM, TABLE
 
 
 def step_graph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from actorflow_compiler.sbp import Sbp
+from actorflow_compiler.core.sbp import Sbp
 from actorflow_compiler.signatures import OpCall, Signature
 from actorflow_compiler.signatures.derive import _indexed
 from actorflow_compiler.signatures.indexed import instance, matched

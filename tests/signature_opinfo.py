@@ -17,7 +17,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_leaves, tree_map_only
 
-from actorflow_compiler.ops import ITEM_BYTES
+from actorflow_compiler.core.ops import ITEM_BYTES
 from signature_checks import Instance, described, instance, meta
 
 UNKNOWN = (torch.complex32,)  # no dtype of a plan's

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from actorflow_compiler.ops import Arg
-from actorflow_compiler.signatures.call import bind, rebind
+from actorflow_compiler.core.op_call import bind, rebind
+from actorflow_compiler.core.ops import Arg
 from actorflow_compiler.signatures.indexed import Group, Indexed, instance, ranked
 from actorflow_compiler.signatures.notation import parse
 from actorflow_compiler.signatures.table import term_of

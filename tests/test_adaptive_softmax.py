@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 Decorate = Callable[[Any], Any]
 Optimizers = Callable[[Any], torch.optim.Optimizer]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime.abandon import Coordinator, Decision, Failed, Hold, Vote
+from actorflow.transport.abandon import Coordinator, Decision, Failed, Hold, Vote
 from recipes.layouts import LAYOUTS
 from test_runs import actorflow
 

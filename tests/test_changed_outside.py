@@ -15,7 +15,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError, StateError
+from actorflow.session.session import current
+from actorflow_compiler.core.errors import CaptureError, StateError
 
 CALLS, WIDTH = 6, 6
 Change = Callable[[SimpleNamespace], object]
@@ -151,7 +152,7 @@ def test_nan_that_stays_is_no_change() -> None:
         return x + table.nan_to_num()
 
     read(torch.ones(2))
-    variables = flow.runtime.session.current().variables
+    variables = current().variables
     before = variables.writes
     read(torch.ones(2))
     assert variables.writes == before

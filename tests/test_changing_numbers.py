@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CallError, CaptureError
+from actorflow_compiler.core.errors import CallError, CaptureError
 from scripts.changing_numbers import CASES, OPEN, Trained, cases, difference, plans, rates
 from test_runs import actorflow
 

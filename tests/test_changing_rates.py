@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
 from scripts.changing_numbers import finish, plans
 from scripts.changing_rates import CASES, EVERYWHERE, OPEN, SCHEDULES, Trained, difference, loss_of, scheduled
 from scripts.kept_gradients import batches

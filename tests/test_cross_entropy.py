@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from actorflow_compiler import compile
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import Sbp, Split
 from actorflow_compiler.infer import problem
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.sbp import Sbp, Split
+from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.signatures import signatures
 from models import Case, Loss
 from trained import Layout, train_eagerly, train_planned

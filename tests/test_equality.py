@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler import optimizers
-from actorflow_compiler.sbp import Sbp, Split
+from actorflow_compiler.core.sbp import Sbp, Split
+from actorflow_compiler.custom_ops import optimizers
 from models import CASES, DEEP_GPT, DROPOUT
 from trained import LAYOUTS, MESH, Layout, train_eagerly, train_planned
 

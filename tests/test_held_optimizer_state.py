@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.runtime import stepped
+from actorflow.variables import stepped
 
 Optimizer = torch.optim.Optimizer
 

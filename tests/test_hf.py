@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.plan.plan import Plan
 from hf import FURTHER, LOOKS_AT_VALUES, PROMISED, exact
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 

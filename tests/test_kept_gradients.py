@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.gradients import SUFFIX
+from actorflow_compiler.values.gradients import SUFFIX
 from scripts.kept_gradients import CASES, cases, difference, inside
 from test_runs import actorflow
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow.arguments import flatten
-from actorflow.beside import BESIDE
+from actorflow.script_state.arguments import flatten
+from actorflow.standins.beside import BESIDE
 from scripts.let_go import KINDS, SOME, Trainer, batch, in_turn, kept, now, pair, trained, trials
 from test_runs import actorflow
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError, StateError
+from actorflow_compiler.core.errors import CaptureError, StateError
 from scripts.optimizer_state import KINDS, PAIRS, cases, difference
 from test_runs import actorflow
 

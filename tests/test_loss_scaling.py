@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.hints import zero
+from actorflow_compiler.hints.hints import zero
 from models import CASES, Batch, Case, digit_batches
 from trained import LAYOUTS, Layout, plan_of, train_eagerly, train_planned
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
 from scripts.masks import CASES, difference
 from test_runs import actorflow
 

@@ -14,9 +14,9 @@ from torch.optim import SGD, Adagrad, AdamW, Optimizer
 
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.optimizers import SCALARS
 from models import Batch, Case, reference, setting
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 

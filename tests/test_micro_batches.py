@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import actorflow as flow
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.variant import Variant
 from hf import PROMISED
 from micro_steps import (
     NORMED,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.ao import quantization as q
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao will have all of it one day
 Models = Callable[[], nn.Module]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.hints import place
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.hints.hints import place
 from actorflow_compiler.infer import goal_of
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from hf import PROMISED, exact
 from models import CASES, DEEP_GPT, Case
 from trained import Layout, differences, plan_of, train_eagerly, train_planned

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
 from scripts.python_state import BETWEEN, REFUSED, WITHIN, train
 from test_runs import actorflow
 

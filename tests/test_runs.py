@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import warm
-from actorflow_compiler.plan_text import from_json, to_json
-from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.plan.text import from_json, to_json
+from actorflow_compiler.plan.verify import verify
 from models import CASES
 
 HERE = Path(__file__).parent

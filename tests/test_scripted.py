@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CallError, CaptureError, StateError
+from actorflow_compiler.core.errors import CallError, CaptureError, StateError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

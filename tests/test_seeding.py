@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.seeds import seeds
+from actorflow.script_state.seeds import seeds
 
 own = torch.Generator().manual_seed(5)
 

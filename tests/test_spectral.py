@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 SIZE, HOP = 16, 4
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.placement import Placement, placement
+from actorflow_compiler.core.placement import Placement, placement
 from architectures import ARCHITECTURES
 from hf import PROMISED
 from models import CASES, DEEP_GPT, Case

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import actorflow as flow
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
 from test_runs import actorflow
 
 

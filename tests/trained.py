@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from actorflow.find import find
-from actorflow.runtime.devices import Cpu, Device
+from actorflow.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.planes import share
-from actorflow_compiler.capture import Argument
+from actorflow.script_state.find import find
+from actorflow.session.planes import share
+from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.stepping import FUSABLE
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.hints import distribute, place, resolve
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import Sbp, Split
+from actorflow_compiler.custom_ops.optimizers import SCALARS
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.hints.hints import distribute, place, resolve
 from actorflow_compiler.infer import DATA, Goal
-from actorflow_compiler.laid import Laid
-from actorflow_compiler.optimizers import SCALARS
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.random_ops import SEED
-from actorflow_compiler.sbp import Sbp, Split
-from actorflow_compiler.stepping import FUSABLE
-from actorflow_compiler.variables import real_optimizer_state
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.variant import Variant
+from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.schedule import schedule
 from models import Batch, Case, reference, setting
 from models import step as optimizer_step

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from actorflow_compiler.hints import place, zero
+from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.laid import Laid
-from actorflow_compiler.plan import Actor, FromRegister, Plan, Step
-from actorflow_compiler.variant import PLAIN, Variant
+from actorflow_compiler.plan.plan import Actor, FromRegister, Plan, Step
+from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.schedule import schedule
 from hf import PROMISED, exact
 from models import CASES, DROPOUT, Case

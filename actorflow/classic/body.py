@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.arguments import Arguments
 from actorflow.classic import layers
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.config import FunctionConfig
@@ -19,11 +18,12 @@ from actorflow.classic.forms import Given, forms_of, give, is_callback, unbound
 from actorflow.classic.scope import placements_of_scopes
 from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
 from actorflow.classic.views import MIRRORED, seen
-from actorflow.runtime.start import asked
-from actorflow_compiler.capture import without_memory
-from actorflow_compiler.errors import CallError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.variables import State
+from actorflow.rendezvous.start import asked
+from actorflow.script_state.arguments import Arguments
+from actorflow_compiler.capture.capture import without_memory
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.values.variables import State
 
 __all__ = ["Body"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from actorflow import background
+from actorflow.support import background
 
 __all__ = ["Callbacks"]
 

@@ -9,7 +9,7 @@ import torch
 
 from actorflow.classic.scope import Placed
 from actorflow.classic.views import CONSISTENT, View
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 __all__ = ["FunctionConfig", "function_config"]
 

@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Iterable
 
-from actorflow.runtime.cluster import current
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import LayoutError
+from actorflow.control.cluster import current
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import LayoutError
 
 __all__ = ["device_kind", "ranks_of", "spelled"]
 

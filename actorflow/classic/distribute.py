@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from actorflow_compiler import hints
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.hints import Layouts
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, Broadcast, Split
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Broadcast, Split
+from actorflow_compiler.hints import hints
+from actorflow_compiler.hints.hints import Layouts
 
 __all__ = ["distribute"]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from actorflow.classic.views import MIRRORED, View
-from actorflow.lazy import Promise, Result
-from actorflow.owned import real
+from actorflow.standins.lazy import Promise, Result
+from actorflow.standins.owned import real
 from actorflow.typing import Callback, ListNumpy, Numpy, Placeholder
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 __all__ = ["Forms", "Given", "forms_of", "give", "unbound"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import init
 
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = [
     "Initializer",

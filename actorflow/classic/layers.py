@@ -23,12 +23,12 @@ from actorflow.classic.initializers import (
 )
 from actorflow.classic.variables import current_run, get_variable
 from actorflow.classic.where import user_line
-from actorflow.classic.windows import Padding, channels_last, many, same_format
 from actorflow.nn import functions as nn
 from actorflow.nn.windowed import Window
+from actorflow.nn.windows import Padding, channels_last, many, same_format
 from actorflow.regularizers import Regularizer
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.sbp import Broadcast, Split
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.sbp import Broadcast, Split
 
 __all__ = [
     "batch_normalization",

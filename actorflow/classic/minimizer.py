@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import Deferred, materialize
-from actorflow.owned import real
 from actorflow.regularizers import Regularizer
+from actorflow.standins.owned import real
 
 __all__ = ["Minimizer", "Settings"]
 

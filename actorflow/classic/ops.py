@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 __all__ = [
     "cast",

@@ -15,13 +15,13 @@ from actorflow.classic.initializers import Initializer
 from actorflow.classic.minimizer import Minimizer
 from actorflow.classic.where import user_line
 from actorflow.deferred import deferred_init
-from actorflow.owned import real
 from actorflow.regularizers import Regularizer
-from actorflow.seeds import seeds
-from actorflow_compiler.errors import LayoutError, StateError
-from actorflow_compiler.hints import distribute as distribute_model
-from actorflow_compiler.sbp import Sbp
-from actorflow_compiler.torch_internals import real_tensors
+from actorflow.script_state.seeds import seeds
+from actorflow.standins.owned import real
+from actorflow_compiler.core.errors import LayoutError, StateError
+from actorflow_compiler.core.sbp import Sbp
+from actorflow_compiler.core.torch_internals import real_tensors
+from actorflow_compiler.hints.hints import distribute as distribute_model
 
 __all__ = ["REGISTRY", "Registry"]
 

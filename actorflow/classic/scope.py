@@ -9,9 +9,9 @@ from types import TracebackType
 
 from actorflow.classic.devices import device_kind, ranks_of, spelled
 from actorflow.classic.views import CONSISTENT, MIRRORED, View
-from actorflow_compiler.placement import Placement, Ranks
-from actorflow_compiler.placement import placement as make
-from actorflow_compiler.tags import placed
+from actorflow_compiler.core.placement import Placement, Ranks
+from actorflow_compiler.core.placement import placement as make
+from actorflow_compiler.hints.tags import placed
 
 __all__ = ["Placed", "consistent_view", "mirrored_view", "placement", "placements_of_scopes"]
 

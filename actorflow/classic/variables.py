@@ -22,9 +22,9 @@ from actorflow.classic.registry import REGISTRY, Registry
 from actorflow.classic.where import user_line
 from actorflow.deferred import Deferred, materialize
 from actorflow.regularizers import Regularizer
-from actorflow_compiler.errors import CallError, LayoutError, StateError
-from actorflow_compiler.sbp import Broadcast, Sbp, Split
-from actorflow_compiler.torch_internals import real_tensors
+from actorflow_compiler.core.errors import CallError, LayoutError, StateError
+from actorflow_compiler.core.sbp import Broadcast, Sbp, Split
+from actorflow_compiler.core.torch_internals import real_tensors
 
 __all__ = [
     "REGISTRY",

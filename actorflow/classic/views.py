@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from types import TracebackType
 
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 __all__ = ["CONSISTENT", "MIRRORED", "View", "seen"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 
-from actorflow.find import is_user_file
+from actorflow.script_state.find import is_user_file
 
 __all__ = ["user_line"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from actorflow.places_to_write import fault
+from actorflow.support.places_to_write import fault
 
 __all__ = ["writable_file", "writable_folder"]
 

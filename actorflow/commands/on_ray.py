@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from actorflow.commands.placing import Flags
-from actorflow.runtime.engines import RAY
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous.engines import RAY
+from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["on_ray", "starts_on_ray"]
 
@@ -24,7 +24,7 @@ def starts_on_ray(on: str, environ: Mapping[str, str]) -> bool:
 
 def on_ray(context: click.Context, flags: Flags) -> int:
     """Start the run and see it to its end; raises UsageError where it cannot be started."""
-    from actorflow.runtime.ray_run import OnRay, run_on_ray
+    from actorflow.launch.ray_run import OnRay, run_on_ray
 
     parameters = context.params
     try:

@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actorflow.runtime import slurm
-from actorflow.runtime.engines import BY_OPTION, RAY, SLURM, TORCHRUN, Place, find_place
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch import slurm
+from actorflow.rendezvous.engines import BY_OPTION, RAY, SLURM, TORCHRUN, Place, find_place
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["ON", "Flags", "Placing", "placing"]
 
@@ -143,7 +143,7 @@ def _meet(flags: Flags, place: Place, environ: Mapping[str, str]) -> tuple[str, 
     if place.engine is RAY:
         return master, flags.port or place.port, not flags.port, flags.token
     assert place.engine is TORCHRUN
-    from actorflow.runtime.elastic import agree
+    from actorflow.rendezvous.elastic import agree
 
     settings = Settings(
         rank=place.rank, world=place.world, local_rank=place.task, node=place.node, nnodes=place.nnodes,

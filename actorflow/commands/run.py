@@ -12,10 +12,10 @@ from actorflow.commands.folders import writable_folder
 from actorflow.commands.on_ray import on_ray, starts_on_ray
 from actorflow.commands.placing import ON, Flags, placing
 from actorflow.commands.script import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
-from actorflow.runtime.network import check_interface
-from actorflow.runtime.settings import INTERFACE, LOCAL, OVERSUBSCRIBE, TOKEN
-from actorflow.runtime.slurm import outside_srun
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch.slurm import outside_srun
+from actorflow.rendezvous.network import check_interface
+from actorflow.rendezvous.settings import INTERFACE, LOCAL, OVERSUBSCRIBE, TOKEN
+from actorflow_compiler.core.errors import ClusterError
 
 
 @click.command(cls=ScriptCommand, short_help="Run a script on the devices of this machine, or of several.")
@@ -154,7 +154,7 @@ def run(
         click.echo(f"actorflow: {note}", err=True)
 
     own = _devices(device_type)
-    from actorflow.runtime.launch import Launch, launch
+    from actorflow.launch.launcher import Launch, launch
 
     sys.exit(
         launch(

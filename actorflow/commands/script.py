@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from actorflow.runtime.settings import DEVICE_TYPE
+from actorflow.rendezvous.settings import DEVICE_TYPE
 
 
 class ScriptCommand(click.Command):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from actorflow.commands.folders import writable_file
-from actorflow.places_to_write import fault
+from actorflow.support.places_to_write import fault
 
 
 @click.command(short_help="Say what a run that was traced waited for, beside its forecast.")
@@ -38,7 +38,7 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
     from actorflow.tracing import folder as folders
     from actorflow.tracing.cut_short import gather
     from actorflow.tracing.report import report, to_text
-    from actorflow_compiler.errors import ActorflowError, TraceError
+    from actorflow_compiler.core.errors import ActorflowError, TraceError
 
     try:
         gather(folder)

@@ -18,8 +18,8 @@ from actorflow.deferred import replay
 from actorflow.deferred.tape import View
 from actorflow.deferred.tape import digest as _digest
 from actorflow.deferred.tensor import Deferred, Recorder, active, alike
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.torch_internals import swap_contents
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.torch_internals import swap_contents
 
 __all__ = ["Deferred", "deferred_init", "digest", "materialize", "shard"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorflow_compiler.torch_internals import MERSENNE
+from actorflow_compiler.core.torch_internals import MERSENNE
 
 __all__ = ["advance", "works"]
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from actorflow.deferred.streams import BLOCK, Point, Reader, default_generator
 from actorflow.deferred.stretches import Stretches, possible, reduced
 from actorflow.deferred.tape import Constant, Op, View, needed
-from actorflow_compiler.torch_internals import real_tensors
+from actorflow_compiler.core.torch_internals import real_tensors
 
 __all__ = ["over", "shard", "state_after", "undisturbed", "whole"]
 

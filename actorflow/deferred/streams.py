@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actorflow.deferred import mersenne
-from actorflow_compiler.torch_internals import MERSENNE
+from actorflow_compiler.core.torch_internals import MERSENNE
 
 __all__ = ["BLOCK", "Point", "Reader", "Stream", "default_generator", "draw", "words_of"]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred.streams import Point
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.flat import contents
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.flat import contents
 
 __all__ = ["Buffer", "Constant", "Op", "View", "digest", "needed"]
 

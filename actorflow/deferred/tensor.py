@@ -17,8 +17,8 @@ from actorflow.deferred import replay
 from actorflow.deferred.streams import Point, Stream, default_generator, words_of
 from actorflow.deferred.stretches import DRAWN
 from actorflow.deferred.tape import COPIED, Buffer, Constant, Op, View
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.torch_internals import is_fake, memory_of
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.torch_internals import is_fake, memory_of
 
 __all__ = ["Deferred", "Recorder", "active"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from actorflow.runtime import cluster
-from actorflow.runtime.cluster import DATA_TIMEOUT
-from actorflow.runtime.elastic import torch_place
-from actorflow.runtime.seats import claim_gpu
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.control import cluster
+from actorflow.control.cluster import DATA_TIMEOUT
+from actorflow.rendezvous.device_assignment import claim_gpu
+from actorflow.rendezvous.elastic import torch_place
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actorflow.distributed.redirected import STDERR, STDOUT, Redirected, place_of
-from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from actorflow.doctor.addresses import Interface, is_loopback
 from actorflow.doctor.finding import Finding
-from actorflow.runtime.network import LIBRARIES, route_to, selects
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous.addresses import Interface, is_loopback
+from actorflow.rendezvous.network import LIBRARIES, route_to, selects
+from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actorflow.doctor.addresses import own_addresses
 from actorflow.doctor.finding import Finding
 from actorflow.doctor.here import Here
+from actorflow.rendezvous.addresses import own_addresses
 
 
 def unpublished(here: Here) -> Finding | None:

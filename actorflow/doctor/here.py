@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actorflow.doctor.addresses import Interface, interfaces, is_own, resolve
+from actorflow.rendezvous.addresses import Interface, interfaces, is_own, resolve
 
 _MARKS = ("/.dockerenv", "/run/.containerenv")  # files that Docker and Podman put into theirs
 SHM = "/dev/shm"

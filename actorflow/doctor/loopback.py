@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actorflow.doctor.addresses import is_address, is_loopback
 from actorflow.doctor.finding import Finding
+from actorflow.rendezvous.addresses import is_address, is_loopback
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here

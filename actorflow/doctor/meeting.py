@@ -16,7 +16,7 @@ from typing import Any
 from actorflow.doctor.finding import Finding
 from actorflow.doctor.here import Here
 from actorflow.doctor.reach import Attempt, reach, unreached
-from actorflow.runtime.control_roster import Roster, Ticket
+from actorflow.rendezvous.roster import Roster, Ticket
 
 MARK = "actorflow doctor 1"  # the first word of the conversation
 _LINE = 1 << 16  # bytes at most

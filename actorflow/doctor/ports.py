@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actorflow.doctor.addresses import interfaces, own_addresses
 from actorflow.doctor.finding import Finding
+from actorflow.rendezvous.addresses import interfaces, own_addresses
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from actorflow.doctor.addresses import is_loopback
 from actorflow.doctor.finding import Finding
+from actorflow.rendezvous.addresses import is_loopback
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here

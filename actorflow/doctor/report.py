@@ -15,7 +15,7 @@ from actorflow.doctor.checks import CHECKS
 from actorflow.doctor.finding import Finding
 from actorflow.doctor.here import Here
 from actorflow.doctor.ports import unusable
-from actorflow.runtime.control_roster import Ticket
+from actorflow.rendezvous.roster import Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actorflow.doctor.addresses import own_addresses
 from actorflow.doctor.finding import Finding
+from actorflow.rendezvous.addresses import own_addresses
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here

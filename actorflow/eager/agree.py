@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from actorflow.eager.communicator import Doing, Wires
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.plans import unknown_call
-from actorflow.eager.wires import Doing, Wires
 from actorflow_compiler.signatures.discovery import learn, rules_of
 from actorflow_compiler.signatures.discovery.rules import from_json, structure, to_json
 

@@ -21,7 +21,7 @@ from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.learning import UNKNOWN, Together, fill, known, learn, leaves
 from actorflow.eager.links import LinkedTensor, refresh
 from actorflow.eager.plain import taken_whole
-from actorflow_compiler.torch_internals import (
+from actorflow_compiler.core.torch_internals import (
     end_of_graph,
     gradients,
     in_transform,

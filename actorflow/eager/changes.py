@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.boxes import box
 from actorflow.eager.held import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import everywhere
 from actorflow.eager.links import LinkedTensor, write_back
 from actorflow.eager.perform import operands_of, perform, spec_seen
 from actorflow.eager.plans import device_of, direct
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.torch_internals import without_dispatch
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.torch_internals import without_dispatch
 
 
 def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from actorflow.eager.layout import Layout
-from actorflow_compiler.boxing import bytes_bound, bytes_moved
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.boxing.routes import bytes_bound, bytes_moved
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.ops import ITEM_BYTES, Meta
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, local_shape
 from actorflow_compiler.infer.prices import BANDWIDTH, LATENCY, LOCAL
-from actorflow_compiler.ops import ITEM_BYTES, Meta
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import coordinates
-from actorflow_compiler.sbp import B, NdSbp, P, Sbp, Split, local_shape
+from actorflow_compiler.plan.region import coordinates
 from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.boxes import box
+from actorflow.eager.communicator import Wires
 from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
-from actorflow.eager.wires import Wires
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.random_table import RULES
-from actorflow_compiler.region import region
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.plan.region import region
+from actorflow_compiler.substitutes.random_table import RULES
 
 __all__ = [
     "arange", "empty", "empty_like", "eye", "full", "full_like", "ones", "ones_like", "rand", "rand_like", "randint",

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.boxes import box
+from actorflow.eager.communicator import Doing, Wires
 from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.links import LinkedTensor, refresh
-from actorflow.eager.wires import Doing, Wires
-from actorflow.lazy import Result, known_now
-from actorflow_compiler.errors import CallError, LayoutError, NotGlobal
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import coordinates
-from actorflow_compiler.sbp import B, P, Split
+from actorflow.eager.redistribution import box
+from actorflow.standins.lazy import Result, known_now
+from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.plan.region import coordinates
 
 _MEETING = Doing.of("to_global of a plain tensor: shapes are compared")
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 
 from actorflow.distributed.group import world as world_of_run
-from actorflow.eager.group_wires import GroupWires
-from actorflow.eager.wires import NoWires, Wires
+from actorflow.eager.communicator import NoWires, Wires
+from actorflow.eager.group_communicator import GroupWires
 
 __all__ = ["checked", "current", "finish", "use", "world"]
 

@@ -22,9 +22,9 @@ from actorflow.eager.links import LinkedTensor, refresh
 from actorflow.eager.perform import DIRECT, LOOSE, SIGN, perform
 from actorflow.eager.plain import check, count_references, flat, plain_at
 from actorflow.eager.plans import op_name
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
-from actorflow_compiler.torch_internals import is_composed, only_dispatch
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}  # ops that are done otherwise; ``special.py`` fills it

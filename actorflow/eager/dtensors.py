@@ -15,11 +15,11 @@ from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, local_shape
 from actorflow.eager.links import LinkedTensor, refresh
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import coordinates
-from actorflow_compiler.sbp import B, P, Sbp, Split
-from actorflow_compiler.torch_internals import arrived
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Sbp, Split
+from actorflow_compiler.core.torch_internals import arrived
+from actorflow_compiler.plan.region import coordinates
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

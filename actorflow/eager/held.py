@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.eager.communicator import Wires
 from actorflow.eager.layout import Layout
-from actorflow.eager.wires import Wires
-from actorflow_compiler.ops import Meta
-from actorflow_compiler.torch_internals import make_wrapper, no_torch_function
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.torch_internals import make_wrapper, no_torch_function
 
 Shape = tuple[int, ...]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import device_shape
-from actorflow_compiler.sbp import B, Broadcast, NdSbp, P, PartialSum, Sbp, Split, show
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Broadcast, NdSbp, P, PartialSum, Sbp, Split, show
+from actorflow_compiler.plan.region import device_shape
 
 _known: dict[tuple[Placement, NdSbp], Layout] = {}
 

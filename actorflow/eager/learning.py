@@ -26,8 +26,8 @@ from actorflow.eager.layout import Layout, local_shape
 from actorflow.eager.perform import plan_of
 from actorflow.eager.plain import flat
 from actorflow.eager.plans import RESHAPES
-from actorflow_compiler.sbp import B, P, Sbp
-from actorflow_compiler.torch_internals import memory_of
+from actorflow_compiler.core.sbp import B, P, Sbp
+from actorflow_compiler.core.torch_internals import memory_of
 
 MOST = 1 << 14  # calls that are remembered
 TRIES = 3  # kinds of calls after which a function that never was a call on the parts is not looked at any more

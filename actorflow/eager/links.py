@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.boxes import box
 from actorflow.eager.held import GlobalTensor, Spec
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.torch_internals import make_wrapper
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.torch_internals import make_wrapper
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ from actorflow.eager.convert import from_whole, moved
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.layout import Layout, layout_of
 from actorflow.eager.plain import IS_GLOBAL
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B
 
 __all__ = ["to_global", "to_local"]
 

@@ -1,8 +1,8 @@
 """Tensors on this rank's GPU go in, those on the GPUs of its peers come out, over a communicator of each pair of ranks.
 
 NCCL has no tags, takes operations only in an order that all ranks agree on, and does not say when a peer never comes.
-So the ranks of a collective first tell each other over ``group_wires.py`` that they are in it, and where they compute;
-then its pairs are served one after the other, lower ranks first, which is one order on all ranks.
+So the ranks of a collective first tell each other over ``group_communicator.py`` that they are in it, and where they
+compute; then its pairs are served one after the other, lower ranks first, which is one order on all ranks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from actorflow.runtime.data_plane.ends import give_up
-from actorflow.runtime.data_plane.nccl import Communicator, Maker, nccl_version, over_nccl
-from actorflow.runtime.devices import make_device
-from actorflow_compiler.flat import as_bytes
+from actorflow.devices import make_device
+from actorflow.transport.nccl import Communicator, Maker, nccl_version, over_nccl
+from actorflow.transport.teardown import give_up
+from actorflow_compiler.core.flat import as_bytes
 
 __all__ = ["SEAT", "Pairs", "Trade", "apart", "seat_of_gpu"]
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.agree import agree
-from actorflow.eager.boxes import box
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, everywhere
 from actorflow.eager.links import LinkedTensor, link
 from actorflow.eager.plain import flat
 from actorflow.eager.plans import Plan, make
-from actorflow_compiler.torch_internals import memory_of
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.torch_internals import memory_of
 
 MOST = 1 << 16  # plans that are kept
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from actorflow.eager.communicator import NoWires
 from actorflow.eager.held import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import Layout
-from actorflow.eager.wires import NoWires
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B
-from actorflow_compiler.torch_internals import MODULE_CALL, in_backward
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.core.torch_internals import MODULE_CALL, in_backward
 
 
 class _Inside(threading.local):

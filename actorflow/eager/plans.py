@@ -17,14 +17,14 @@ from actorflow.eager.choose import Operand, choose, placement_for
 from actorflow.eager.held import GlobalTensor, Spec, spec_of
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, is_whole
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow_compiler.errors import LayoutError, SignatureError
+from actorflow_compiler.core.errors import LayoutError, SignatureError
+from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.torch_internals import fake_mode, fast_callable
+from actorflow_compiler.custom_ops.native import native_kernel
 from actorflow_compiler.library import OPS
-from actorflow_compiler.native import native_kernel
-from actorflow_compiler.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Body, Step
+from actorflow_compiler.plan.plan import Body, Step
 from actorflow_compiler.signatures import OpCall, has_line, registration
-from actorflow_compiler.torch_internals import fake_mode, fast_callable
 
 Run = Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Any]
 # ops that depend on how a tensor lies in memory

@@ -1,7 +1,7 @@
 """A random op on global tensors goes in; the same numbers come out under every layout, each rank making its own.
 
 Every op takes one number from torch's default generator, or the one that it is given; the elements' numbers depend on
-that and on where an element lies in the whole tensor: see ``actorflow_compiler.random_ops``.
+that and on where an element lies in the whole tensor: see ``actorflow_compiler.custom_ops.random``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.eager.communicator import Doing, Wires
 from actorflow.eager.held import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere
-from actorflow.eager.wires import Doing, Wires
-from actorflow_compiler.errors import CallError
-from actorflow_compiler.random_ops import uniform
-from actorflow_compiler.random_table import Rule, rule_of, written_out
-from actorflow_compiler.region import coordinates, region
-from actorflow_compiler.sbp import B, P, Split
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.custom_ops.random import uniform
+from actorflow_compiler.plan.region import coordinates, region
+from actorflow_compiler.substitutes.random_table import Rule, rule_of, written_out
 
 __all__ = ["LocalNumbers", "keeps_terms", "run", "without_terms"]
 

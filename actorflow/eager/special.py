@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.boxes import box
 from actorflow.eager.changes import put
 from actorflow.eager.dispatch import HANDLERS, Handler
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
@@ -16,11 +15,12 @@ from actorflow.eager.layout import Layout, everywhere, has_terms, local_shape
 from actorflow.eager.links import LinkedTensor, write_back
 from actorflow.eager.perform import as_whole, operands_of, remember
 from actorflow.eager.plans import is_spread
-from actorflow_compiler.decompositions import BATCH_NORM, TABLE
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, P
-from actorflow_compiler.strided import determinant
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P
+from actorflow_compiler.substitutes.decompositions import BATCH_NORM, TABLE
+from actorflow_compiler.substitutes.strided import determinant
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from actorflow.eager.held import GlobalTensor, Shape, Spec, spec_of, wrap
 from actorflow.eager.layout import Layout, is_whole
 from actorflow.eager.links import LinkedTensor, refresh
 from actorflow.eager.special import whole_part
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.torch_internals import only_dispatch
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.torch_internals import only_dispatch
 
 
 def _numpy(x: GlobalTensor, *, force: bool = False) -> NDArray[Any]:

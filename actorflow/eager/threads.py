@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from actorflow import background, seeds
+from actorflow.eager.communicator import Wires
 from actorflow.eager.current import use
-from actorflow.eager.pace import Ended, State, Waiting, blame, show_rank
-from actorflow.eager.wires import Wires
-from actorflow_compiler.errors import CallError
+from actorflow.eager.mismatch import Ended, State, Waiting, blame, show_rank
+from actorflow.script_state import seeds
+from actorflow.support import background
+from actorflow_compiler.core.errors import CallError
 
 __all__ = ["ThreadWires", "Threads"]
 

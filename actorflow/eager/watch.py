@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from actorflow import background
-from actorflow.eager.pace import Ended, State, Waiting, blame, read, show_rank, write
-from actorflow.whereabouts import line_of
+from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, show_rank, write
+from actorflow.support import background
+from actorflow.support.whereabouts import line_of
 
 __all__ = ["Store", "Watch"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from actorflow_compiler.units import seconds_text
+from actorflow_compiler.core.units import seconds_text
 
 __all__ = ["Meter", "Reading"]
 

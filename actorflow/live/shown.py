@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from actorflow.control import cluster as clusters
 from actorflow.live.meter import Meter
 from actorflow.live.pulse import take
-from actorflow.runtime import cluster as clusters
+from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.call import Call
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.sbp import Broadcast
+from actorflow_compiler.core.sbp import Broadcast
+from actorflow_compiler.plan.plan import Plan
 
 if TYPE_CHECKING:
     from actorflow.live.view import View

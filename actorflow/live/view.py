@@ -19,8 +19,8 @@ from rich.text import Text
 
 from actorflow.live.meter import Meter, Reading
 from actorflow.live.pulse import HEADER, Pulse, row
-from actorflow.runtime import progress
-from actorflow_compiler.errors import ActorflowError
+from actorflow.support import progress
+from actorflow_compiler.core.errors import ActorflowError
 
 __all__ = ["View"]
 

@@ -23,7 +23,7 @@ from actorflow.nn.windowed import (
     max_pool2d,
     max_pool3d,
 )
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = [
     "avg_pool1d",

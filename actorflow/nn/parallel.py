@@ -8,7 +8,7 @@ import torch
 from torch.nn import parallel
 
 from actorflow.distributed.group import default_group
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
 
 __all__ = ["DistributedDataParallel"]
 

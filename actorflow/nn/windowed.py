@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actorflow.classic.windows import (
+from actorflow.nn.windows import (
     Padding,
     channels_first,
     channels_last,
@@ -24,7 +24,7 @@ from actorflow.classic.windows import (
     padded,
     same_format,
 )
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = [
     "Window",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = ["by_global_norm"]
 

@@ -16,7 +16,7 @@ from actorflow.classic.variables import current_run
 from actorflow.classic.where import user_line
 from actorflow.optimizer.grad_clipping import by_global_norm
 from actorflow.optimizer.schedules import LrScheduler
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "SGD"]
 

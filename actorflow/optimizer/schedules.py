@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actorflow.optimizer.warmup import Warmup, linear
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 
 __all__ = [
     "CosineScheduler",

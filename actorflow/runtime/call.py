@@ -12,9 +12,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actorflow import background
-from actorflow.runtime.devices import Device, Mark
-from actorflow_compiler.errors import ActorError, ActorflowError, CallError
+from actorflow.devices import Device, Mark
+from actorflow.support import background
+from actorflow_compiler.core.errors import ActorError, ActorflowError, CallError
 
 
 class TakesBack(Protocol):

@@ -16,22 +16,22 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.runtime.abandon import Decision, Failed, Hold, Order, Vote, Word
+from actorflow.devices import Device, Mark
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call, told
-from actorflow.runtime.data_plane.shared import owned
-from actorflow.runtime.devices import Device, Mark
+from actorflow.runtime.collective_order import Turns
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.job import Job, Unit
-from actorflow.runtime.lanes import prepare_thread
 from actorflow.runtime.lines import Lines
 from actorflow.runtime.memory import ran_out
-from actorflow.runtime.messages import Credit, Filled, Line, Message, Ready, Region, Transport
+from actorflow.runtime.queue_threads import prepare_thread
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, again, cause_of, firing, line_of, some, wrapped
 from actorflow.runtime.transfers import Task, Transfers
-from actorflow.runtime.turns import Turns
-from actorflow.runtime.wire import decode
+from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
+from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
+from actorflow.transport.shared import owned
+from actorflow.transport.small_tensors import decode
 from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Instruction, Issued, Release
 
 __all__ = ["Compute"]

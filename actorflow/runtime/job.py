@@ -9,22 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorflow.devices import Device, Queue
 from actorflow.runtime.bodies.adding import adding, products
 from actorflow.runtime.bodies.kernels import Kernel, Kernels
 from actorflow.runtime.bodies.prepare import prepare
 from actorflow.runtime.bodies.run import Run, Runs
 from actorflow.runtime.call import Call
-from actorflow.runtime.data_plane.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
-from actorflow.runtime.devices import Device, Queue
-from actorflow.runtime.messages import DataPlane, Filled, Ready, Region
+from actorflow.runtime.collective_order import calls
 from actorflow.runtime.slots import Slots, of_one_firing
-from actorflow.runtime.trails import Passage, Trails, barrier
-from actorflow.runtime.turns import calls
-from actorflow.runtime.wire import decode
-from actorflow_compiler.errors import CallError, ClusterError, PlanError
-from actorflow_compiler.modes import MODES, Mode
-from actorflow_compiler.ops import ITEM_BYTES, Symbol
-from actorflow_compiler.plan import (
+from actorflow.runtime.stream_events import Passage, Trails, barrier
+from actorflow.transport.messages import DataPlane, Filled, Ready, Region
+from actorflow.transport.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
+from actorflow.transport.small_tensors import decode
+from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
+from actorflow_compiler.core.ops import ITEM_BYTES, Symbol
+from actorflow_compiler.plan.modes import MODES, Mode
+from actorflow_compiler.plan.plan import (
     ORDERED,
     Actor,
     Body,
@@ -40,7 +40,7 @@ from actorflow_compiler.plan import (
     TensorSpec,
     ToResult,
 )
-from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.machine import Finished, Machine
 
 INLINE = "inline"

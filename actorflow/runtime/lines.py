@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actorflow.runtime.inbox import Inbox
-from actorflow.runtime.messages import Line, Message
+from actorflow.transport.messages import Line, Message
 
 
 class Lines:

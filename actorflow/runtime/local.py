@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
+from actorflow.devices import Cpu, Device
 from actorflow.runtime.call import Call
-from actorflow.runtime.data_plane.memory import Switchboard
-from actorflow.runtime.data_plane.staged import StagedPlane
-from actorflow.runtime.devices import Cpu, Device
-from actorflow.runtime.messages import DataPlane, Message
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.plan import Plan
+from actorflow.transport.memory import Switchboard
+from actorflow.transport.messages import DataPlane, Message
+from actorflow.transport.staged import StagedPlane
+from actorflow_compiler.plan.plan import Plan
 
 
 class MemoryTransport:

@@ -6,9 +6,9 @@ import re
 
 import torch
 
-from actorflow_compiler.errors import ActorError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.units import bytes_text
+from actorflow_compiler.core.errors import ActorError
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import momentary_bytes, register_bytes, variable_bytes
 
 __all__ = ["out_of_memory", "ran_out"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from actorflow import deferred
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.region import coordinates, held
-from actorflow_compiler.sbp import Broadcast, NdSbp, PartialSum
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import Broadcast, NdSbp, PartialSum
+from actorflow_compiler.plan.region import coordinates, held
 
 __all__ = ["assemble", "part", "sources"]
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from time import perf_counter_ns as clock
 from typing import NamedTuple
 
-from actorflow_compiler.plan import Actor, Plan, tokens_per_iteration
+from actorflow_compiler.plan.plan import Actor, Plan, tokens_per_iteration
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["Arrival", "Begun", "Credited", "Fired", "Recorder", "clock"]

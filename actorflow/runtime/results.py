@@ -16,16 +16,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from actorflow.lazy import Promise, Result
+from actorflow.devices import Device
 from actorflow.runtime.call import Call
-from actorflow.runtime.data_plane.boxes import dtype_of
-from actorflow.runtime.devices import Device
 from actorflow.runtime.parts import assemble, sources
-from actorflow.runtime.wire import decode, encode
-from actorflow_compiler import plan as plans
-from actorflow_compiler.plan import TensorSpec
-from actorflow_compiler.region import device_shape
-from actorflow_compiler.sbp import Broadcast
+from actorflow.standins.lazy import Promise, Result
+from actorflow.transport.redistribution import dtype_of
+from actorflow.transport.small_tensors import decode, encode
+from actorflow_compiler.core.sbp import Broadcast
+from actorflow_compiler.plan import plan as plans
+from actorflow_compiler.plan.plan import TensorSpec
+from actorflow_compiler.plan.region import device_shape
 
 __all__ = ["Peers", "Results", "fetch_part"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.runtime.data_plane.boxes import dtype_of
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Register, TensorSpec
+from actorflow.transport.redistribution import dtype_of
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Register, TensorSpec
 
 Token = Sequence[Any]  # a tensor for each of the register's specs
 

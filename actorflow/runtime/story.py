@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from actorflow.runtime.bodies.kernels import culprit
 from actorflow.runtime.call import Call
-from actorflow.runtime.data_plane.patience import Started
+from actorflow.runtime.collective_order import Post
 from actorflow.runtime.job import Job, Unit
 from actorflow.runtime.memory import out_of_memory, ran_out
-from actorflow.runtime.messages import Filled, Ready
-from actorflow.runtime.turns import Post
-from actorflow_compiler.errors import ActorError, ActorflowError, ClusterError
-from actorflow_compiler.lines import with_code
-from actorflow_compiler.plan import Plan
+from actorflow.transport.messages import Filled, Ready
+from actorflow.transport.timeouts import Started
+from actorflow_compiler.core.errors import ActorError, ActorflowError, ClusterError
+from actorflow_compiler.core.lines import with_code
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import Fire
 
 

@@ -12,17 +12,17 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.runtime.data_plane.shared import fill
-from actorflow.runtime.devices import Device
+from actorflow.devices import Device
+from actorflow.runtime.collective_order import NCCL, Post
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.job import Job, Unit
-from actorflow.runtime.lanes import Lane
-from actorflow.runtime.messages import Filled, Ready, Transport
+from actorflow.runtime.queue_threads import Lane
 from actorflow.runtime.recorder import Recorder, clock
 from actorflow.runtime.story import actor_error, firing, receiving, wrapped
-from actorflow.runtime.trails import Waits
-from actorflow.runtime.turns import NCCL, Post
-from actorflow.runtime.wire import encode
+from actorflow.runtime.stream_events import Waits
+from actorflow.transport.messages import Filled, Ready, Transport
+from actorflow.transport.shared import fill
+from actorflow.transport.small_tensors import encode
 from actorflow_scheduler.machine import Fire
 
 __all__ = ["Coming", "Task", "Transfers"]

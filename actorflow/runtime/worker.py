@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.runtime.abandon import Order, Word
+from actorflow.devices import Device, make_device
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
 from actorflow.runtime.call import Behind, Call, TakesBack, fresh
 from actorflow.runtime.compute import Compute
-from actorflow.runtime.devices import Device, make_device
 from actorflow.runtime.job import Job, open_planes
-from actorflow.runtime.messages import DataPlane, Line, Message, Transport
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.story import explain_plans
-from actorflow_compiler.errors import CallError, ClusterError, PlanError
-from actorflow_compiler.modes import MODES
-from actorflow_compiler.plan import Plan
+from actorflow.transport.abandon import Order, Word
+from actorflow.transport.messages import DataPlane, Line, Message, Transport
+from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
+from actorflow_compiler.plan.modes import MODES
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import Issued
 
 _ISSUED = Issued()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from actorflow.show import svg
 from actorflow.show.words import queue_key, ranks_text, short
-from actorflow_compiler.plan import Actor, Plan, Register
-from actorflow_compiler.units import bytes_text
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.plan import Actor, Plan, Register
 
 WIDTH, HEIGHT = 148.0, 42.0  # of an actor
 TOKEN = 16.0  # of a register below it

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from actorflow.show.timeline import Span, Timeline
 from actorflow.show.words import BUBBLE, DARK, LINES, LOOKS, queue_key, ranks_text
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.notation import COMPUTING
 
 ROW, SIDE, GAP = 1.0, 0.62, 0.45  # heights of a compute queue, of another one, and of the space between ranks

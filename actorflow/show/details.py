@@ -8,9 +8,9 @@ from typing import Any
 
 from actorflow.show.modules import STEP, Folded, flow_text
 from actorflow.show.words import ranks_text, short
-from actorflow_compiler.ops import Meta
-from actorflow_compiler.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, ToResult
-from actorflow_compiler.units import bytes_text, flop_text
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.units import bytes_text, flop_text
+from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, ToResult
 
 MOST = 12  # tensors that are named of one line
 AROUND = 2  # lines of code before and after one

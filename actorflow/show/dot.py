@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from actorflow.show.words import LOOKS, queue_key, short
-from actorflow_compiler.plan import Actor, Plan
-from actorflow_compiler.units import bytes_text
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.plan import Actor, Plan
 
 
 def to_dot(plan: Plan) -> str:

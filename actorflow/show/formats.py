@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from actorflow.places_to_write import fault
 from actorflow.show.dot import to_dot
 from actorflow.show.page import check_library, page
 from actorflow.show.poster import poster
 from actorflow.show.timeline import foretold
-from actorflow_compiler import plan_text
-from actorflow_compiler.errors import ShowError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.units import bytes_text, seconds_text
+from actorflow.support.places_to_write import fault
+from actorflow_compiler.core.errors import ShowError
+from actorflow_compiler.core.units import bytes_text, seconds_text
+from actorflow_compiler.plan import text as plan_text
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import forecast_text
 from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import forecast

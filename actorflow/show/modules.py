@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow.show import svg
-from actorflow_compiler.ops import Meta
-from actorflow_compiler.origins import Flow, Origins, Part
-from actorflow_compiler.units import bytes_text
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.origins import Flow, Origins, Part
 
 STEP = "(step)"  # what is in no module
 ROWS = 5  # the least that a fold should have, where there are as many

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from html import escape
 
 from actorflow.show.words import ranks_text, short
-from actorflow_compiler.plan import Actor, Plan
-from actorflow_compiler.summary import sent_bytes
-from actorflow_compiler.units import bytes_text
+from actorflow_compiler.core.units import bytes_text
+from actorflow_compiler.plan.plan import Actor, Plan
+from actorflow_compiler.plan.summary import sent_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from actorflow.show.modules import Folded, first_shown, folds, module_graph
 from actorflow.show.moves import moves_table
 from actorflow.show.timeline import Timeline
 from actorflow.show.words import kinds_css
-from actorflow_compiler.errors import ShowError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.units import bytes_text, flop_text
+from actorflow_compiler.core.errors import ShowError
+from actorflow_compiler.core.units import bytes_text, flop_text
+from actorflow_compiler.plan.plan import Plan
 
 __all__ = ["Section", "check_library", "page"]
 

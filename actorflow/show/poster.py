@@ -11,7 +11,7 @@ from actorflow.show.actors import actor_graph
 from actorflow.show.modules import first_shown, folds, module_graph
 from actorflow.show.timeline import Timeline
 from actorflow.show.words import BUBBLE, LOOKS, kinds_css, queue_key, ranks_text
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.notation import COMPUTING
 
 LEFT, ROW, GAP, WIDE = 170.0, 22.0, 10.0, 1400.0

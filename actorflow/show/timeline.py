@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import timeline as simulated
-from actorflow_scheduler.alike import fold
 from actorflow_scheduler.cost import Durations, Hardware, variable_bytes
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import ITERATIONS, steady_after
+from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
 __all__ = ["ALL_RANKS", "Span", "Timeline", "foretold", "from_costs"]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actorflow_compiler.units import ranges_text
+from actorflow_compiler.core.units import ranges_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow.status.standing import Standing
-from actorflow_compiler.units import ranges_text
+from actorflow_compiler.core.units import ranges_text
 
 __all__ = ["edges", "turns_in_a_circle", "verdict"]
 

@@ -59,11 +59,11 @@ def own(rank: int) -> Standing:
     """What this process is at; any thread, at any time."""
     line = ""
     if "torch" in sys.modules:  # else nothing of the script has run yet
-        from actorflow.whereabouts import line_of
+        from actorflow.support.whereabouts import line_of
 
         line = line_of(threading.main_thread().ident or 0)
     here = (rank, socket.gethostname(), os.getpid(), line)
-    started = getattr(sys.modules.get("actorflow.runtime.session"), "started", None)  # not yet, while it is imported
+    started = getattr(sys.modules.get("actorflow.session.session"), "started", None)  # not yet, while it is imported
     session = None if started is None else started()
     if session is None or session.worker is None:
         return Standing(*here, 0 if session is None else session.calls, text="no job is compiled yet")

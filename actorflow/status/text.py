@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from actorflow.status.graph import edges, verdict
 from actorflow.status.sockets import About, Answer
-from actorflow_compiler.units import seconds_text
+from actorflow_compiler.core.units import seconds_text
 
 __all__ = ["to_text"]
 

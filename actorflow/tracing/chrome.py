@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired
-from actorflow_compiler.plan import Actor, Plan, Register
+from actorflow_compiler.plan.plan import Actor, Plan, Register
 
 __all__ = ["ARRIVAL", "CALL", "CREDIT", "TOKEN", "Recorded", "events", "joined"]
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from actorflow_compiler.errors import PlanError, TraceError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.plan_proto import from_bytes, to_bytes
-from actorflow_compiler.units import ranges_text
+from actorflow_compiler.core.errors import PlanError, TraceError
+from actorflow_compiler.core.units import ranges_text
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_scheduler.cost import Durations
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actorflow.runtime.costs import HERE
+from actorflow.runtime.measured_costs import HERE
 from actorflow.tracing.folder import Ran
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.timeline import nanoseconds
 
 __all__ = ["foretold"]

@@ -18,8 +18,8 @@ from typing import Any
 from actorflow.show.words import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
 from actorflow.tracing.folder import Ran, Traced
-from actorflow_compiler.errors import TraceError
-from actorflow_compiler.plan import Actor, Plan, Register
+from actorflow_compiler.core.errors import TraceError
+from actorflow_compiler.plan.plan import Actor, Plan, Register
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["REASONS", "WARM_UP", "Gap", "Measured", "measured"]

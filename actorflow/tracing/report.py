@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from actorflow.show.words import short
 from actorflow.tracing.folder import MERGED, Ran, Traced, ranks_text
 from actorflow.tracing.measured import REASONS, Measured, measured
-from actorflow_compiler.errors import TraceError
-from actorflow_compiler.units import columns, ranges_text, seconds_text
+from actorflow_compiler.core.errors import TraceError
+from actorflow_compiler.core.units import columns, ranges_text, seconds_text
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import Timeline, stuck

@@ -11,16 +11,16 @@ from dataclasses import asdict
 from typing import Protocol
 
 import actorflow
+from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.settings import Settings
 from actorflow.runtime import trace
-from actorflow.runtime.failure import Failure
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
-from actorflow.runtime.settings import Settings
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, Recorded, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
 from actorflow.tracing.foretold import foretold
-from actorflow_compiler.errors import TraceError
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import TraceError
+from actorflow_compiler.plan.plan import Plan
 
 __all__ = ["Tracer"]
 

@@ -9,7 +9,7 @@ from actorflow.show.timeline import Span, Timeline, from_costs
 from actorflow.tracing.folder import Traced
 from actorflow.tracing.measured import Measured
 from actorflow.tracing.report import LEAST, Report
-from actorflow_compiler.units import ranges_text, seconds_text
+from actorflow_compiler.core.units import ranges_text, seconds_text
 
 __all__ = ["drawn", "html"]
 

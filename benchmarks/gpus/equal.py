@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actorflow.runtime.devices import Device, make_device
-from actorflow_compiler.hints import distribute, zero
+from actorflow.devices import Device, make_device
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.hints.hints import distribute, zero
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.placement import placement
-from actorflow_compiler.sbp import Split
 from gpus.tell import tell, told
 from models import CASES, Case, reference
 from trained import Layout, differences, in_float64, plan_of, train

@@ -8,9 +8,9 @@ import sys
 import torch
 from torch.distributed import HashStore
 
-from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version, over_gloo, over_nccl
-from actorflow.runtime.devices import Device, make_device
-from actorflow_compiler.plan import Comm, TensorSpec
+from actorflow.devices import Device, make_device
+from actorflow.transport.nccl import NcclPlane, nccl_version, over_gloo, over_nccl
+from actorflow_compiler.plan.plan import Comm, TensorSpec
 from gpus.ranks import launch
 from gpus.tell import tell, told
 

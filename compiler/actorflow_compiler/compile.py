@@ -7,37 +7,44 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from actorflow_compiler.automatic import Automatic, Rates, cut_automatically
-from actorflow_compiler.capture import Argument, capture
-from actorflow_compiler.checks import Check, Checks
-from actorflow_compiler.collector import young_only
-from actorflow_compiler.constrain import check_constraints
-from actorflow_compiler.decided import Decisions
-from actorflow_compiler.decompositions import BATCH_NORM, join_norms
-from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.expand import expand
-from actorflow_compiler.folded import fold_by_module
-from actorflow_compiler.gradients import NONE, Gradients, Standing
-from actorflow_compiler.graph import Graph, merge_equal
-from actorflow_compiler.hints import Hints
+from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.capture.mirrored import on_each_device, refuse_parallel
+from actorflow_compiler.core.collector import young_only
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.core.torch_internals import traced_on
+from actorflow_compiler.cutting.lower import lower
+from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.cutting.redundant import tell_repeated
+from actorflow_compiler.graph.graph import Graph, merge_equal
+from actorflow_compiler.hints.constrain import check_constraints
+from actorflow_compiler.hints.hints import Hints
 from actorflow_compiler.infer import DATA, Fixed, Goal, explained, infer, tell
-from actorflow_compiler.inner import inner_cost
-from actorflow_compiler.laid import Laid
-from actorflow_compiler.lay import apply_zero, gather_at_use, is_hinted, lay_variables, open_axes, taken_by_others
-from actorflow_compiler.lower import lower
-from actorflow_compiler.mirrored import on_each_device, refuse_parallel
-from actorflow_compiler.notes import notes_on, tell_traced
-from actorflow_compiler.numbers import Numbers
-from actorflow_compiler.pieces import cut_in_time
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Variable
-from actorflow_compiler.random_table import is_random
-from actorflow_compiler.repeated import tell_repeated
-from actorflow_compiler.sbp import Split
-from actorflow_compiler.stages import computing, place_ops
-from actorflow_compiler.torch_internals import traced_on
-from actorflow_compiler.variables import State
-from actorflow_compiler.write_out import write_out
+from actorflow_compiler.infer.folded import fold_by_module
+from actorflow_compiler.infer.inner_signatures import inner_cost
+from actorflow_compiler.infer.notes import notes_on, tell_traced
+from actorflow_compiler.infer.variables import (
+    apply_zero,
+    gather_at_use,
+    is_hinted,
+    lay_variables,
+    open_axes,
+    taken_by_others,
+)
+from actorflow_compiler.infer.write_out import write_out
+from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.placing.automatic import Automatic, Rates, cut_automatically
+from actorflow_compiler.placing.stages import computing, place_ops
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.rewriting.expand import expand
+from actorflow_compiler.rewriting.pieces import cut_in_time
+from actorflow_compiler.substitutes.decompositions import BATCH_NORM, join_norms
+from actorflow_compiler.substitutes.random_table import is_random
+from actorflow_compiler.values.checks import Check, Checks
+from actorflow_compiler.values.decided import Decisions
+from actorflow_compiler.values.gradients import NONE, Gradients, Standing
+from actorflow_compiler.values.variables import State
 
 TO_EVERYBODY = 64 << 10  # bytes: results up to this size go to every rank
 

@@ -8,20 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler import (
-    alignments,
-    class_ops,
-    grouped_ops,
-    layout_ops,
-    least_squares,
-    mirrored_ops,
-    number_ops,
-    observers,
-    optimizers,
-    quantiles,
-    random_ops,
-    scaling,
-)
+from actorflow_compiler.custom_ops import classes as class_ops
+from actorflow_compiler.custom_ops import grouped as grouped_ops
+from actorflow_compiler.custom_ops import layout as layout_ops
+from actorflow_compiler.custom_ops import mirrored as mirrored_ops
+from actorflow_compiler.custom_ops import optimizers, quantiles
+from actorflow_compiler.custom_ops import random as random_ops
+from actorflow_compiler.numbers import ops as number_ops
+from actorflow_compiler.substitutes import alignments, least_squares, observers, scaling
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.events import (
     Arrived,
     Credited,

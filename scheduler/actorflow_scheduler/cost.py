@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from actorflow_compiler.ops import FLOATS, ITEM_BYTES
-from actorflow_compiler.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
-from actorflow_compiler.sbp import numel
-from actorflow_compiler.summary import variable_shape
+from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
+from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.plan.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
+from actorflow_compiler.plan.summary import variable_shape
 from actorflow_scheduler.work import work
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actorflow_compiler.plan import Order
+from actorflow_compiler.plan.plan import Order
 from actorflow_scheduler.firings import Firings
 
 

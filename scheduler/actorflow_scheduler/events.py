@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.plan.plan import Plan
 
 
 class Issued(NamedTuple):

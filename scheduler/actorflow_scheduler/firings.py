@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Plan, Register
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Plan, Register
 from actorflow_scheduler.cost import Durations
 
 Times = NDArray[np.int64]  # nanoseconds

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actorflow_compiler.plan import Plan
-from actorflow_scheduler.alike import Folded, fold
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import Hardware, momentary_bytes, variable_bytes
 from actorflow_scheduler.critical import critical_path
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
+from actorflow_scheduler.rank_classes import Folded, fold
 from actorflow_scheduler.timeline import Timeline, nanoseconds, stuck
 
 ITERATIONS = 8  # at most; most plans are steady after 3

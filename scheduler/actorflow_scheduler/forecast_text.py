@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from actorflow_compiler.units import bytes_text, columns, ranges_text, seconds_text
+from actorflow_compiler.core.units import bytes_text, columns, ranges_text, seconds_text
 from actorflow_scheduler.forecast import Forecast, RankForecast
 from actorflow_scheduler.notation import COMPUTING
 

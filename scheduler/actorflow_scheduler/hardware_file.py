@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from actorflow_compiler.errors import HardwareError
-from actorflow_compiler.ops import FLOATS
+from actorflow_compiler.core.errors import HardwareError
+from actorflow_compiler.core.ops import FLOATS
 from actorflow_scheduler.cost import Hardware, Link
 
 # table → key → what it means; "name" stands beside the tables

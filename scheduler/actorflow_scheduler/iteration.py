@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Order, Plan, Register
+from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.plan.plan import Order, Plan, Register
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, deadlock
 

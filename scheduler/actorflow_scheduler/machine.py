@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Actor, Plan, Register
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Actor, Plan, Register
 from actorflow_scheduler.events import (
     Arrived,
     Credited,

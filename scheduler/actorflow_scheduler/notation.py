@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from actorflow_compiler.plan import Actor, Plan
+from actorflow_compiler.plan.plan import Actor, Plan
 
 LETTERS = {
     "source": "L",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import (
     Actor,
     Comm,
     FromRegister,
@@ -17,9 +18,8 @@ from actorflow_compiler.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import B
-from actorflow_scheduler.alike import Folded
+from actorflow_compiler.plan.verify import verify
+from actorflow_scheduler.rank_classes import Folded
 
 
 def outline(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Actor, Plan
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Actor, Plan
 from actorflow_scheduler.published import Guide, Task, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
 
 SCHEDULES = ("auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from actorflow_compiler.plan import Order, Plan
+from actorflow_compiler.plan.plan import Order, Plan
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.plan import Actor, Comm, Plan, Variable
-from actorflow_compiler.sbp import Split
-from actorflow_scheduler.alike import Folded
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.plan.plan import Actor, Comm, Plan, Variable
+from actorflow_scheduler.rank_classes import Folded
 
 
 def replicated(plan: Plan, times: int) -> Folded:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.errors import CallError, PlanError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.summary import summarise
-from actorflow_compiler.units import seconds_text
-from actorflow_compiler.variant import Variant
-from actorflow_scheduler.alike import Folded, fold, unfold
+from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.core.units import seconds_text
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.summary import summarise
+from actorflow_compiler.plan.variant import Variant
+from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import CPU_CORE, Hardware, momentary_bytes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
 from actorflow_scheduler.proof import WHAT_TO_DO, prove, too_much
+from actorflow_scheduler.rank_classes import Folded, fold, unfold
 from actorflow_scheduler.slots import Sizes
 from actorflow_scheduler.timeline import Timeline, nanoseconds
 

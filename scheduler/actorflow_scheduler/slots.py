@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from actorflow_compiler.plan import Plan, Register, tokens_per_iteration
+from actorflow_compiler.plan.plan import Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration import Iteration, Run
 
 SOLVED = 12_000  # firings of an iteration; the program of a larger one takes too long

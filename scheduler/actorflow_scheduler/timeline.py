@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Plan, Register
+from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.plan.plan import Plan, Register
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import Durations, Hardware, seconds, way
 from actorflow_scheduler.events import Fire

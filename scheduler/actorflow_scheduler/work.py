@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from actorflow_compiler.plan import Actor, Body, FromRegister, OfVariable, Operand, Plan, Target
-from actorflow_compiler.summary import variable_shape
+from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfVariable, Operand, Plan, Target
+from actorflow_compiler.plan.summary import variable_shape
 
 _KEPT = 8  # plans whose bodies are digested once: a search makes many plans of the same bodies
 _digests: OrderedDict[int, tuple[tuple[Body, ...], dict[int, str]]] = OrderedDict()

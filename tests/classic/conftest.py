@@ -8,7 +8,7 @@ import pytest
 
 from actorflow.classic import registry
 from actorflow.classic.registry import REGISTRY
-from actorflow.runtime import session
+from actorflow.session import session
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.classic.variables import Recording, rehearsing, running
-from actorflow_compiler.torch_internals import fake_mode
+from actorflow_compiler.core.torch_internals import fake_mode
 
 
 def rehearse(body: Callable[..., Any], *args: Tensor, job: str = "job", again: Recording | None = None) -> Recording:

@@ -13,7 +13,7 @@ from torch import Tensor
 import actorflow as flow
 from actorflow.classic.registry import REGISTRY
 from actorflow.classic.variables import Recording
-from actorflow_compiler.errors import StateError
+from actorflow_compiler.core.errors import StateError
 from classic.rehearsed import play, rehearse
 
 pytestmark = pytest.mark.usefixtures("forget")

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 import actorflow as flow
 import actorflow.typing as tp
 from actorflow.classic.variables import REGISTRY
-from actorflow.find import find
-from actorflow.runtime import session
-from actorflow.seeds import Seeds
+from actorflow.script_state.find import find
+from actorflow.script_state.seeds import Seeds
+from actorflow.session import session
 
 SIZE = 6
 

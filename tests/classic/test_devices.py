@@ -9,8 +9,8 @@ import actorflow as flow
 from actorflow.classic import devices
 from actorflow.classic.devices import ranks_of, spelled
 from actorflow.classic.views import MIRRORED, seen
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import CallError, LayoutError
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import CallError, LayoutError
 
 TWO_NODES = Settings(world=8, nnodes=2, devices=4)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorflowError
+from actorflow_compiler.core.errors import ActorflowError
 
 
 def randn(*shape: int) -> Tensor:

@@ -14,7 +14,7 @@ import actorflow.typing as tp
 from actorflow.classic.callbacks import Callbacks
 from actorflow.classic.forms import forms_of, give, unbound
 from actorflow.classic.views import CONSISTENT, MIRRORED
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 
 def taken(placeholder: Any, value: Any, devices: int = 2) -> Any:

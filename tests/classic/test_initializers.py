@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorflowError
+from actorflow_compiler.core.errors import ActorflowError
 
 
 def filled(initializer: Any, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.classic.registry import REGISTRY
-from actorflow_compiler.errors import CallError, StateError
+from actorflow_compiler.core.errors import CallError, StateError
 from classic.rehearsed import play, rehearse
 
 pytestmark = pytest.mark.usefixtures("forget")

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.find import find
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.capture import Argument
+from actorflow.script_state.find import find
+from actorflow_compiler.capture.capture import Argument
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.hints import resolve
-from actorflow_compiler.optimizers import SCALARS
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.random_ops import SEED
-from actorflow_compiler.variables import real_optimizer_state
+from actorflow_compiler.custom_ops.optimizers import SCALARS
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.hints.hints import resolve
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.values.variables import real_optimizer_state
 from actorflow_scheduler.schedule import schedule
 from models import CASES, Batch, Case, digit_batches, reference, setting
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorflowError
+from actorflow_compiler.core.errors import ActorflowError
 
 opt = flow.optimizer
 cos, pi = math.cos, math.pi

@@ -19,7 +19,7 @@ import actorflow as flow
 import actorflow.typing as tp
 import warm
 from actorflow.classic.registry import REGISTRY
-from actorflow_compiler.errors import ActorflowError
+from actorflow_compiler.core.errors import ActorflowError
 from classic.rehearsed import play, rehearse
 from cluster.runs import Run
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import actorflow as flow
 from actorflow.classic.registry import REGISTRY
 from actorflow.classic.variables import Recording, current_recording, is_rehearsing
-from actorflow_compiler.errors import CallError, LayoutError, StateError
-from actorflow_compiler.hints import resolve
+from actorflow_compiler.core.errors import CallError, LayoutError, StateError
+from actorflow_compiler.hints.hints import resolve
 from classic.rehearsed import play, rehearse, run
 
 pytestmark = pytest.mark.usefixtures("forget")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actorflow.runtime.settings import Settings
+from actorflow.rendezvous.settings import Settings
 from cluster.ranks import LIMIT, Ranks, free_port
 from cluster.runs import Run
 

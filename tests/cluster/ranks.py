@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from actorflow.runtime.cluster import Cluster
-from actorflow.runtime.settings import Settings
+from actorflow.control.cluster import Cluster
+from actorflow.rendezvous.settings import Settings
 
 LIMIT = 200.0  # seconds after which a test is taken to hang
 SOON = 20.0  # seconds; some 5 are needed, and torch's agent by itself takes 30 to end what stands still

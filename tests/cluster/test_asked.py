@@ -15,13 +15,14 @@ from rich.console import Console
 
 import actorflow as flow
 from actorflow.cli import run
-from actorflow.runtime import launch, start
-from actorflow.runtime.asked import Asked, Shape, check_token, wanted
-from actorflow.runtime.failure import Failure
-from actorflow.runtime.reports import Wanted, parse
-from actorflow.runtime.settings import Settings
-from actorflow.runtime.watch import Findings
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch import launcher as launch
+from actorflow.launch.watch import Findings
+from actorflow.rendezvous import start
+from actorflow.rendezvous.asked import Asked, Shape, check_token, wanted
+from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.reports import Wanted, parse
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 
 SAID = {
     "gpu": "flow.config.gpu_device_num(2) (train.py:3)",
@@ -162,7 +163,7 @@ def test_settings_are_kept_with_the_line_that_said_them() -> None:
 
 
 def test_a_setting_after_the_run_has_begun_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorflow.runtime.cluster._current", None)
+    monkeypatch.setattr("actorflow.control.cluster._current", None)
     flow.config.cpu_device_num(1)
     flow.env.init()
     assert flow.env.world_size() == 1
@@ -172,7 +173,7 @@ def test_a_setting_after_the_run_has_begun_is_an_error(monkeypatch: pytest.Monke
 
 
 def test_a_list_without_this_machine_stops_the_run_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorflow.runtime.cluster._current", None)
+    monkeypatch.setattr("actorflow.control.cluster._current", None)
     flow.env.machine([{"addr": "198.51.100.7"}, {"addr": "198.51.100.8"}])
     for _ in range(2):  # whoever goes on all the same does not get past it
         with pytest.raises(
@@ -182,7 +183,7 @@ def test_a_list_without_this_machine_stops_the_run_before_anything_is_started(mo
 
 
 def test_a_rank_of_torchs_launcher_is_not_made_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actorflow.runtime.cluster._current", None)
+    monkeypatch.setattr("actorflow.control.cluster._current", None)
     for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     flow.config.cpu_device_num(2)

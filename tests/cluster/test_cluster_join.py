@@ -11,10 +11,10 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from actorflow.runtime import control_join
-from actorflow.runtime.settings import Settings
-from actorflow.runtime.ticket import own_ticket
-from actorflow_compiler.errors import ClusterError
+from actorflow.control import join as control_join
+from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.ticket import own_ticket
+from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
 from cluster.ranks import LIMIT, Ranks

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.runtime.control_dropped import Tally, dropped
-from actorflow.runtime.control_ledger import CommonStep, Ledger
-from actorflow_compiler.errors import CallError
+from actorflow.control.dropped import Tally, dropped
+from actorflow.control.ledger import CommonStep, Ledger
+from actorflow_compiler.core.errors import CallError
 
 
 def call(number: int, digest: str = "d", text: str = "train_step(f32[8, 2])") -> CommonStep:

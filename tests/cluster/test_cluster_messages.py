@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from actorflow.runtime.alone import Alone
-from actorflow.runtime.cluster import Cluster
+from actorflow.control.alone import Alone
+from actorflow.control.cluster import Cluster
+from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.lines import Lines
-from actorflow.runtime.messages import Credit, Line, Message, Ready
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.transport.messages import Credit, Line, Message, Ready
+from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, Ranks
 
 Joined = Callable[..., Ranks]

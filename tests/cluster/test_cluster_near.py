@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from actorflow.runtime import control_near, unix_door
-from actorflow.runtime.cluster import Cluster
-from actorflow.runtime.messages import Credit, Filled, Message
-from actorflow.runtime.settings import Settings
-from actorflow.runtime.unix_door import UnixDoor, machine
-from actorflow_compiler.errors import ClusterError
+from actorflow.control import near as control_near
+from actorflow.control.cluster import Cluster
+from actorflow.rendezvous.settings import Settings
+from actorflow.transport import unix_door
+from actorflow.transport.messages import Credit, Filled, Message
+from actorflow.transport.unix_door import UnixDoor, machine
+from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, Ranks
 
 Joined = Callable[..., Ranks]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actorflow.runtime.control_roster import Roster, Ticket
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous.roster import Roster, Ticket
+from actorflow_compiler.core.errors import ClusterError
 
 OWN = Ticket(0, 0, 2, 3, "alpha", 11, "10.0.0.1:1", "1.0", "3.11.7", "2.13.0", "train.py", "ab" * 32, ("--epochs", "3"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from actorflow.runtime.cluster import Cluster
-from actorflow.runtime.control_dropped import Dropped
-from actorflow.runtime.failure import Failure
-from actorflow_compiler.errors import CallError, ClusterError
+from actorflow.control.cluster import Cluster
+from actorflow.control.dropped import Dropped
+from actorflow.rendezvous.failure import Failure
+from actorflow_compiler.core.errors import CallError, ClusterError
 from cluster.ranks import LIMIT, Ranks
 
 Joined = Callable[[int], Ranks]

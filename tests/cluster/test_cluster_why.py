@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from actorflow.runtime import control_why, ticket
-from actorflow.runtime.control_roster import Ticket
-from actorflow.runtime.reports import parse
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.control import why as control_why
+from actorflow.rendezvous import ticket
+from actorflow.rendezvous.reports import parse
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import Ranks
 
 Make = Callable[..., Settings]

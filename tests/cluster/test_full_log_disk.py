@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime import log_disk
-from actorflow.runtime.log_disk import full_disk
+from actorflow.launch import log_disk
+from actorflow.launch.log_disk import full_disk
 from cluster.runs import Run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -112,7 +112,7 @@ def test_under_the_launcher_a_script_gets_what_the_command_line_leaves_open(star
 TWO_NODES = """
 import sys
 import actorflow as flow
-from actorflow.runtime.cluster import current
+from actorflow.control.cluster import current
 
 if __name__ == "__main__":
     flow.env.machine([{"addr": address} for address in sys.argv[2:]])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime.settings import Settings
+from actorflow.rendezvous.settings import Settings
 from cluster.ranks import LIMIT, SOON, Ranks, free_port
 from cluster.runs import Run
 
@@ -21,7 +21,7 @@ Start = Callable[..., Run]
 # every rank says that it is up and waits: rank 0 for all others, the others for ever
 WAIT = """
 import os, pathlib, sys, threading
-from actorflow.runtime.cluster import current
+from actorflow.control.cluster import current
 
 cluster = current()
 pathlib.Path(sys.argv[1], f"up{cluster.rank}.part").write_text(str(os.getpid()))
@@ -30,7 +30,7 @@ cluster.goodbye() if cluster.rank == 0 else threading.Event().wait()
 """
 
 RAISE = """
-from actorflow.runtime.cluster import current
+from actorflow.control.cluster import current
 
 def train(rank):
     if rank == 1:

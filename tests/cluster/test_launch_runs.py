@@ -18,7 +18,7 @@ Start = Callable[..., Run]
 SHOW = """
 import os, random, sys
 import torch
-from actorflow.runtime.cluster import current
+from actorflow.control.cluster import current
 
 cluster = current()
 seen = [cluster.rank, cluster.world, sys.argv[1:], os.path.basename(sys.path[0]), sys.stdin.read(), __name__]
@@ -91,7 +91,7 @@ def test_a_wrong_command_line_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ACTORFLOW_TOKEN", raising=False)
-    monkeypatch.setattr("actorflow.runtime.cluster._current", None)  # which `plan` pretends to be many ranks
+    monkeypatch.setattr("actorflow.control.cluster._current", None)  # which `plan` pretends to be many ranks
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("script.py").write_text("pass\n")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from actorflow.runtime import watch as watching
-from actorflow.runtime.failure import LAUNCHER, Failure
-from actorflow.runtime.reports import Finished, Started, tell
-from actorflow.runtime.watch import Watch
+from actorflow.launch import watch as watching
+from actorflow.launch.watch import Watch
+from actorflow.rendezvous.failure import LAUNCHER, Failure
+from actorflow.rendezvous.reports import Finished, Started, tell
 from cluster.ranks import LIMIT
 
 Spawn = Callable[[], "subprocess.Popen[bytes]"]

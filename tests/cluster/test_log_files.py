@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime.log_files import CHUNK, Copies, Tail, log_path
-from actorflow.runtime.log_gather import Keeper, Sender
+from actorflow.launch.log_files import CHUNK, Copies, Tail, log_path
+from actorflow.launch.log_gather import Keeper, Sender
 
 
 def test_a_short_file_is_read_as_it_grows_and_to_its_end(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import sys
-from actorflow.runtime.cluster import current
+from actorflow.control.cluster import current
 
 if current().rank == 1:
     print("rank 1 was here")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.ops import Arg, Meta
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import Arg, Meta
 from actorflow_compiler.signatures import OpCall, signatures
 from actorflow_compiler.signatures.agree import disagreement
 from actorflow_compiler.signatures.localise import localised

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorflow_compiler.boxing import Hop, bytes_bound, bytes_moved, bytes_of, route
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.layout_ops import carve
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.region import device_shape, held
-from actorflow_compiler.sbp import B, NdSbp, P, PartialSum, Sbp, Split, parse_nd, show
+from actorflow_compiler.boxing.routes import Hop, bytes_bound, bytes_moved, bytes_of, route
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, parse_nd, show
+from actorflow_compiler.custom_ops.layout import carve
+from actorflow_compiler.plan.region import device_shape, held
 
 PLAIN: list[Sbp] = [B, P, Split(0), Split(1)]
 ENTRIES = [*PLAIN, Split(0, 2)]

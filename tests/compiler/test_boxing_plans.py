@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.boxing import bytes_bound
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.sbp import B, NdSbp, P, Sbp, Split
+from actorflow_compiler.boxing.routes import bytes_bound
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split
 from boxed_plans import Layouts, boxed_plan
 from comms import communications
 from models import CASES

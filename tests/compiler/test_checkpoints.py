@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actorflow_compiler.graph import Graph, Node, merge_equal
-from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.variant import PLAIN
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.graph.graph import Graph, Node, merge_equal
+from actorflow_compiler.plan.variant import PLAIN
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import simulate
 from models import DEEP_GPT

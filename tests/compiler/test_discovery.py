@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actorflow_compiler.sbp import P, Split
+from actorflow_compiler.core.sbp import P, Split
 from actorflow_compiler.signatures import localise, signatures
 from actorflow_compiler.signatures.discovery import cache, discovered, forget
 from actorflow_compiler.signatures.discovery.sandbox import SANDBOX, from_plain, to_plain

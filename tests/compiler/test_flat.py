@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime.wire import decode, encode
-from actorflow_compiler.flat import as_bytes, flat
-from actorflow_compiler.plan import TensorSpec
+from actorflow.transport.small_tensors import decode, encode
+from actorflow_compiler.core.flat import as_bytes, flat
+from actorflow_compiler.plan.plan import TensorSpec
 
 MAKES: dict[str, Callable[[], Tensor]] = {
     "row by row": lambda: torch.arange(6.0).view(2, 3),

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 import actorflow as flow
 import actorflow_compiler.compile as compile_module
-from actorflow.find import find
-from actorflow_compiler.capture import Argument
+from actorflow.script_state.find import find
+from actorflow_compiler.capture.capture import Argument
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.constrain import CONSTRAIN, parse_wish, show_wish
-from actorflow_compiler.graph import Graph
-from actorflow_compiler.hints import Hints, nearest, resolve
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import B, P, Split, parse, show
+from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.hints.constrain import CONSTRAIN, parse_wish, show_wish
+from actorflow_compiler.hints.hints import Hints, nearest, resolve
 from actorflow_compiler.infer import Layouts, infer
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.sbp import B, P, Split, parse, show
+from actorflow_compiler.plan.plan import Plan, Variable
 from models import CASES
 from trained import Layout, train_eagerly, train_planned
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.graph import Graph, Input, Node
-from actorflow_compiler.hints import distribute, zero
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.graph.graph import Graph, Input, Node
+from actorflow_compiler.hints.hints import distribute, zero
 from actorflow_compiler.infer import DATA, Fixed, Goal, goal_of, infer
 from actorflow_compiler.infer.choose import _Choice
 from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.infer.relax import relax
 from actorflow_compiler.infer.search import Search
 from actorflow_compiler.infer.ties import tie
-from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.sbp import B, Split
+from actorflow_compiler.plan.plan import Plan
 from comms import communications
 from gpt import GPT
 from models import CASES, CONTEXT, Case

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorflow_compiler.graph import call_of
-from actorflow_compiler.inner import body_of, inner_cost
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.sbp import Sbp, Split, local_shape
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import Sbp, Split, local_shape
+from actorflow_compiler.graph.graph import call_of
+from actorflow_compiler.infer.inner_signatures import body_of, inner_cost
+from actorflow_compiler.infer.written_out import BODIES
 from actorflow_compiler.signatures import OpCall, Signature, localise, shard, signatures, unshard
 from actorflow_compiler.signatures.inner import LINES
-from actorflow_compiler.written_out import BODIES
 from signature_checks import Instance, close, instance, meta, run
 from signature_samples import f
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernels
+from actorflow_compiler.core.op_call import argument
+from actorflow_compiler.core.ops import Arg
 from actorflow_compiler.library import OPS
-from actorflow_compiler.ops import Arg
-from actorflow_compiler.plan import Body, Step
+from actorflow_compiler.plan.plan import Body, Step
 from actorflow_compiler.signatures import signatures
-from actorflow_compiler.signatures.call import argument
 from actorflow_compiler.signatures.localise import localised
 from actorflow_compiler.signatures.table import TABLE
 from signature_checks import MERGED_RANDOMLY, ON_GPU_ONLY, Instance, close, instance

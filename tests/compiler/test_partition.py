@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.partition import POSITIONS, Unit, partition, stage_seconds
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.placing.partition import POSITIONS, Unit, partition, stage_seconds
 
 UNITS = st.lists(st.builds(Unit, *(st.integers(0, 6).map(float) for _ in range(4))), min_size=1, max_size=8)
 SPEEDS = st.sampled_from([1.0, 4.0, math.inf])

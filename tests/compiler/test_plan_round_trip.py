@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.ops import ITEM_BYTES, Arg, Ref, Symbol
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Box,
@@ -38,10 +39,9 @@ from actorflow_compiler.plan import (
     ToResult,
     Variable,
 )
-from actorflow_compiler.plan_proto import from_bytes, to_bytes, to_proto
-from actorflow_compiler.plan_text import from_json, to_json
-from actorflow_compiler.sbp import B, P, Split
-from actorflow_compiler.summary import plan_digest
+from actorflow_compiler.plan.proto import from_bytes, to_bytes, to_proto
+from actorflow_compiler.plan.summary import plan_digest
+from actorflow_compiler.plan.text import from_json, to_json
 
 FORMS = [
     pytest.param(lambda plan: from_bytes(to_bytes(plan)), id="protobuf"),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.plan.plan import (
     Actor,
     Box,
     Comm,
@@ -24,9 +25,8 @@ from actorflow_compiler.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import B, P, Split
-from actorflow_compiler.summary import memory, summarise
+from actorflow_compiler.plan.summary import memory, summarise
+from actorflow_compiler.plan.verify import verify
 
 WORLD = placement("cuda", [0, 1])
 

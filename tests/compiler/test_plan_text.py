@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Comm,
@@ -27,10 +28,9 @@ from actorflow_compiler.plan import (
     ToResult,
     Variable,
 )
-from actorflow_compiler.plan_text import to_text
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import B, Split
-from actorflow_compiler.summary import summarise
+from actorflow_compiler.plan.summary import summarise
+from actorflow_compiler.plan.text import to_text
+from actorflow_compiler.plan.verify import verify
 
 PIECES = 4
 

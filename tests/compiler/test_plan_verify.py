@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec
-from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Actor, Body, FromRegister, Order, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan.verify import verify
 
 BODY = Body(0, (), ())
 

@@ -11,8 +11,8 @@ from scipy.stats import ks_2samp
 from torch import Tensor, distributions, nn
 from torch.utils.checkpoint import checkpoint
 
-from actorflow_compiler.errors import CaptureError
-from actorflow_compiler.random_ops import HAS, UNIFORM, WHOLE, uniform
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.custom_ops.random import HAS, UNIFORM, WHOLE, uniform
 from drawn import LAYOUTS, drawn, parts_of
 from models import NOISY
 from trained import LAYOUTS as TRAINED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import simulate
 from trained import differences

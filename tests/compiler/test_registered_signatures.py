@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow_compiler.errors import SignatureError
-from actorflow_compiler.sbp import Split
+from actorflow_compiler.core.errors import SignatureError
+from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.signatures import OpCall, localise, notation, signatures
 from actorflow_compiler.signatures import registered as registry
 from signature_checks import failures, instance

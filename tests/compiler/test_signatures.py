@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.ops import Meta, Ref
+from actorflow_compiler.core.sbp import B, P, Split, parse
 from actorflow_compiler.library import OPS
-from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.sbp import B, P, Split, parse
 from actorflow_compiler.signatures import OpCall, derive, indexed, localise, notation, shard, signatures, table, unshard
 from actorflow_compiler.signatures.notation import parse as parse_term
 from signature_checks import Collector, failures, instance

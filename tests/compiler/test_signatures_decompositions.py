@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.decompositions import BATCH_NORM, TABLE, join_norms
-from actorflow_compiler.from_fx import Names, to_graph
-from actorflow_compiler.graph import call_of, verify
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.sbp import B, P, Split
+from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.graph.graph import call_of, verify
 from actorflow_compiler.signatures import signatures
+from actorflow_compiler.substitutes.decompositions import BATCH_NORM, TABLE, join_norms
 from signature_checks import Collector, run
 from signature_samples import calls, f, n
 

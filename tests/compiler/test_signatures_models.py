@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from actorflow_compiler.sbp import B, P, Sbp, Split
+from actorflow_compiler.core.sbp import B, P, Sbp, Split
 from actorflow_compiler.signatures import OpCall, Signature, localise, notation, shard, signatures
 from actorflow_compiler.signatures.table import TABLE
 from signature_checks import Collector, failures, instance, real

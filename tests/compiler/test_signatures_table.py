@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from actorflow_compiler.core.op_call import overload
 from actorflow_compiler.signatures import signatures
-from actorflow_compiler.signatures.call import overload
 from actorflow_compiler.signatures.table import TABLE, has_line
 from signature_checks import ON_GPU_ONLY, failures, instance
 from signature_samples import calls, has_calls

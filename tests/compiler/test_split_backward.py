@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from actorflow_compiler.plan import FromRegister, Plan
-from actorflow_compiler.summary import plan_digest
-from actorflow_compiler.variant import PLAIN
+from actorflow_compiler.plan.plan import FromRegister, Plan
+from actorflow_compiler.plan.summary import plan_digest
+from actorflow_compiler.plan.variant import PLAIN
 from trained import Layout, differences, laid_of
 from variants import BOTH, WEIGHTS, case_of, eager, layers, ops, plan, run, steps
 

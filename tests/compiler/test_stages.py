@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.find import find
-from actorflow_compiler.automatic import placements_of
-from actorflow_compiler.capture import Argument, capture
+from actorflow.script_state.find import find
+from actorflow_compiler.capture.capture import Argument, capture
 from actorflow_compiler.compile import compile_step
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.graph import Graph, Node
-from actorflow_compiler.hints import Stages, resolve
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.graph.graph import Graph, Node
+from actorflow_compiler.hints.hints import Stages, resolve
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.laid import Laid
-from actorflow_compiler.ops import Meta
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.stages import place_ops
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.placing.automatic import placements_of
+from actorflow_compiler.placing.stages import place_ops
+from actorflow_compiler.plan.plan import Plan, Variable
+from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.schedule import schedule
 
 WIDTH, BATCH = 8, 8

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actorflow_compiler.capture import Argument, capture
-from actorflow_compiler.notes import tell_traced
-from actorflow_compiler.torch_internals import fake_mode, plain_layers, traced_on
-from actorflow_compiler.variables import State
+from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.core.torch_internals import fake_mode, plain_layers, traced_on
+from actorflow_compiler.infer.notes import tell_traced
+from actorflow_compiler.values.variables import State
 from trained import find
 
 PRETENDED = Path(__file__).parents[1] / "scripts" / "pretended.py"

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorflow_compiler.grouped_ops import grouped_mm, grouped_mm_weight
-from actorflow_compiler.repeated import Work, tell_repeated
-from actorflow_compiler.unsort import unsort
+from actorflow_compiler.capture.unsort import unsort
+from actorflow_compiler.custom_ops.grouped import grouped_mm, grouped_mm_weight
+from actorflow_compiler.cutting.redundant import Work, tell_repeated
 from graphs import graph_of, run
 
 TOKENS, CHOICES, EXPERTS, WIDTH, INNER = 6, 2, 4, 8, 16  # widths that torch's grouped product takes

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorError
+from actorflow_compiler.core.errors import ActorError
 from gpu_cases import STEPS, eagerly, here, on_gpu
 from models import CASES, Case
 from trained import LAYOUTS, differences, in_float64, plan_of, train

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version
-from actorflow.runtime.devices import Cuda
+from actorflow.devices import Cuda
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import Comm, OfInput, Plan, TensorSpec
-from actorflow_compiler.sbp import B
+from actorflow.transport.nccl import NcclPlane, nccl_version
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import Comm, OfInput, Plan, TensorSpec
 from cluster.runs import Run
 from runtime.programs import V0, Program, body, on, spec, step
 

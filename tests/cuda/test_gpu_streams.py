@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from actorflow.runtime.devices import Cuda
+from actorflow.devices import Cuda
 
 pytestmark = pytest.mark.cuda
 
 UNTOUCHED = """
 import torch
-from actorflow.runtime.entry import _seed
-from actorflow.runtime.settings import Settings
+from actorflow.launch.entry import _seed
+from actorflow.rendezvous.settings import Settings
 
 _seed(Settings(rank=1, local_rank=1, world=2, devices=2, oversubscribe=True))
 assert not torch.cuda.is_initialized()

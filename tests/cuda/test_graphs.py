@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.runtime.devices import Cuda
-from actorflow_compiler.variant import Variant
+from actorflow.devices import Cuda
+from actorflow_compiler.plan.variant import Variant
 from gpu_cases import eagerly, here, on_gpu
 from models import CASES
 from trained import LAYOUTS, Layout, differences, in_float64, plan_of, train

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from actorflow.runtime.data_plane import nccl
-from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version, over_nccl
-from actorflow.runtime.devices import Cuda
-from actorflow_compiler.plan import Comm, TensorSpec
+from actorflow.devices import Cuda
+from actorflow.transport import nccl
+from actorflow.transport.nccl import NcclPlane, nccl_version, over_nccl
+from actorflow_compiler.plan.plan import Comm, TensorSpec
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not nccl_version(), reason="this torch has no NCCL")]
 LARGE = 16 << 20  # elements of float32

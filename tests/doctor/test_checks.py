@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from actorflow.doctor import cards, checks, containers, loopback, proxies, shm, twins
-from actorflow.doctor.addresses import Interface
 from actorflow.doctor.here import Here, container
+from actorflow.rendezvous.addresses import Interface
 
 ETH0 = Interface("eth0", ("10.0.0.1",))
 DOCKER0 = Interface("docker0", ("172.17.0.1",))

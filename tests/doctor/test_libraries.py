@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actorflow.doctor import libraries
+from actorflow.rendezvous import libraries
 
 
 def test_it_is_that_of_this_torch() -> None:
@@ -50,7 +50,8 @@ def test_nccl_counts_where_torch_was_built_for_cuda(
 
 
 def test_the_command_line_stays_quick_because_nothing_imports_torch() -> None:
-    code = "import sys, actorflow.cli, actorflow.doctor.checks, actorflow.runtime.asked; print('torch' in sys.modules)"
+    imported = "actorflow.cli, actorflow.doctor.checks, actorflow.rendezvous.asked"
+    code = f"import sys, {imported}; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
     )

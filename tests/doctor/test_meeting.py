@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from actorflow.cli import main
 from actorflow.doctor.here import Here
 from actorflow.doctor.meeting import Meeting, Peer, differences, outcome
-from actorflow.runtime.control_roster import Ticket
-from actorflow.runtime.settings import Settings
-from actorflow.runtime.ticket import own_ticket
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.ticket import own_ticket
 from cluster.networks import two_machines
 from cluster.ranks import LIMIT, free_port
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.doctor import places
-from actorflow.doctor.addresses import Interface, interfaces, is_own, resolve
-from actorflow.doctor.places import own_place
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous import places
+from actorflow.rendezvous.addresses import Interface, interfaces, is_own, resolve
+from actorflow.rendezvous.places import own_place
+from actorflow_compiler.core.errors import ClusterError
 
 
 @pytest.fixture

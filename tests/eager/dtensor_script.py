@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing import assert_close
 
 import actorflow as flow
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
 
 S, B, P = flow.sbp.split, flow.sbp.broadcast, flow.sbp.partial_sum
 RANK = flow.env.rank()

@@ -13,7 +13,7 @@ import actorflow as flow
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.layout import local_shape
 from actorflow.eager.threads import Threads
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.core.placement import Placement
 
 S, B, P = flow.sbp.split, flow.sbp.broadcast, flow.sbp.partial_sum
 PAIR = flow.placement("cpu", [0, 1])

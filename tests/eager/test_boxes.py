@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actorflow.eager.boxes import box, plan
 from actorflow.eager.current import current
 from actorflow.eager.layout import NOWHERE, Layout, local_shape
+from actorflow.eager.redistribution import box, plan
 from actorflow.eager.threads import Threads
-from actorflow_compiler.boxing import bytes_of, route
-from actorflow_compiler.placement import Placement, placement
-from actorflow_compiler.sbp import B, P, Split, numel, parse_nd
+from actorflow_compiler.boxing.routes import bytes_of, route
+from actorflow_compiler.core.placement import Placement, placement
+from actorflow_compiler.core.sbp import B, P, Split, numel, parse_nd
 from compiler.test_boxing import joined, spread
 
 PLACES = ([0, 1], [1, 0], [2], [1, 2, 3], [0, 1, 2, 3], [[0, 1], [2, 3]], [[3, 1], [0, 2]], [[0], [2]])
@@ -154,7 +154,7 @@ def test_what_a_box_moves_is_what_boxing_has_planned(source: str, target: str) -
 
 
 def test_a_split_that_does_not_fit_is_an_error_on_every_rank(threads: Threads) -> None:
-    from actorflow_compiler.errors import LayoutError
+    from actorflow_compiler.core.errors import LayoutError
 
     line = Placement("cpu", (0, 1, 2, 3), (4,))
     with pytest.raises(LayoutError, match=r"S\(0,2\) does not fit a dimension of 5"):

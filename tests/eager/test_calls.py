@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import actorflow as flow
 from actorflow.eager.current import checked
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

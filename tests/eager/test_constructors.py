@@ -15,8 +15,8 @@ from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.layout import local_shape
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import CallError, LayoutError
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.core.errors import CallError, LayoutError
+from actorflow_compiler.core.placement import Placement
 
 LINE = flow.placement("cpu", [0, 1, 2, 3])
 MESH = flow.placement("cpu", [[0, 1], [2, 3]])

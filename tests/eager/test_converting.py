@@ -13,8 +13,8 @@ import actorflow as flow
 import warm
 from actorflow.eager.current import current
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.placement import Placement
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
 from cluster.runs import Run
 from eager.ranks import MESH, PAIR, B, P, S, on, spread, value
 

@@ -19,7 +19,7 @@ from actorflow.eager import agree, perform
 from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import CallError, LayoutError
+from actorflow_compiler.core.errors import CallError, LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

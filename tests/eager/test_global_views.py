@@ -14,7 +14,7 @@ from torch import Tensor
 import actorflow as flow
 from actorflow.eager.links import LinkedTensor
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.eager.threads import Threads
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import PAIR, B, S, on, spread, value
 
 HELD, INDEX = torch.ones(5), torch.tensor([0, 1])

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actorflow.eager import watch
-from actorflow.eager.boxes import box
-from actorflow.eager.group_wires import GroupWires
+from actorflow.eager.communicator import Doing
+from actorflow.eager.group_communicator import GroupWires
 from actorflow.eager.layout import Layout
-from actorflow.eager.pace import Ended, State, Waiting, blame, read, write
-from actorflow.eager.wires import Doing
-from actorflow_compiler.errors import CallError, ClusterError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, P, Split
+from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, write
+from actorflow.eager.redistribution import box
+from actorflow_compiler.core.errors import CallError, ClusterError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Split
 from cluster.runs import Run
 
 LIMIT = 200.0  # seconds
@@ -225,7 +225,7 @@ def test_a_slow_rank_is_waited_for_and_told_of(
 DIES = """
 import sys, os, signal, torch
 import torch.distributed as dist
-from actorflow.eager.group_wires import GroupWires
+from actorflow.eager.group_communicator import GroupWires
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False)
 wires = GroupWires(dist.PrefixStore("test", store), 1, 2)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actorflow.eager.boxes import box
-from actorflow.eager.group_wires import GroupWires
+from actorflow.eager.group_communicator import GroupWires
 from actorflow.eager.layout import Layout
 from actorflow.eager.pairs import SEAT, Pairs, apart
-from actorflow.runtime.data_plane.nccl import over_gloo
-from actorflow_compiler.errors import CallError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, P, Split
+from actorflow.eager.redistribution import box
+from actorflow.transport.nccl import over_gloo
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Split
 
 LIMIT = 200.0  # seconds
 WORLD = 3

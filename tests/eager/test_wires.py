@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
+from actorflow.eager.communicator import CHECK, Doing, NoWires
 from actorflow.eager.current import checked, current, use
 from actorflow.eager.threads import Threads
-from actorflow.eager.wires import CHECK, Doing, NoWires
-from actorflow_compiler.errors import CallError, LayoutError
-from actorflow_compiler.placement import placement
+from actorflow_compiler.core.errors import CallError, LayoutError
+from actorflow_compiler.core.placement import placement
 
 TEST = Doing.of("a test")
 OTHER = Doing.of("something else")

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from actorflow.cli import main
 from actorflow.commands import on_ray
 from actorflow.commands.placing import ON, Flags, Placing, placing
-from actorflow.runtime import slurm
-from actorflow.runtime.engines import ENGINES, RAY, SLURM, TORCHRUN, Engine, Place, find_place, hosts_of
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch import slurm
+from actorflow.rendezvous.engines import ENGINES, RAY, SLURM, TORCHRUN, Engine, Place, find_place, hosts_of
+from actorflow_compiler.core.errors import ClusterError
 
 # the second process of four on the second of three nodes, as each engine says it
 SAID = {

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.doctor import addresses
-from actorflow.doctor.addresses import Interface
-from actorflow.runtime import network
-from actorflow.runtime.network import address_of, check_interface, interface_of, own_address
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.rendezvous import addresses, network
+from actorflow.rendezvous.addresses import Interface
+from actorflow.rendezvous.network import address_of, check_interface, interface_of, own_address
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 from cluster.networks import two_machines
 from engines.started import ACTORFLOW, ENV, LIMIT, SCRIPT, expected, losses
 

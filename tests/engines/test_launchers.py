@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime import launch
-from actorflow.runtime.launch import Launch
-from actorflow.runtime.log_files import log_path
-from actorflow.runtime.log_gather import Keeper, Sender
-from actorflow.runtime.settings import Settings
+from actorflow.launch import launcher as launch
+from actorflow.launch.launcher import Launch
+from actorflow.launch.log_files import log_path
+from actorflow.launch.log_gather import Keeper, Sender
+from actorflow.rendezvous.settings import Settings
 
 
 def settings_of(run: Launch, local: int = 0) -> Settings:

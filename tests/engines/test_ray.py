@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from actorflow.runtime.ray_run import OnRay, RayNode, run_on_ray, shape_on_ray
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch.ray_run import OnRay, RayNode, run_on_ray, shape_on_ray
+from actorflow_compiler.core.errors import ClusterError
 from engines.started import ACTORFLOW, ENV, LIMIT, SCRIPT, expected, losses, places, processes_left, written
 
 ON_RAY = (*ACTORFLOW, "run", str(SCRIPT), "--on", "ray")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime.engines import hosts_of
+from actorflow.rendezvous.engines import hosts_of
 from engines.slurm_cluster import Slurm, slurm
 from engines.started import ACTORFLOW, ENV, LIMIT, SCRIPT, expected, losses, places, processes_left, written
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow import tree
-from actorflow.arguments import checksum, flatten, shapes_text
-from actorflow_compiler.errors import CallError
+from actorflow.script_state import tree
+from actorflow.script_state.arguments import checksum, flatten, shapes_text
+from actorflow_compiler.core.errors import CallError
 
 Pair = namedtuple("Pair", ["loss", "extra"])
 

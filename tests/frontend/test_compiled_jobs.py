@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
 from actorflow.job import Job
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 
 class Blocks(nn.Module):
@@ -83,7 +83,7 @@ def test_a_mode_that_there_is_not_is_refused_at_once() -> None:
 
 
 def test_a_plan_says_how_its_bodies_run() -> None:
-    from actorflow_compiler.plan_text import from_json, to_json, to_text
+    from actorflow_compiler.plan.text import from_json, to_json, to_text
 
     _, job = trained("max-autotune-no-cudagraphs")
     assert job is not None

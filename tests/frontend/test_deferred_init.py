@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow.deferred import Deferred, digest, mersenne, replay
 from actorflow.runtime.parts import part
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.placement import placement
-from actorflow_compiler.sbp import parse_nd
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import parse_nd
 from gpt import GPT
 from models import Cnn, Lstm, Mlp
 

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import StateError
-from actorflow_compiler.sbp import Split
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.sbp import Split
 from cluster.runs import Run
 from models import CASES
 from trained import Layout, train_planned

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 import warm
 from actorflow.cli import main
-from actorflow.runtime import launch as launching
-from actorflow.runtime.elastic import torch_place
-from actorflow.runtime.launch import Launch
-from actorflow.runtime.settings import DEVICE_TYPE, NCCL_TIMEOUT, OVERSUBSCRIBE, Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch import launcher as launching
+from actorflow.launch.launcher import Launch
+from actorflow.rendezvous.elastic import torch_place
+from actorflow.rendezvous.settings import DEVICE_TYPE, NCCL_TIMEOUT, OVERSUBSCRIBE, Settings
+from actorflow_compiler.core.errors import ClusterError
 
 SCRIPT = """
 import torch

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import actorflow as flow
 import warm
-from actorflow_compiler.errors import ActorError
+from actorflow_compiler.core.errors import ActorError
 
 Step = Callable[[Tensor, Tensor], Tensor]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow.arguments import Arguments, flatten
-from actorflow.runtime.fed import Fed
-from actorflow_compiler.errors import CallError
+from actorflow.script_state.arguments import Arguments, flatten
+from actorflow.session.fed import Fed
+from actorflow_compiler.core.errors import CallError
 
 
 class At:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actorflow.find import Names, find
-from actorflow.owned import Owned
-from actorflow_compiler.variables import State, stand_ins
+from actorflow.script_state.find import Names, find
+from actorflow.standins.owned import Owned
+from actorflow_compiler.values.variables import State, stand_ins
 
 Pair = namedtuple("Pair", ["left", "right"])
 

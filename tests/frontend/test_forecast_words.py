@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import shown_plans
-from actorflow import planned
-from actorflow.runtime.seats import idle_oversubscribe
-from actorflow.runtime.settings import Settings
+from actorflow.commands import planned
+from actorflow.rendezvous.device_assignment import idle_oversubscribe
+from actorflow.rendezvous.settings import Settings
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import MEANT, to_text

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from actorflow.find import Found
-from actorflow.guards import Guards
-from actorflow.looked import Get, Looked
-from actorflow_compiler.variables import State
+from actorflow.script_state.find import Found
+from actorflow.script_state.guards import Guards
+from actorflow.script_state.looked import Get, Looked
+from actorflow_compiler.values.variables import State
 
 
 class Computed(Looked):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 import actorflow as flow
-from actorflow.lazy import Result
-from actorflow.owned import Owned
+from actorflow.standins.lazy import Result
+from actorflow.standins.owned import Owned
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.lazy import Promise, Result
+from actorflow.standins.lazy import Promise, Result
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from actorflow.runtime import costs
-from actorflow.runtime.costs import Place, Target, measure
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import (
+from actorflow.runtime import measured_costs as costs
+from actorflow.runtime.measured_costs import Place, Target, measure
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Constant,
@@ -29,7 +30,6 @@ from actorflow_compiler.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_compiler.sbp import Split
 from actorflow_scheduler.cost import CPU_CORE, seconds
 from actorflow_scheduler.work import work
 

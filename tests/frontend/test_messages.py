@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import actorflow as flow
 import warm
-from actorflow_compiler.errors import CallError, CaptureError
+from actorflow_compiler.core.errors import CallError, CaptureError
 from cluster.runs import Run
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Any]

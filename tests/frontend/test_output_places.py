@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from actorflow.cli import main
-from actorflow.places_to_write import fault
+from actorflow.support.places_to_write import fault
 
 OPTIONS = {  # option → the command before it, and whether it is a folder
     "--trace": (["run", "train.py"], True),

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actorflow.owned import Owned
-from actorflow_compiler.errors import StateError
+from actorflow.standins.owned import Owned
+from actorflow_compiler.core.errors import StateError
 
 
 class Values:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.runtime.entry import run_script
-from actorflow.runtime.script_error import FULL, print_script_error, sentence
+from actorflow.launch.entry import run_script
+from actorflow.support.script_error import FULL, print_script_error, sentence
 
 STEP = """
 import torch
@@ -123,7 +123,7 @@ def shown(script: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str
 
 EAGER = """
 import torch
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
 
 def train():
     try:
@@ -144,7 +144,7 @@ def test_frames_of_torch_and_the_cause_of_our_own_error_are_told_as_one_story(
     code, left_out, message = (line.strip() for line in text.splitlines()[-3:])
     assert code == "torch.nn.Linear(4, 6)(torch.zeros(8, 5))"
     assert re.fullmatch(r"\[\d+ frames of actorflow and torch; ACTORFLOW_FULL_TRACEBACK=1 shows them\]", left_out)
-    assert message == "actorflow_compiler.errors.CallError: no such batch"
+    assert message == "actorflow_compiler.core.errors.CallError: no such batch"
 
 
 def test_all_frames_are_shown_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.seeds import seeds
+from actorflow.script_state.seeds import seeds
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from actorflow.find import find
-from actorflow.runtime.agreement import Report, compare, differing, report
-from actorflow.runtime.optimizer_state import initial_state
 from actorflow.runtime.parts import assemble, part, sources
-from actorflow_compiler.errors import CallError
-from actorflow_compiler.hints import Hints
-from actorflow_compiler.placement import placement
-from actorflow_compiler.sbp import parse_nd
+from actorflow.script_state.find import find
+from actorflow.session.agreement import Report, compare, differing, report
+from actorflow.variables.optimizer_state import initial_state
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import parse_nd
+from actorflow_compiler.hints.hints import Hints
 
 LAYOUTS = [
     ([1, 0], "B"), ([0, 1, 2], "S(0)"), ([2, 0, 1], "S(1)"), ([0, 1], "S(0,3)"), ([[0, 1], [2, 3]], "[S(0),B]"),

@@ -15,15 +15,15 @@ from actorflow.live import shown, view
 from actorflow.live.meter import Meter, Reading
 from actorflow.live.pulse import Pulse, row, take
 from actorflow.live.view import View
-from actorflow.runtime import progress
-from actorflow.runtime.five_lines import five_lines
+from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.progress import Work, working
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
-from actorflow_compiler.plan import Result
-from actorflow_compiler.sbp import B, P
-from actorflow_compiler.summary import summarise
+from actorflow.session.five_lines import five_lines
+from actorflow.support import progress
+from actorflow.support.progress import Work, working
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.sbp import B, P
+from actorflow_compiler.plan.plan import Result
+from actorflow_compiler.plan.summary import summarise
 from actorflow_scheduler.cost import CPU_CORE
 from cluster.ranks import LIMIT
 from runtime.programs import on

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from actorflow.runtime.data_plane.gloo import GlooPlane
-from actorflow.runtime.data_plane.nccl import NcclPlane, over_gloo
-from actorflow.runtime.data_plane.staged import StagedPlane
-from actorflow.runtime.devices.cpu import Cpu
-from actorflow.runtime.messages import DataPlane
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
-from actorflow_compiler.sbp import share
+from actorflow.devices.cpu import Cpu
+from actorflow.transport.gloo import GlooPlane
+from actorflow.transport.messages import DataPlane
+from actorflow.transport.nccl import NcclPlane, over_gloo
+from actorflow.transport.staged import StagedPlane
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import share
+from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
 
 WORLD = 3
 SECONDS = 100.0  # for all cases

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from actorflow.runtime.data_plane.staged import StagedPlane
-from actorflow.runtime.devices import Device, Mark, Queue
-from actorflow.runtime.messages import DataPlane
+from actorflow.devices import Device, Mark, Queue
+from actorflow.transport.messages import DataPlane
+from actorflow.transport.staged import StagedPlane
 
 Clock = dict["FakeQueue", int]  # queue → how much of its work is known to be done before
 

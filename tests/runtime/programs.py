@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import (
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Comm,
@@ -25,7 +26,6 @@ from actorflow_compiler.plan import (
     ToResult,
     Variable,
 )
-from actorflow_compiler.sbp import NdSbp
 
 V0, V1, V2, V3, V4, V5, V6 = (Ref(i) for i in range(7))
 

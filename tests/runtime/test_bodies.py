@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._inductor import metrics
 
+from actorflow.devices import Cpu
 from actorflow.runtime.bodies.divide import CHANGES, PLAIN, divide
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
-from actorflow.runtime.devices import Cpu
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.errors import CallError
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import B
 from actorflow_compiler.library import OPS
-from actorflow_compiler.modes import MODES, mode_name
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import Body, OfInput, OfScalar, Step
-from actorflow_compiler.plan_text import from_json, to_json, to_text
-from actorflow_compiler.sbp import B
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.plan.modes import MODES, mode_name
+from actorflow_compiler.plan.plan import Body, OfInput, OfScalar, Step
+from actorflow_compiler.plan.text import from_json, to_json, to_text
+from actorflow_compiler.plan.variant import Variant
 from gpt import GPT
 from models import CASES, CONTEXT, DROPOUT
 from runtime.programs import V0, V1, V2, V3, Program, body, on, spec, step

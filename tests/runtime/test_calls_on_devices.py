@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from actorflow.devices import Cpu
 from actorflow.runtime.call import Behind, Call
-from actorflow.runtime.devices import Cpu
-from actorflow.runtime.messages import Message
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.errors import ClusterError
-from actorflow_compiler.plan import OfInput
-from actorflow_compiler.sbp import B
+from actorflow.transport.messages import Message
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import OfInput
 from runtime.fake_device import Bench
 from runtime.programs import Program, on, spec
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from actorflow.runtime.data_plane.memory import Switchboard
-from actorflow_compiler.errors import ClusterError, PlanError
-from actorflow_compiler.plan import Comm, TensorSpec
+from actorflow.transport.memory import Switchboard
+from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.plan.plan import Comm, TensorSpec
 from runtime.exchanges import CASES, WORLD, expected, run_all
 
 

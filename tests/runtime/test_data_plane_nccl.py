@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
-from actorflow.runtime.data_plane import nccl
-from actorflow.runtime.data_plane.nccl import NcclPlane, nccl_version, over_nccl
-from actorflow.runtime.data_plane.of_rank import planes_of
-from actorflow.runtime.data_plane.patience import Patience, Started
-from actorflow.runtime.devices.cpu import Cpu
-from actorflow_compiler.errors import ClusterError
-from actorflow_compiler.plan import Box, Comm, Exchange, TensorSpec
+from actorflow.devices.cpu import Cpu
+from actorflow.transport import nccl
+from actorflow.transport.nccl import NcclPlane, nccl_version, over_nccl
+from actorflow.transport.of_rank import planes_of
+from actorflow.transport.timeouts import Patience, Started
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
 
 SECONDS = 20.0  # for what comes at once
 VECTOR = TensorSpec((3,), "float32", "")
@@ -220,7 +220,7 @@ import time
 
 import torch
 
-from actorflow.runtime.data_plane.ends import give_up
+from actorflow.transport.teardown import give_up
 
 
 class Slow:

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.data_plane import shared
-from actorflow.runtime.data_plane.boxes import dtype_of
-from actorflow.runtime.data_plane.shared import ALIGN, fill, make_region, map_region, owned, region_bytes
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.messages import Credit, Filled, Message, Ready, Region
-from actorflow.runtime.planes import share, unshare
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.errors import ClusterError, PlanError
-from actorflow_compiler.plan import Comm, OfInput, OfPiece, Plan, Read, Register, TensorSpec
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import B
+from actorflow.session.planes import share, unshare
+from actorflow.transport import shared
+from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
+from actorflow.transport.redistribution import dtype_of
+from actorflow.transport.shared import ALIGN, fill, make_region, map_region, owned, region_bytes
+from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import Comm, OfInput, OfPiece, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan.verify import verify
 from runtime.programs import V0, V1, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, TAKE, training
 

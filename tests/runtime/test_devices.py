@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from actorflow.runtime.devices import Cpu, Cuda, cuda, make_device
-from actorflow_compiler.errors import ClusterError, PlanError
+from actorflow.devices import Cpu, Cuda, cuda, make_device
+from actorflow_compiler.core.errors import ClusterError, PlanError
 
 GPU = torch.device("cuda", 1)
 POOL = 32  # streams of one priority, in torch

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from actorflow.runtime.bodies.kernels import Kernels, culprit, resolve
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.ops import Symbol
-from actorflow_compiler.plan import Body
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import Symbol
+from actorflow_compiler.plan.plan import Body
 from runtime.programs import V0, V1, V2, V3, V4, body, step
 
 CPU = torch.device("cpu")

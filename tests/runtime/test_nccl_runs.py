@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime.data_plane.memory import MemoryPlane, Switchboard
-from actorflow.runtime.devices import Cpu, Device
+from actorflow.devices import Cpu, Device
+from actorflow.runtime.collective_order import calls
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.messages import DataPlane
-from actorflow.runtime.planes import Spot, choose
-from actorflow.runtime.turns import calls
-from actorflow_compiler.hints import zero
-from actorflow_compiler.plan import Comm, Plan, TensorSpec
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import Split
+from actorflow.session.planes import Spot, choose
+from actorflow.transport.memory import MemoryPlane, Switchboard
+from actorflow.transport.messages import DataPlane
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.hints.hints import zero
+from actorflow_compiler.plan.plan import Comm, Plan, TensorSpec
+from actorflow_compiler.plan.verify import verify
 from models import CASES
 from runtime.fake_device import Bench, staged
 from trained import Layout, plan_of, train, train_planned

@@ -8,7 +8,7 @@ import pytest
 
 from actorflow.runtime import trace
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.notation import frozen, observed, text
 from runtime.trainings import LIBRARY, batches, training, weights

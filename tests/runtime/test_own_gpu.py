@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from actorflow.runtime import seats
-from actorflow.runtime.entry import _seed
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError
+from actorflow.launch.entry import _seed
+from actorflow.rendezvous import device_assignment as seats
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
 
 
 @dataclass

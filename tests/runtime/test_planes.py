@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.runtime.planes import Spot, choose, share, spots_of, unshare
-from actorflow.runtime.turns import calls
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.plan_text import to_text
-from actorflow_compiler.plan_verify import verify
+from actorflow.runtime.collective_order import calls
+from actorflow.session.planes import Spot, choose, share, spots_of, unshare
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.text import to_text
+from actorflow_compiler.plan.verify import verify
 from models import CASES
 from trained import Layout, plan_of
 

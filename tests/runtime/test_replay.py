@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.hints import zero
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.infer import Goal
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import Body, OfInput, OfPiece, OfVariable, Variable
-from actorflow_compiler.sbp import B
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.plan.plan import Body, OfInput, OfPiece, OfVariable, Variable
+from actorflow_compiler.plan.variant import Variant
 from models import CASES, Case
 from runtime.fake_device import Bench, staged
 from runtime.programs import V0, V1, Program, body, on, spec, step

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actorflow.runtime.agreement import Report
-from actorflow.runtime.seats import NOTHING_SAID, NOWHERE, Seat, Wishes, check, device_of, kinds_of, seat
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError, LayoutError
-from actorflow_compiler.placement import placement
+from actorflow.rendezvous.device_assignment import NOTHING_SAID, NOWHERE, Seat, Wishes, check, device_of, kinds_of, seat
+from actorflow.rendezvous.settings import Settings
+from actorflow.session.agreement import Report
+from actorflow_compiler.core.errors import ClusterError, LayoutError
+from actorflow_compiler.core.placement import placement
 
 CPU, CUDA = placement("cpu", [1]), placement("cuda", [0])
 NAMES = ("NVIDIA H100", "NVIDIA H100")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from actorflow.runtime.devices import Cpu, Device
+from actorflow.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.planes import Spot, choose
-from actorflow_compiler.plan import Plan
+from actorflow.session.planes import Spot, choose
+from actorflow_compiler.plan.plan import Plan
 from models import CASES
 from runtime.fake_device import Bench, staged
 from trained import Layout, plan_of, train, train_planned

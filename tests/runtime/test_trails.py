@@ -18,13 +18,13 @@ from torch import Tensor
 from actorflow.runtime import job as jobs
 from actorflow.runtime.call import Call
 from actorflow.runtime.local import LocalCluster
-from actorflow.runtime.trails import Passage, Trail, Trails, Waits
-from actorflow_compiler.hints import zero
-from actorflow_compiler.optimizers import SCALARS
-from actorflow_compiler.plan import FromRegister, OfInput, OfPiece, OfVariable, Plan, Variable
-from actorflow_compiler.random_ops import SEED
-from actorflow_compiler.sbp import B
-from actorflow_compiler.stepping import FUSABLE
+from actorflow.runtime.stream_events import Passage, Trail, Trails, Waits
+from actorflow_compiler.capture.stepping import FUSABLE
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.custom_ops.optimizers import SCALARS
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.hints.hints import zero
+from actorflow_compiler.plan.plan import FromRegister, OfInput, OfPiece, OfVariable, Plan, Variable
 from gpt import GPT
 from models import CASES, CONTEXT, setting
 from runtime.fake_device import Bench, FakeMark, staged

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.runtime.inbox import Inbox
-from actorflow.runtime.messages import Credit, Filled, Message, Ready, Region
-from actorflow.runtime.unix_frames import BYE_FRAME, FRAME, INLINE, REGION, SIZE, Parser, pack
-from actorflow.runtime.unix_link import UnixLink
-from actorflow_compiler.errors import ClusterError
+from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
+from actorflow.transport.unix_frames import BYE_FRAME, FRAME, INLINE, REGION, SIZE, Parser, pack
+from actorflow.transport.unix_link import UnixLink
+from actorflow_compiler.core.errors import ClusterError
 
 SECONDS = 20.0
 NUMBERS = st.integers(0, 2**32 - 1)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime import abandon
-from actorflow.runtime.abandon import Decision, Failed, Vote, Word
-from actorflow.runtime.data_plane.memory import MemoryPlane, Switchboard
 from actorflow.runtime.local import LocalCluster, MemoryTransport
-from actorflow.runtime.messages import Credit, Message, Ready
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.errors import ActorError, CallError, ClusterError, PlanError
-from actorflow_compiler.origins import Origins, Place, StepsOf
-from actorflow_compiler.plan import Comm, OfInput, OfPiece, OfScalar, OfVariable, Plan
-from actorflow_compiler.sbp import B
+from actorflow.transport import abandon
+from actorflow.transport.abandon import Decision, Failed, Vote, Word
+from actorflow.transport.memory import MemoryPlane, Switchboard
+from actorflow.transport.messages import Credit, Message, Ready
+from actorflow_compiler.core.errors import ActorError, CallError, ClusterError, PlanError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.origins import Origins, Place, StepsOf
+from actorflow_compiler.plan.plan import Comm, OfInput, OfPiece, OfScalar, OfVariable, Plan
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
 HERE = on(0)

@@ -7,10 +7,11 @@ import weakref
 import pytest
 import torch
 
-from actorflow.runtime.data_plane.memory import Switchboard
 from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.plan import (
+from actorflow.transport.memory import Switchboard
+from actorflow_compiler.core.sbp import B, P, Split
+from actorflow_compiler.plan.plan import (
     Box,
     Constant,
     Exchange,
@@ -20,7 +21,6 @@ from actorflow_compiler.plan import (
     OfVariable,
     Plan,
 )
-from actorflow_compiler.sbp import B, P, Split
 from runtime.programs import ADD, MM, V0, V1, V2, V3, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, torch_training, training
 

@@ -10,18 +10,18 @@ from multiprocessing.connection import Connection
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from actorflow.devices.cpu import Cpu
+from actorflow.rendezvous.settings import NCCL_TIMEOUT
 from actorflow.runtime.call import Call
-from actorflow.runtime.data_plane.gloo import GlooPlane
-from actorflow.runtime.data_plane.nccl import NcclPlane, over_gloo
-from actorflow.runtime.data_plane.patience import Started
-from actorflow.runtime.devices.cpu import Cpu
-from actorflow.runtime.messages import DataPlane, Message
-from actorflow.runtime.settings import NCCL_TIMEOUT
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
-from actorflow_compiler.errors import ClusterError
-from actorflow_compiler.plan import OfInput, OfPiece, OfScalar, OfVariable, Plan, Variable
-from actorflow_compiler.sbp import B
+from actorflow.transport.gloo import GlooPlane
+from actorflow.transport.messages import DataPlane, Message
+from actorflow.transport.nccl import NcclPlane, over_gloo
+from actorflow.transport.timeouts import Started
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import OfInput, OfPiece, OfScalar, OfVariable, Plan, Variable
 from actorflow_scheduler.calls import order_calls
 from runtime.programs import V0, V1, V2, V3, V4, V5, V6, Program, body, on, spec, step
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.machine import (
     Arrived,
     Credited,

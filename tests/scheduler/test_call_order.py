@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.planes import Spot, choose
-from actorflow.runtime.turns import NcclCall, Post, Turns, calls
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.hints import zero
-from actorflow_compiler.plan import Plan, moves_by
-from actorflow_compiler.plan_proto import from_bytes, to_bytes
-from actorflow_compiler.plan_verify import verify
-from actorflow_compiler.sbp import Split
+from actorflow.runtime.collective_order import NcclCall, Post, Turns, calls
+from actorflow.session.planes import Spot, choose
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.hints.hints import zero
+from actorflow_compiler.plan.plan import Plan, moves_by
+from actorflow_compiler.plan.proto import from_bytes, to_bytes
+from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler import schedule
 from actorflow_scheduler.events import Arrived, Credited, Finished, Fire, GiveCredit, Instruction, Issued
 from actorflow_scheduler.machine import Machine

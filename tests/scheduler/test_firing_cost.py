@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.runtime.data_plane.parcels import SMALL
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import (
+from actorflow.transport.parcels import SMALL
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Box,
@@ -23,7 +24,6 @@ from actorflow_compiler.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_compiler.sbp import B, Split
 from actorflow_scheduler.cost import (
     AT_ONCE,
     Hardware,

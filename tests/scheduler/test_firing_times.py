@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import Durations, Hardware

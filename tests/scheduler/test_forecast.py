@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow_compiler.errors import DeadlockError, LayoutError
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.sbp import B, Split
+from actorflow_compiler.core.errors import DeadlockError, LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_scheduler import schedule
-from actorflow_scheduler.alike import fold
 from actorflow_scheduler.cost import Hardware, Link
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import to_text
 from actorflow_scheduler.outline import outline
+from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.replicas import replicated
 from actorflow_scheduler.timeline import nanoseconds, simulate
 from drawn_plans import meshes, pipelines

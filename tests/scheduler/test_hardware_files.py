@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow_compiler.errors import HardwareError
+from actorflow_compiler.core.errors import HardwareError
 from actorflow_scheduler.cost import Hardware, Link
 from actorflow_scheduler.hardware_file import read_hardware
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow_compiler.plan import Plan
+from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.critical import critical_path

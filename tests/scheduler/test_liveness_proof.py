@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow_compiler.errors import DeadlockError, PlanError
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import Comm, OfVariable, Order, Variable
-from actorflow_compiler.sbp import B
+from actorflow_compiler.core.errors import DeadlockError, PlanError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import B
+from actorflow_compiler.plan.plan import Comm, OfVariable, Order, Variable
 from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule

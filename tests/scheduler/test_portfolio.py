@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import actorflow as flow
-from actorflow.runtime.compiling import left_for_registers
-from actorflow_compiler.errors import CallError, PlanError
-from actorflow_compiler.placement import placement
-from actorflow_compiler.plan import Plan, Variable
-from actorflow_compiler.sbp import B, Split
-from actorflow_compiler.variant import Variant
+from actorflow.session.compiling import left_for_registers
+from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.plan.plan import Plan, Variable
+from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.notation import text
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from actorflow_compiler.errors import CallError, PlanError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.variant import Variant
+from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.notation import text
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline

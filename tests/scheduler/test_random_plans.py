@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow.runtime.local import LocalCluster
-from actorflow_compiler.errors import DeadlockError
-from actorflow_compiler.plan import Plan
-from actorflow_compiler.plan_verify import verify
+from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.events import Fire, Instruction, Release

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow_compiler.errors import DeadlockError, PlanError
-from actorflow_compiler.plan import Read
+from actorflow_compiler.core.errors import DeadlockError, PlanError
+from actorflow_compiler.plan.plan import Read
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.notation import text
 from actorflow_scheduler.timeline import simulate

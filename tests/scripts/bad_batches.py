@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.errors import ActorError
+from actorflow_compiler.core.errors import ActorError
 from recipes.layouts import LAYOUTS
 
 WIDTH, CLASSES, ROWS, CALLS = 8, 4, 8, 12

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.runtime.session import Session
+from actorflow.session.session import Session
 
 LIMIT = 60  # seconds that only a hang reaches
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.runtime.session import started
+from actorflow.session.session import started
 
 STEPS = 3
 SOON = 30  # calls after which what is dropped is gone

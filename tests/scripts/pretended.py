@@ -60,7 +60,7 @@ plain: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 if __name__ == "__main__":
     pretend()
     from actorflow_compiler import compile
-    from actorflow_compiler.plan_verify import verify
+    from actorflow_compiler.plan.verify import verify
     from models import CASES
     from trained import LAYOUTS, plan_of
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import actorflow as flow
 from actorflow.job import Job
-from actorflow_compiler.sbp import show
+from actorflow_compiler.core.sbp import show
 from models import Mlp, digit_batches
 
 STEPS, SIZE, NOISE = 12, 16, 8

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import actorflow.distributed.launch as launcher
-from actorflow_compiler.errors import ClusterError
+from actorflow_compiler.core.errors import ClusterError
 from second.launching import LIMIT, command, environment, run
 
 BOTH = Path(__file__).with_name("scripts") / "both.py"

@@ -10,13 +10,13 @@ import torch
 from torch import distributed
 
 import actorflow as flow
+from actorflow.control import cluster
+from actorflow.control.alone import Alone
+from actorflow.control.pool import DaemonPool
 from actorflow.distributed import group, rdma
-from actorflow.runtime import cluster
-from actorflow.runtime.alone import Alone
-from actorflow.runtime.elastic import meeting_point, torch_place
-from actorflow.runtime.pool import DaemonPool
-from actorflow.runtime.settings import Settings
-from actorflow_compiler.errors import ClusterError, LayoutError
+from actorflow.rendezvous.elastic import meeting_point, torch_place
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError, LayoutError
 
 FOUR = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 ALL = {**FOUR, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}

@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 import actorflow as flow
+from actorflow.plan_view import plan as plan_of
 from actorflow.show import page
 from actorflow.show.formats import FORMATS, check_place
-from actorflow.show.view import plan as plan_of
-from actorflow_compiler.errors import CallError, ShowError
-from actorflow_compiler.plan_text import from_json
+from actorflow_compiler.core.errors import CallError, ShowError
+from actorflow_compiler.plan.text import from_json
 from shown_plans import batch, job, view
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"

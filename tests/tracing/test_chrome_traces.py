@@ -11,7 +11,7 @@ import pytest
 
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import CREDIT, TOKEN, events, joined
-from actorflow_compiler.errors import TraceError
+from actorflow_compiler.core.errors import TraceError
 from tracing.chrome_format import faults
 from tracing.traced import CALLS, recorded, trace
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from actorflow.cli import main
-from actorflow.runtime.failure import LAST_THINGS, LastThings
+from actorflow.rendezvous.failure import LAST_THINGS, LastThings
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import events
 from actorflow.tracing.cut_short import gather, told

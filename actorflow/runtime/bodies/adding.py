@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actorflow_compiler.momentary import INTO, products
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.plan import Body
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.plan.plan import Body
+from actorflow_compiler.plan.workspace import INTO, products
 
 
 def adding(body: Body, outputs: Sequence[int]) -> Body:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from actorflow_compiler.plan import Body, Step
+from actorflow_compiler.plan.plan import Body, Step
 
 __all__ = ["CHANGES", "DRAWS", "PLAIN", "Part", "divide"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernel
-from actorflow_compiler.modes import Mode
-from actorflow_compiler.torch_internals import compile_graph, trace_kernel
+from actorflow_compiler.core.torch_internals import compile_graph, trace_kernel
+from actorflow_compiler.plan.modes import Mode
 
 __all__ = ["joined"]
 

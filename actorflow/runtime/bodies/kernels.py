@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.native import native_kernel
-from actorflow_compiler.ops import Arg, Ref, Symbol
-from actorflow_compiler.plan import Body, Step
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import Arg, Ref, Symbol
+from actorflow_compiler.custom_ops.native import native_kernel
+from actorflow_compiler.plan.plan import Body, Step
 
 Kernel = Callable[[list[Any]], tuple[Any, ...]]
 """Takes the operands in a list, which it empties so that each dies at its last use; returns the outputs."""

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Run
-from actorflow.runtime.data_plane.boxes import dtype_of
-from actorflow.runtime.progress import working
-from actorflow_compiler.modes import MODES
-from actorflow_compiler.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan
-from actorflow_compiler.torch_internals import static_fake_mode
+from actorflow.support.progress import working
+from actorflow.transport.redistribution import dtype_of
+from actorflow_compiler.core.torch_internals import static_fake_mode
+from actorflow_compiler.plan.modes import MODES
+from actorflow_compiler.plan.plan import Actor, FromRegister, OfInput, OfPiece, OfScalar, OfVariable, Operand, Plan
 
 __all__ = ["prepare"]
 

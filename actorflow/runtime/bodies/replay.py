@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.devices import Device
 from actorflow.runtime.bodies.kernels import Kernel
-from actorflow.runtime.devices import Device
 
 __all__ = ["QUEUE", "replayed"]
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow.devices import Device
 from actorflow.runtime.bodies.divide import CHANGES, DRAWS, PLAIN, Part, divide
 from actorflow.runtime.bodies.inductor import joined
 from actorflow.runtime.bodies.kernels import Kernel, Kernels, resolve
 from actorflow.runtime.bodies.replay import replayed
-from actorflow.runtime.devices import Device
-from actorflow_compiler.modes import Mode
-from actorflow_compiler.plan import Body, Step
+from actorflow_compiler.plan.modes import Mode
+from actorflow_compiler.plan.plan import Body, Step
 
 __all__ = ["Run", "Runs"]
 

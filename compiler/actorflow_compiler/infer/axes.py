@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actorflow_compiler.graph import Graph, call_of
+from actorflow_compiler.core.ops import Meta, Ref, substitute
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, local_shape
+from actorflow_compiler.graph.graph import Graph, call_of
 from actorflow_compiler.infer.choose import choose
 from actorflow_compiler.infer.goal import DATA, AxisReport, Goal
 from actorflow_compiler.infer.problem import InnerCost, Item, Problem, Target
-from actorflow_compiler.ops import Meta, Ref, substitute
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, NdSbp, Sbp, Split, local_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from actorflow_compiler.errors import LayoutError
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.sbp import B, Split, show
 from actorflow_compiler.infer.goal import Alternative, AxisReport, Explanation, Goal, Held
 from actorflow_compiler.infer.prices import FORBIDDEN
 from actorflow_compiler.infer.problem import Item, Problem
 from actorflow_compiler.infer.relax import Relaxed, relax
 from actorflow_compiler.infer.search import Search, Start
 from actorflow_compiler.infer.ties import tie
-from actorflow_compiler.sbp import B, Split, show
 
 CHEAPEST = 1e-11  # s for each byte held: where the price of memory begins to rise at the least
 DEAREST = 1e-5  # s for each byte held: no memory is saved at a higher price

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.errors import LayoutError
-from actorflow_compiler.sbp import B, Sbp
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.sbp import B, Sbp
 
 MODES = ("data", "tensor", "auto")
 

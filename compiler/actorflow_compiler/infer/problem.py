@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actorflow_compiler.boxing import bytes_moved
-from actorflow_compiler.constrain import CONSTRAIN, honoured, wanted
-from actorflow_compiler.flops import flops_of
-from actorflow_compiler.graph import Graph
+from actorflow_compiler.boxing.routes import bytes_moved
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, PartialSum, Sbp, Split, numel
+from actorflow_compiler.graph.flops import flops_of
+from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
 from actorflow_compiler.infer.prices import BANDWIDTH, BYTE_HELD, FORBIDDEN, GROUPED, LATENCY, LOCAL, REDUNDANT
-from actorflow_compiler.ops import Meta
-from actorflow_compiler.placement import Placement
-from actorflow_compiler.sbp import B, PartialSum, Sbp, Split, numel
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications

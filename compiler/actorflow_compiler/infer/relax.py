@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actorflow_compiler.core.sbp import B
 from actorflow_compiler.infer.problem import Problem
-from actorflow_compiler.sbp import B
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

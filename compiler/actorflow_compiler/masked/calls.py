@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from actorflow_compiler.core.torch_internals import without_functions_of_autograd
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
 from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
 from actorflow_compiler.masked.tensor import Masked, counted, read, refuse, tensors_in
-from actorflow_compiler.torch_internals import without_functions_of_autograd
 
 __all__ = ["Selecting", "check_results", "selected"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
+from actorflow_compiler.core.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
 
 __all__ = ["Key", "known_indices", "version"]
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.either import rewritten
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.keys import version
 from actorflow_compiler.masked.told import Told
-from actorflow_compiler.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
-from actorflow_compiler.torch_internals import make_wrapper
+from actorflow_compiler.values.either import rewritten
+from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
 
 __all__ = [
     "Masked",

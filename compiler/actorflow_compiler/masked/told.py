@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
-from actorflow_compiler.lines import is_users
+from actorflow_compiler.core.lines import is_users
 
 __all__ = ["Told", "here"]
 

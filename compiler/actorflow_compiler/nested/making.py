@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, replaced_nesting
 from actorflow_compiler.masked.tensor import Masked
 from actorflow_compiler.nested.tensor import Lengths, Nested, stop
-from actorflow_compiler.packed import Sizes
-from actorflow_compiler.remedies import NESTED
-from actorflow_compiler.torch_internals import DATA_DEPENDENT, replaced_nesting
+from actorflow_compiler.substitutes.packed import Sizes
+from actorflow_compiler.values.remedies import NESTED
 
 __all__ = ["nesting"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from actorflow_compiler.errors import CaptureError
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.tensor import refusing
-from actorflow_compiler.reads import place_of
-from actorflow_compiler.torch_internals import make_wrapper
+from actorflow_compiler.values.reads import place_of
 
 __all__ = ["Lengths", "Nested", "Ragged", "check_results", "nested_in", "refuse", "rules", "stop"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from actorflow_compiler.signatures.call import OpCall, Signature
+from actorflow_compiler.core.op_call import OpCall, Signature
+from actorflow_compiler.core.shards import shard, unshard
 from actorflow_compiler.signatures.derive import signatures
 from actorflow_compiler.signatures.localise import localise, localised
 from actorflow_compiler.signatures.registered import registration
-from actorflow_compiler.signatures.shards import shard, unshard
 from actorflow_compiler.signatures.table import has_line, term_of
 
 __all__ = [

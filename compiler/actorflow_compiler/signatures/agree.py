@@ -6,9 +6,9 @@ read and write beside their operands where these do not.
 
 from __future__ import annotations
 
-from actorflow_compiler.errors import PlanError
-from actorflow_compiler.ops import Meta, show
-from actorflow_compiler.signatures.call import OpCall, overload
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.op_call import OpCall, overload
+from actorflow_compiler.core.ops import Meta, show
 from actorflow_compiler.signatures.discovery.execute import Outs, meta_of, on_meta
 from actorflow_compiler.signatures.indexed import instance
 

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.errors import SignatureError
-from actorflow_compiler.mirrored_ops import CASTS
-from actorflow_compiler.sbp import B, P, PartialSum, Sbp, Split, canonical
-from actorflow_compiler.signatures.call import OpCall, Signature
+from actorflow_compiler.core.errors import SignatureError
+from actorflow_compiler.core.op_call import OpCall, Signature
+from actorflow_compiler.core.sbp import B, P, PartialSum, Sbp, Split, canonical
+from actorflow_compiler.custom_ops.mirrored import CASTS
 from actorflow_compiler.signatures.discovery import discovered
 from actorflow_compiler.signatures.discovery.rules import structure
 from actorflow_compiler.signatures.indexed import Instance, instance, matched

@@ -8,9 +8,9 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.ops import Arg, Meta, Ref
-from actorflow_compiler.sbp import Split, canonical
-from actorflow_compiler.signatures.call import OpCall, bind
+from actorflow_compiler.core.op_call import OpCall, bind
+from actorflow_compiler.core.ops import Arg, Meta, Ref
+from actorflow_compiler.core.sbp import Split, canonical
 from actorflow_compiler.signatures.notation import Dim, Operand, Template, Term, parse
 from actorflow_compiler.signatures.table import term_of
 

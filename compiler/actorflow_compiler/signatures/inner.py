@@ -2,7 +2,7 @@
 
 ``_log_softmax`` over a dim that is split needs a maximum and a sum over all devices, but no device needs
 the other parts of that dim.  A signature of this kind is legal if the op is written out in simpler
-ones (``written_out.py``).
+ones (``infer/written_out.py``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from actorflow_compiler.sbp import B, Sbp
+from actorflow_compiler.core.op_call import OpCall, Signature, bind
+from actorflow_compiler.core.sbp import B, Sbp
 from actorflow_compiler.signatures import shaped_layers as layers
-from actorflow_compiler.signatures.call import OpCall, Signature, bind
 from actorflow_compiler.signatures.indexed import Indexed, matched
 from actorflow_compiler.signatures.notation import parse
 

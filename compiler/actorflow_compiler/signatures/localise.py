@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actorflow_compiler import random_ops
-from actorflow_compiler.ops import Arg, Meta, Symbol
-from actorflow_compiler.sbp import Sbp, Split, local_shape, spans
-from actorflow_compiler.signatures.call import OpCall, Signature, bind, first_out, put, rebind
+from actorflow_compiler.core.op_call import OpCall, Signature, bind, first_out, put, rebind
+from actorflow_compiler.core.ops import Arg, Meta, Symbol
+from actorflow_compiler.core.sbp import Sbp, Split, local_shape, spans
+from actorflow_compiler.custom_ops import random as random_ops
 from actorflow_compiler.signatures.indexed import Instance, instance, matched, ranked
 from actorflow_compiler.signatures.notation import Template, parse
 from actorflow_compiler.signatures.shaped_views import arange_of, start_of

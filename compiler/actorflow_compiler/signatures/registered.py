@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from actorflow_compiler.errors import SignatureError
-from actorflow_compiler.signatures.call import OpCall
+from actorflow_compiler.core.errors import SignatureError
+from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.signatures.notation import Term, parse
 from actorflow_compiler.signatures.table import has_line
 

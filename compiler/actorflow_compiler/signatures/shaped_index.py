@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actorflow_compiler.ops import Meta, Ref
-from actorflow_compiler.signatures.call import OpCall, bind, operand
+from actorflow_compiler.core.op_call import OpCall, bind, operand
+from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.signatures.shaped_views import LOWER, one_other
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actorflow_compiler.ops import Ref
-from actorflow_compiler.signatures.call import OpCall, argument, bind, operand
+from actorflow_compiler.core.op_call import OpCall, argument, bind, operand
+from actorflow_compiler.core.ops import Ref
 
 SUM, NONE = 2, 0  # torch's numbers for reductions
 

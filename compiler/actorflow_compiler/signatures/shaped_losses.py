@@ -5,7 +5,7 @@ Losses whose mean is asked for are written out in sums before, where they are ca
 
 from __future__ import annotations
 
-from actorflow_compiler.signatures.call import OpCall, argument
+from actorflow_compiler.core.op_call import OpCall, argument
 
 NONE, SUM = 0, 2  # torch's numbers for reductions
 

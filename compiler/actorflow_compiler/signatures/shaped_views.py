@@ -5,8 +5,8 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from actorflow_compiler.ops import Arg
-from actorflow_compiler.signatures.call import OpCall, bind, first_out, operand
+from actorflow_compiler.core.op_call import OpCall, bind, first_out, operand
+from actorflow_compiler.core.ops import Arg
 
 LOWER = string.ascii_lowercase
 Shape = tuple[int, ...]

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 
+from actorflow_compiler.core.op_call import OpCall, overload
 from actorflow_compiler.signatures import shaped_index as at
 from actorflow_compiler.signatures import shaped_layers as layers
 from actorflow_compiler.signatures import shaped_losses as losses
 from actorflow_compiler.signatures import shaped_views as views
-from actorflow_compiler.signatures.call import OpCall, overload
 
 Line = str | Callable[[OpCall], str | None]
 

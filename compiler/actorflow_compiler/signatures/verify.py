@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from actorflow_compiler.sbp import P
-from actorflow_compiler.signatures.call import OpCall, Signature
+from actorflow_compiler.core.op_call import OpCall, Signature
+from actorflow_compiler.core.sbp import P
+from actorflow_compiler.core.shards import shard
 from actorflow_compiler.signatures.discovery.execute import on_meta, run
 from actorflow_compiler.signatures.discovery.search import OutOfTimeError, Trials, Whole, right, whole_calls
 from actorflow_compiler.signatures.discovery.small import small_calls
 from actorflow_compiler.signatures.localise import localised
-from actorflow_compiler.signatures.shards import shard
 
 Derive = Callable[[OpCall, int], Iterable[Signature]]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import actorflow as flow
-from actorflow_compiler.plan_text import to_json
+from actorflow_compiler.plan.text import to_json
 from digits import load_data
 from gpt import GPT
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
-from actorflow_compiler.signatures.call import OpCall, Signature, overload
+from actorflow_compiler.core.op_call import OpCall, Signature, overload
+from actorflow_compiler.core.torch_internals import python_source, runs_python
 from actorflow_compiler.signatures.discovery import cache
 from actorflow_compiler.signatures.discovery.rules import Rule, apply, structure
 from actorflow_compiler.signatures.discovery.sandbox import SANDBOX
 from actorflow_compiler.signatures.discovery.search import Trials, find_rules, searchable
-from actorflow_compiler.torch_internals import python_source, runs_python
 
 __all__ = ["discovered", "forget", "learn", "rules_of"]
 

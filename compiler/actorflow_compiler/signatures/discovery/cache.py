@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from actorflow_compiler.signatures.call import OpCall
+from actorflow_compiler.core.op_call import OpCall
 from actorflow_compiler.signatures.discovery.rules import Rule, from_json, structure, to_json
 
 FORMAT = 1  # changes with the meaning of what is written, and with what the search can find

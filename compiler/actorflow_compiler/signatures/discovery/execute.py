@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.signatures.call import OpCall, overload
+from actorflow_compiler.core.op_call import OpCall, overload
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 
 Outs = list[Tensor | None]
 KINDS = ("normal", "positive", "wide", "huge")

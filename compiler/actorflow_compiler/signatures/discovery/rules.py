@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.sbp import B, P, Sbp, Split, canonical
-from actorflow_compiler.signatures.call import OpCall, Path, Signature, bind
+from actorflow_compiler.core.op_call import OpCall, Path, Signature, bind
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.core.sbp import B, P, Sbp, Split, canonical
 
 _LIE = re.compile(r"B|P|S\((\d+)(?:,(k|1,k))?\)")
 

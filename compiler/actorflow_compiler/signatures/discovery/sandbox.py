@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from actorflow_compiler.ops import Arg, Meta, Ref, Symbol
-from actorflow_compiler.signatures.call import OpCall, overload
+from actorflow_compiler.core.op_call import OpCall, overload
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.signatures.discovery.rules import Rule, from_json, to_json
 from actorflow_compiler.signatures.discovery.search import Trials, find_rules
 

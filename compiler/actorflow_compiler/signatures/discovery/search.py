@@ -18,13 +18,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from actorflow_compiler.ops import Arg, Meta
-from actorflow_compiler.sbp import B, P, Sbp, Split, local_shape, local_size
-from actorflow_compiler.signatures.call import OpCall, Path, bind, overload, put, rebind
+from actorflow_compiler.core.op_call import OpCall, Path, bind, overload, put, rebind
+from actorflow_compiler.core.ops import Arg, Meta
+from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape, local_size
+from actorflow_compiler.core.shards import shard, unshard
 from actorflow_compiler.signatures.discovery.execute import HOLED, KINDS, Outs, close, draw, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import Rule
 from actorflow_compiler.signatures.discovery.small import Slot, Small, paths, small_calls
-from actorflow_compiler.signatures.shards import shard, unshard
 
 T = TypeVar("T")
 PARTS = (2, 3, 3, 2, 2)  # devices, draw by draw, over and over

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from actorflow_compiler.ops import Arg, Meta, Symbol
-from actorflow_compiler.signatures.call import OpCall, Path, bind, put, rebind
+from actorflow_compiler.core.op_call import OpCall, Path, bind, put, rebind
+from actorflow_compiler.core.ops import Arg, Meta, Symbol
 from actorflow_compiler.signatures.discovery.execute import draw, meta_of, on_meta, run
 from actorflow_compiler.signatures.discovery.rules import at
 

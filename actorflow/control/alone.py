@@ -1,0 +1,127 @@
+"""The face of a cluster for a process without peers: everything goes in, and what this process gave comes back."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actorflow.control.dropped import NOTHING, Dropped
+from actorflow.control.feed import Feed
+from actorflow.control.pull import Handler, Pulls
+from actorflow.rendezvous.failure import Failure, LastThings
+from actorflow.rendezvous.reports import Finished, tell
+from actorflow.rendezvous.settings import Settings
+from actorflow.transport.messages import Line, Message
+from actorflow_compiler.core.errors import ClusterError
+
+
+class Alone:
+    """The same face where there are no peers: plain ``python script.py``, or a pretended cluster.
+
+    In a pretended cluster of n ranks every other rank is taken to do what this one does.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.rank = 0
+        self.world = self.settings.world
+        self.failed = threading.Event()
+        self.failure: Failure | None = None
+        self.calls = 0
+        self._go: Feed[[int, Dropped]] = Feed()
+        self._pulls = Pulls()
+        self._last = LastThings()
+
+    def join(self) -> None:
+        """Nobody to wait for."""
+
+    def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
+        """The payload, once for each rank."""
+        return [payload] * self.world
+
+    def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """The first payload."""
+        assert payloads is not None
+        return payloads[0]
+
+    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
+        """Let the call go at once."""
+        self.calls += 1
+        self._go(call, dropped)
+
+    def goodbye(self) -> None:
+        """Nobody to wait for."""
+        tell(self.settings.launcher, Finished(self.rank))
+
+    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+        """Call back with the number of each call, and what was dropped."""
+        self._go.attach(callback)
+
+    def forget(self, dropped: Dropped) -> None:
+        """Nobody else has told of anything."""
+
+    def connect(self, peers: Sequence[int]) -> None:
+        """There are no peers."""
+
+    def send(self, peer: int, message: Message) -> None:
+        """There is no peer to send to."""
+        raise ClusterError(f"there is no rank {peer} to send to; this process runs alone")
+
+    def on_message(self, callback: Callable[[int, Message], object]) -> None:
+        """No message ever comes."""
+
+    def on_line(self, callback: Callable[[Line], object]) -> None:
+        """No peer connects."""
+
+    @property
+    def near(self) -> frozenset[int]:
+        """There are no peers."""
+        return frozenset()
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """A pretended cluster shares nothing."""
+        return ("",) * self.world
+
+    def serve(self, handler: Handler) -> None:
+        """Answer this process's own pulls."""
+        self._pulls.handler = handler
+
+    def pull(self, rank: int, key: str) -> bytes:
+        """What this process serves under a key."""
+        return b"".join(self._pulls.answer(key))
+
+    def store(self) -> Any:
+        """A ``torch.distributed.Store`` of this process."""
+        from torch import distributed
+
+        make: Any = distributed
+        return make.HashStore()
+
+    def connect_data(self) -> None:
+        """Make torch.distributed's default group of one, once."""
+        from torch import distributed
+
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=self.store(), rank=0, world_size=1)
+
+    def on_failure(self, callback: Callable[[Failure], object]) -> None:
+        """No other rank can fail."""
+
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Call back on a thread of its own when this process has failed, which ``abort`` waits for a while."""
+        self._last.add(callback)
+
+    def abort(self, kind: str, cause: str) -> None:
+        """Tell the launcher, if there is one."""
+        self.failure = Failure(0, socket.gethostname(), os.getpid(), kind, cause, 0)
+        self.failed.set()
+        tell(self.settings.launcher, self.failure)
+        self._last.start().wait()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error itself: no other rank can be behind it."""
+        return error

@@ -1,0 +1,168 @@
+"""A token and an address go in; a gRPC server and channels with our health checks and our door-keeper come out.
+
+The only file, with the generated stubs, that knows how gRPC is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C++ log lines repeat, unreadably, what our errors say
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # forked loader workers never use it; its handlers can hang
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from actorflow.doctor.ports import CHOOSE, unusable
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_protos import runtime_pb2_grpc
+
+__all__ = [
+    "ACCEPTED",
+    "KeeperServicer",
+    "KeeperStub",
+    "PeerServicer",
+    "PeerStub",
+    "add_keeper",
+    "add_servicer",
+    "caller",
+    "grpc",
+    "is_accepted",
+    "make_channel",
+    "make_plain_channel",
+    "make_server",
+    "metadata",
+    "probe",
+]
+
+_generated: Any = runtime_pb2_grpc  # carries no types
+PeerServicer = _generated.PeerServicer
+PeerStub = _generated.PeerStub
+add_servicer = _generated.add_PeerServicer_to_server
+KeeperServicer = _generated.KeeperServicer
+KeeperStub = _generated.KeeperStub
+add_keeper = _generated.add_KeeperServicer_to_server
+
+TOKEN_KEY = "actorflow-token"
+RANK_KEY = "actorflow-rank"
+ACCEPTED = (("actorflow-accepted", "1"),)  # what the answering side of a link sends before anything else
+
+# A dead or silent peer is noticed in about 3 s.  ping_timeout_ms is what notices a stopped process, whose
+# kernel still acknowledges; the server's settings keep it from closing healthy links for too many pings.
+_HEALTH: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+_SERVER = (
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_CHANNEL = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+class DoorKeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns away callers without the run's token before anything else that they send is parsed."""
+
+    def __init__(self, token: str, turned_away: Callable[[str], None]) -> None:
+        self._token = token.encode()
+        self._turned_away = turned_away
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Let the call through, or answer it with UNAUTHENTICATED."""
+        if not self._token:
+            return await continuation(details)
+        found = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
+        if hmac.compare_digest(found.encode() if isinstance(found, str) else found, self._token):
+            return await continuation(details)
+        return grpc.stream_stream_rpc_method_handler(self._deny)
+
+    async def _deny(self, _requests: Any, context: Any) -> None:
+        self._turned_away(context.peer())
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+
+
+def make_server(
+    host: str, port: int, *, reserved: bool, token: str, turned_away: Callable[[str], None]
+) -> tuple[Any, int]:
+    """A server bound to an address, not yet started, and its port; ``port`` 0 takes any.
+
+    ``reserved``: the launcher holds the port for us, so sharing it is right.
+    """
+    options = [*_HEALTH, *_SERVER, ("grpc.so_reuseport", int(reserved))]
+    server = grpc.aio.server(interceptors=[DoorKeeper(token, turned_away)], options=options)
+    try:
+        bound = server.add_insecure_port(f"{_bracket(host)}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        why = unusable(host, port)
+        raise ClusterError(why.text if why is not None else f"port {port} on {host} cannot be used. {CHOOSE}")
+    return server, bound
+
+
+def make_channel(address: str) -> Any:
+    """A channel to a peer; it belongs to the running event loop."""
+    return grpc.aio.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
+
+
+def make_plain_channel(address: str) -> Any:
+    """A channel to a peer for threads without an event loop."""
+    return grpc.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
+
+
+def metadata(token: str, rank: int) -> Sequence[tuple[str, str]]:
+    """What every call carries: the token, and who calls."""
+    return ((TOKEN_KEY, token), (RANK_KEY, str(rank)))
+
+
+def is_accepted(initial_metadata: Any) -> bool:
+    """Whether the answering side has taken up the link; until then nothing is written to it."""
+    return ACCEPTED[0] in [tuple(entry) for entry in initial_metadata or ()]
+
+
+def caller(context: Any) -> int:
+    """The rank that a server's caller says it is; -1 where it says nothing."""
+    value = dict(context.invocation_metadata() or ()).get(RANK_KEY, "")
+    return int(value) if str(value).isdigit() else -1
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def probe(address: str) -> str:
+    """Ask the host of a lost peer what became of it: a kind of ``failure.LOST``.
+
+    A dead process refuses, a stopped one is connected by its kernel but says nothing, a live server
+    greets at once with its HTTP/2 settings.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), 0.5)
+    except (ConnectionRefusedError, ConnectionResetError):
+        return "killed"
+    except (OSError, TimeoutError):
+        return "unreachable"
+    try:
+        greeting = await asyncio.wait_for(reader.read(1), 0.3)
+    except TimeoutError:
+        return "stopped"
+    except OSError:
+        return "killed"
+    finally:
+        writer.close()
+    return "broken" if greeting else "killed"

@@ -1,0 +1,407 @@
+"""The main thread's calls go in: join, common steps, messages, pulls; its peers' answers, or one error, come out."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import uvloop
+
+from actorflow.control.alone import Alone
+from actorflow.control.dropped import NOTHING, Dropped
+from actorflow.control.feed import Feed
+from actorflow.control.ledger import CommonStep
+from actorflow.control.master import Control
+from actorflow.control.pull import Handler
+from actorflow.rendezvous import start
+from actorflow.rendezvous.elastic import meeting_point, torch_place
+from actorflow.rendezvous.failure import Ending, Failure
+from actorflow.rendezvous.network import interface_of, route_to
+from actorflow.rendezvous.reports import Finished, tell
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+from actorflow.rendezvous.ticket import own_ticket
+from actorflow.transport.abandon import Order, Word
+from actorflow.transport.messages import Filled, Line, Message, Region
+from actorflow_compiler.core.errors import ActorflowError, ClusterError
+
+__all__ = ["Alone", "Cluster", "current", "joined", "place", "use"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DATA_TIMEOUT = timedelta(days=1)  # of torch.distributed; a peer that fails is noticed by the control plane
+NEWS = 5.0  # seconds in which a lost rank becomes known
+_BROKEN = re.compile(r"gloo|nccl|connection|broken pipe|reset by peer", re.IGNORECASE)
+
+
+class Cluster:
+    """This process as one rank of a run with others.
+
+    Call everything on the main thread, in the same order on every rank, but for ``send`` and
+    ``pull``, which are free.  What blocks raises the run's error (ClusterError, or CallError when
+    ranks did different things) as soon as any rank has failed; about two seconds later the process
+    ends, because a blocked receive cannot be aborted.  Callbacks run on the gRPC thread and must be quick.
+    """
+
+    def __init__(self, settings: Settings, *, exit: Callable[[int], object] = os._exit) -> None:
+        self.settings = settings
+        self.rank = settings.rank
+        self.world = settings.world
+        self.failed = threading.Event()
+        self.calls = 0  # gated so far
+        self._host = settings.local_host
+        self._base = own_ticket(settings)
+        self._steps = 0  # common steps so far
+        self._ending = Ending(exit)
+        self._go: Feed[[int, Dropped]] = Feed()
+        self._messages: Feed[[int, Message]] = Feed()
+        self._lines: Feed[[Line]] = Feed()
+        self._failures: Feed[[Failure]] = Feed()
+        self._orders: Feed[[Order]] = Feed()
+        self._ends: list[Callable[[], object]] = []
+        self._store: Any = None
+        self._store_socket: socket.socket | None = None
+        self._joined: Future[None] = Future()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="actorflow-grpc", daemon=True)
+        where = ("", 0)
+        if self.rank == 0:  # listens now, so that its port can be told before torch is imported
+            self._store_socket = _listen(settings.bind_host())
+            where = (settings.master_host, self._store_socket.getsockname()[1])
+        self._control = Control(
+            settings, self._ticket, where, self._go, self._messages, self._lines, self._on_failure, self._orders
+        )
+        self._near = self._control.near.links
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start to join in the background."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Block until all ranks have joined.
+
+        Raises ClusterError when ranks are missing after ``join_timeout``, when scripts, arguments or
+        versions differ, when the token is wrong or the port is in use.
+        """
+        if not self._thread.is_alive():
+            self.begin()
+        self._joined.result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends what is under way, then the loop
+            runner.run(self._control.run(self._joined))
+
+    def _ticket(self, port: int) -> Ticket:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return replace(self._base, address=f"{host}:{port}")
+
+    # -- common steps ----------------------------------------------------------------------------
+
+    def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
+        """Bring every rank's payload to the master: all of them in order of rank there, None elsewhere."""
+        return self._wait(self._control.gather(self._next(), tag, payload))
+
+    def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """Give every rank its payload; the master has one for each rank, the others None."""
+        return self._wait(self._control.scatter(self._next(), tag, payloads))
+
+    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
+        """Say that this rank makes a call, and what its script has ``dropped`` since the last one; returns at once.
+
+        ``on_go`` hears of it when every rank has made it with the same digest.  ``call`` is any
+        number that is equal on all ranks; ``text`` is the call as people write it.  A difference ends
+        the run with a CallError that shows both ranks' texts.
+        """
+        self._next()
+        self.calls += 1
+        self._soon(self._control.issue, CommonStep("call", f"{call} {digest}", text, call, dropped))
+
+    def goodbye(self) -> None:
+        """Block until every rank has come to the end of its script, serving meanwhile; then close all links."""
+        self._next()
+        self._wait(self._control.goodbye())
+        for end in self._ends:
+            end()
+        self._thread.join(5.0)
+        tell(self.settings.launcher, Finished(self.rank))
+
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Call back when all ranks have said goodbye: nobody needs this one any more."""
+        self._ends.append(callback)
+
+    def _next(self) -> int:
+        if self._control.failure is not None:
+            raise self._control.failure.error()
+        number = self._steps
+        self._steps += 1
+        return number
+
+    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+        """Call back with the number of each call that all ranks have made, in order, and what all have dropped."""
+        self._go.attach(callback)
+
+    def say(self, word: Word) -> None:
+        """Tell the master of a call that has failed, here or elsewhere; any thread, returns at once."""
+        self._soon(self._control.say, word)
+
+    def on_order(self, callback: Callable[[Order], object]) -> None:
+        """Call back with what the master tells every rank of such a call."""
+        self._orders.attach(callback)
+
+    def forget(self, dropped: Dropped) -> None:
+        """These are gone on all ranks, which have agreed on it otherwise than by calls."""
+        if self.rank == 0:
+            self._soon(self._control.forget, dropped)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def connect(self, peers: Sequence[int]) -> None:
+        """Block until there is a link to each of these ranks; they name this one among theirs.  Links stay.
+
+        Ranks of one machine get a Unix socket for their register messages as well, if they can.
+        """
+        self._wait(self._control.connect(peers))
+
+    def send(self, peer: int, message: Message) -> None:
+        """Queue a register message to a connected rank; any thread, returns at once, keeps its order."""
+        near = self._near.get(peer)
+        if near is not None:
+            near.send(message)
+            return
+        if isinstance(message, Filled | Region):
+            raise ClusterError(f"rank {self.rank} shares no memory with rank {peer}: they have no Unix socket")
+        try:
+            self._control.links[peer].send(message)
+        except KeyError:
+            raise ClusterError(f"rank {self.rank} has no link to rank {peer}; connect first") from None
+
+    def on_message(self, callback: Callable[[int, Message], object]) -> None:
+        """Call back with (peer, message) for each that arrives; in order for each peer."""
+        self._messages.attach(callback)
+
+    def on_line(self, callback: Callable[[Line], object]) -> None:
+        """Call back with each Unix socket on which messages of a peer come from now on, instead of ``on_message``."""
+        self._lines.attach(callback)
+
+    @property
+    def near(self) -> frozenset[int]:
+        """The connected ranks with which this one has a Unix socket, so that they can share memory."""
+        return frozenset(self._near)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """For each rank what it has in common with those that it can share memory with; empty where it cannot."""
+        return tuple(self._control.tickets[rank].machine for rank in range(self.world))
+
+    # -- pulls -----------------------------------------------------------------------------------
+
+    def serve(self, handler: Handler) -> None:
+        """Answer pulls: the handler turns a key into chunks; it may block, and runs on a small pool of threads."""
+        self._control.pulls.handler = handler
+
+    def pull(self, rank: int, key: str) -> bytes:
+        """What a rank serves under a key; any thread.  Raises ClusterError with its text where that rank cannot."""
+        if rank == self.rank:
+            return b"".join(self._control.pulls.answer(key))
+        return self._wait(self._control.pull(rank, key))
+
+    # -- data ------------------------------------------------------------------------------------
+
+    def store(self) -> Any:
+        """The run's ``torch.distributed.Store``; the master makes it, so it calls this too.
+
+        Groups made on it use the network card that the ranks reach each other by, unless the user named one.
+        """
+        if self._store is None:
+            from torch import distributed
+
+            card = self._card()
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
+            if card and not self.settings.one_node:  # left to itself it may take a virtual card
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
+            host, port = self._control.store
+            limit = timedelta(seconds=self.settings.join_timeout)
+            torch_distributed: Any = distributed  # its stubs lack what follows
+            make = torch_distributed.TCPStore
+            if self._store_socket is None:
+                self._store = make(host, port, None, False, limit)
+            else:
+                fd = self._store_socket.detach()
+                self._store = make("127.0.0.1", port, None, True, limit, wait_for_workers=False, master_listen_fd=fd)
+        return self._store
+
+    def _card(self) -> str:
+        """The network card that leads to the other ranks; empty where it has no name."""
+        s = self.settings
+        if s.one_node or (s.rank and not s.interface):
+            return interface_of(self._host)
+        if s.interface:
+            return s.interface
+        # others reach the master by a name that may mean something else here: the way to them is asked for
+        other = next(t for _, t in sorted(self._control.tickets.items()) if t.node != s.node)
+        return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
+
+    def connect_data(self) -> None:
+        """Make torch.distributed's default group over all ranks with Gloo, once; collective."""
+        from torch import distributed
+
+        if not distributed.is_initialized():
+            store = self.store()
+            distributed.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.world, timeout=DATA_TIMEOUT
+            )
+
+    # -- failure ---------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the run is over, if it is."""
+        return self._control.failure
+
+    def on_failure(self, callback: Callable[[Failure], object]) -> None:
+        """Call back once when the run has failed, on any rank, so that waiters wake."""
+        self._failures.attach(callback)
+
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Call back on a thread of its own when the run has failed; the process ends soon, done or not."""
+        self._ending.at_failure(callback)
+
+    def abort(self, kind: str, cause: str) -> None:
+        """End the whole run because of this rank: "raised", "raised ValueError: … (train.py:12)"."""
+        self._soon(self._control.fail, Failure(self.rank, self._base.host, self._base.pid, kind, cause, self.rank))
+        if self._thread.is_alive():
+            self.failed.wait(NEWS)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The run's error where another rank's failure is behind this one, else the error itself; any thread.
+
+        When a rank is lost, a transfer may break a moment before the control plane knows why; an
+        error that looks like it waits for that news.
+        """
+        if self.failure is None and _looks_broken(error):
+            self.failed.wait(NEWS)
+        return error if self.failure is None else self.failure.error()
+
+    def end(self, code: int = 1) -> None:
+        """After a failure and when all is printed: end the process with this status as soon as peers are told."""
+        self._ending.release(code)
+        self._ending.wait()
+
+    def await_end(self) -> None:
+        """After a failure: block until the process ends, which leaves the script the time it has to raise and print."""
+        self.failed.wait(NEWS)  # the end has begun by then
+        self._ending.wait()
+
+    def _on_failure(self, failure: Failure) -> None:
+        tell(self.settings.launcher, failure)
+        self._ending.begin(self._control.told)
+        self.failed.set()
+        self._failures(failure)
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._thread.is_alive():
+            work.close()
+            raise ClusterError("this rank has left the run")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _soon(self, function: Callable[P, object], *args: P.args, **_: P.kwargs) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+_current: Cluster | Alone | None = None
+_late = False
+
+
+def current() -> Cluster | Alone:
+    """This process as a rank of its run.
+
+    The launcher's entry has joined it; a process of torch's launcher joins now, which is collective; any
+    other process is alone.  The first call begins the run: a script that asked for more devices than this
+    process does not get past it.
+    """
+    global _current, _late
+    start.settle(_current)
+    if _current is None:
+        settings = meeting_point()
+        if settings is None:
+            _current = Alone(Settings.from_env())
+        else:
+            run = Cluster(settings)
+            run.join()
+            _current, _late = run, True
+            atexit.register(_leave, run)
+    return _current
+
+
+def joined_late() -> bool:
+    """Whether ``current`` joined the run, so that nothing but this process's exit tells that its script has ended."""
+    return _late
+
+
+def joined() -> Cluster | Alone | None:
+    """The run that this process has joined, if it has; joins none."""
+    return _current
+
+
+def place() -> Settings:
+    """What this process knows of its place in its run; begins the run as ``current`` does, but joins no other ranks.
+
+    Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
+    """
+    start.settle(_current)
+    return (torch_place() or Settings()) if _current is None else _current.settings
+
+
+def _leave(run: Cluster) -> None:
+    """The end of a process of torch's launcher: wait for all ranks' scripts to end, or tell why this one failed."""
+    error = getattr(sys, "last_value", None)
+    try:
+        if error is None:
+            run.goodbye()
+            return
+        if run.explain(error) is error:
+            run.abort("raised", f"raised {type(error).__name__}: {error}")
+    except ActorflowError as failure:
+        print(f"actorflow: {failure}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    run.await_end()  # not earlier: torch's launcher kills the others, who say why they end, as soon as one has ended
+    os._exit(1)
+
+
+def use(cluster: Cluster | Alone) -> None:
+    """Make this the process's current cluster."""
+    global _current
+    _current = cluster
+
+
+def _looks_broken(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, speaks of a connection."""
+    while error is not None:
+        if _BROKEN.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=1024, dualstack_ipv6=host == "::")

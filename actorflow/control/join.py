@@ -1,0 +1,82 @@
+"""Tickets of ranks come in at the master's; all of them, or an error that says who is missing or differs, comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from actorflow.rendezvous.roster import Roster, Ticket
+from actorflow_compiler.core.errors import ClusterError
+
+MISMATCH_GRACE = 3.0  # seconds that others get to come and hear of a mismatch too
+FIRST_NOTICE, NOTICE = 5.0, 10.0  # seconds of silence before, and between, notes about who is awaited
+LOOKING = 1.0  # seconds in which what may be wrong on this machine is seen, or left out of the first note
+
+
+class UnlessFailed(Protocol):
+    """Await something; raises the run's error as soon as it has failed, or TimeoutError."""
+
+    def __call__(self, awaitable: Awaitable[object], timeout: float) -> Awaitable[object]:
+        """Await it for that many seconds."""
+
+
+class Reception:
+    """The master's desk while ranks come together; lives on the gRPC thread."""
+
+    def __init__(self, own: Ticket, limit: float, doubts: Callable[[], str] = str) -> None:
+        self.roster = Roster(own)
+        self._limit = limit  # seconds
+        self._doubts = doubts  # what on this machine may keep others away, in words
+        self._turned_away: set[str] = set()
+        self._news = asyncio.Event()
+
+    def admit(self, ticket: Ticket) -> None:
+        """Note a rank; raises ClusterError where it can have no place in this run."""
+        self.roster.add(ticket)
+        self._news.set()
+
+    def turn_away(self, address: str) -> None:
+        """Note a caller without the right token ("ipv4:10.0.0.7:4242")."""
+        self._turned_away.add(address.rpartition(":")[0])
+
+    async def wait(self, unless_failed: UnlessFailed) -> list[Ticket]:
+        """Every rank's ticket, in order; raises ClusterError when ranks differ, or are missing after the limit."""
+        clock = asyncio.get_running_loop().time
+        start = now = clock()
+        deadline, notice = start + self._limit, start + FIRST_NOTICE
+        doubt: str | None = None
+        while not self.roster.complete and now < deadline:
+            if now >= notice:
+                doubts = ""
+                if notice == start + FIRST_NOTICE:  # once; names that take long to resolve must not hold up the join
+                    with suppress(TimeoutError):
+                        doubts = await asyncio.wait_for(asyncio.to_thread(self._doubts), LOOKING)
+                notice += NOTICE
+                self._say(f"{now - start:.0f} s of {self._limit:g} s" + (f". {doubts}" if doubts else ""))
+            if doubt is None and (doubt := self.roster.mismatch()) is not None:
+                deadline = min(deadline, now + MISMATCH_GRACE)
+            with suppress(TimeoutError):
+                await unless_failed(self._news.wait(), min(deadline, notice) - now)
+            self._news.clear()
+            now = clock()
+        if (doubt := self.roster.mismatch()) is not None:
+            raise ClusterError(doubt)
+        if not self.roster.complete:
+            raise ClusterError(self._missing())
+        return [self.roster.tickets[rank] for rank in range(self.roster.world)]
+
+    def _say(self, waited: str) -> None:
+        print(f"actorflow: waiting for {self.roster.missing_text()} to join: {waited}", file=sys.stderr, flush=True)
+
+    def _missing(self) -> str:
+        away = ", ".join(sorted(self._turned_away))
+        tokens = f" Callers with a wrong token were turned away (from {away})." if away else ""
+        return (
+            f"{self.roster.missing_text()} did not join within {self._limit:g} s (--join-timeout).{tokens} "
+            f"{len(self.roster.tickets)} of {self.roster.world} ranks came. Start the run on every node, with "
+            "`actorflow run` and the same --nnodes, --devices, --master-addr and --master-port, or the script itself "
+            f"where it names its nodes, and look at the missing node: it says what it waits for. {self._doubts()}"
+        ).strip()

@@ -1,0 +1,106 @@
+"""The common steps that ranks issue go in, one rank at a time; which are complete, or a CallError, comes out.
+
+Pure: no clock, no I/O.  The master keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from actorflow.control.dropped import NOTHING, Dropped
+from actorflow_compiler.core.errors import CallError
+
+
+@dataclass(frozen=True, slots=True)
+class CommonStep:
+    """Something that every rank must do in the same order: a call, a gather, a scatter, or the end of its script."""
+
+    kind: str  # "call" | "gather" | "scatter" | "end"
+    tag: str = ""  # what must be equal on all ranks
+    text: str = ""  # a call as people write it
+    call: int = 0  # number of the call, as the frontend counts
+    dropped: Dropped = NOTHING  # with a call: what this rank's script has let go of
+
+
+class Ledger:
+    """Compares the n-th step of every rank with the n-th of all others.
+
+    >>> ledger = Ledger(world=2)
+    >>> ledger.issue(0, CommonStep("gather", "plans"))
+    False
+    >>> ledger.issue(1, CommonStep("gather", "plans"))
+    True
+    """
+
+    def __init__(self, world: int) -> None:
+        self._issued = [0] * world  # steps of each rank
+        self._calls = [0] * world  # calls of each rank
+        self._ended = [False] * world
+        self._open: deque[_Open] = deque()  # steps that some ranks have yet to issue
+        self._completed = 0
+
+    def issue(self, rank: int, step: CommonStep) -> bool:
+        """Note a rank's next step; True when with it all ranks have issued this one.
+
+        Raises CallError when another rank's step of the same number differs.
+        """
+        number = self._issued[rank]
+        self._issued[rank] += 1
+        self._calls[rank] += step.kind == "call"
+        self._ended[rank] |= step.kind == "end"
+        place = number - self._completed
+        if place == len(self._open):
+            self._open.append(_Open(rank, step, self._describe(rank, step)))
+            self._check_ended(rank)
+        entry = self._open[place]
+        if (entry.step.kind, entry.step.tag) != (step.kind, step.tag):
+            raise CallError(_differs(entry, rank, step, self._describe(rank, step)))
+        entry.count += 1
+        if entry.count < len(self._issued):
+            return False
+        self._open.popleft()  # ranks go in order, so it is the oldest one
+        self._completed += 1
+        return True
+
+    def waiting(self) -> list[int]:
+        """The ranks that have not yet issued the oldest open step."""
+        return [r for r, n in enumerate(self._issued) if n == self._completed] if self._open else []
+
+    def _check_ended(self, rank: int) -> None:
+        """A step that is new to all cannot complete when a rank has ended before it."""
+        for other, ended in enumerate(self._ended):
+            if ended and other != rank:
+                entry, step = self._open[-1], CommonStep("end")
+                raise CallError(_differs(entry, other, step, self._describe(other, step)))
+
+    def _describe(self, rank: int, step: CommonStep) -> str:
+        count = self._calls[rank]
+        if step.kind == "end":
+            return f"came to the end of its script after {count} call{'s' * (count != 1)}"
+        if step.kind == "call":
+            return f"made call {count}: {step.text}"
+        return f"is at {step.kind} {step.tag!r}, after {count} call{'s' * (count != 1)}"
+
+
+@dataclass(slots=True)
+class _Open:
+    rank: int  # the first that issued it
+    step: CommonStep
+    text: str
+    count: int = 0  # ranks that have issued it
+
+
+def _differs(entry: _Open, rank: int, step: CommonStep, text: str) -> str:
+    both = f"rank {entry.rank} {entry.text}\n  rank {rank} {text}"
+    if "end" in (entry.step.kind, step.kind):
+        head = "a script ended while another rank went on"
+    elif entry.step.kind == step.kind == "call":
+        head = "a call differs between ranks"
+    else:
+        head = "ranks do different things"
+    return (
+        f"{head}:\n  {both}\n"
+        "Every rank runs the whole script and must make the same calls, with the same arguments, in the same order; "
+        "look for a branch or a loop that depends on the rank, on time or on unseeded random numbers."
+    )

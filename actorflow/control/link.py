@@ -1,0 +1,83 @@
+"""Items for one peer go in on any thread; batches of them go out on one stream, and what the peer sends comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from actorflow.control.wire import message_to_item
+from actorflow.transport.messages import Message
+from actorflow_protos import runtime_pb2 as pb
+
+BATCH_BYTES = 1 << 20  # about the most that one write carries; a larger single item goes alone
+BATCH_ITEMS = 1024
+
+
+class Link:
+    """The stream between this rank and one peer.
+
+    ``put`` and ``send`` queue and return at once, on any thread; what was queued while a write was
+    under way leaves with the next one.  Items keep their order.  Everything else runs on the gRPC thread.
+    """
+
+    def __init__(self, peer: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.peer = peer
+        self.known = False  # the peer has said who it is
+        self.said_bye = False  # the peer closes on purpose
+        self.ended = asyncio.Event()  # the stream is down
+        self._loop = loop
+        self._queue: deque[pb.Item | Message | None] = deque()
+        self._wake = asyncio.Event()
+        self._armed = False  # a wake-up is on its way
+
+    def put(self, item: pb.Item) -> None:
+        """Queue a control item."""
+        self._push(item)
+
+    def send(self, message: Message) -> None:
+        """Queue a register message; it is encoded on the gRPC thread."""
+        self._push(message)
+
+    def close(self) -> None:
+        """Queue a goodbye to the peer; ``pump`` returns when it is written."""
+        self._push(pb.Item(bye=pb.Bye()))
+        self._push(None)
+
+    def _push(self, entry: pb.Item | Message | None) -> None:
+        self._queue.append(entry)
+        # Under the GIL: ``pump`` disarms before it drains, so an entry queued while armed is always seen.
+        if not self._armed:
+            self._armed = True
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def pump(self, write: Callable[[pb.Batch], Awaitable[Any]]) -> None:
+        """Write what is queued, for ever, or until ``close``."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._armed = False
+            while self._queue:
+                batch, last = self._take()
+                if batch.items:
+                    await write(batch)
+                if last:
+                    return
+
+    def _take(self) -> tuple[pb.Batch, bool]:
+        batch, size = pb.Batch(), 0
+        while self._queue and size < BATCH_BYTES and len(batch.items) < BATCH_ITEMS:
+            entry = self._queue.popleft()
+            if entry is None:
+                return batch, True
+            item = entry if isinstance(entry, pb.Item) else message_to_item(entry)
+            size += item.ByteSize()
+            batch.items.append(item)
+        return batch, False
+
+    async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[Link, pb.Item], None]) -> None:
+        """Hand every item of the peer to ``handle`` until the stream ends; raises what gRPC raises when it breaks."""
+        while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
+            for item in batch.items:
+                handle(self, item)

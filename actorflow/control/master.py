@@ -1,0 +1,499 @@
+"""What one rank does on its gRPC thread: join, common steps, register messages, pulls, noticing failure.
+
+Every method runs on that thread's event loop unless it says otherwise.  ``cluster.Cluster`` is the
+face that the main thread sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from actorflow.control import channels as door
+from actorflow.control import why as why
+from actorflow.control import wire as wire
+from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
+from actorflow.control.dropped import Dropped, Tally
+from actorflow.control.join import Reception
+from actorflow.control.ledger import CommonStep, Ledger
+from actorflow.control.link import Link
+from actorflow.control.near import Near
+from actorflow.control.parts import Payloads
+from actorflow.control.pull import Pulls
+from actorflow.rendezvous.failure import LOST, Failure
+from actorflow.rendezvous.reports import KeptAt, tell
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+from actorflow.transport.abandon import Coordinator, Order, Word
+from actorflow.transport.messages import Credit, Line, Message
+from actorflow_compiler.core.errors import CallError, ClusterError
+from actorflow_protos import runtime_pb2 as pb
+
+T = TypeVar("T")
+
+CLOSING = 3.0  # seconds for links to close after all have said goodbye
+NOTICING = 6.0  # seconds in which the loss of a peer becomes known
+
+
+class Control:
+    """The state of one rank's control plane; made by ``Cluster``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        ticket: Callable[[int], Ticket],  # our ticket, given the port of our server
+        store: tuple[str, int],  # where the master's TCPStore listens
+        on_go: Callable[[int, Dropped], None],
+        on_message: Callable[[int, Message], None],
+        on_line: Callable[[Line], None],
+        on_failure: Callable[[Failure], None],
+        on_order: Callable[[Order], None],
+    ) -> None:
+        self.settings = settings
+        self.rank = settings.rank
+        self.tickets: dict[int, Ticket] = {}
+        self.store = store
+        self.failure: Failure | None = None
+        self.told = threading.Event()  # every peer has heard of the failure
+        self.pulls = Pulls()
+        self.links: dict[int, Link] = {}
+        self.near = Near(settings, on_line, self._line_ended)
+        self._make_ticket = ticket
+        self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
+        self._ledger = Ledger(settings.world)
+        self._coordinator = Coordinator(settings.world)  # the master's
+        self._dropped = Tally(settings.world)
+        self._reception: Reception | None = None  # the master's
+        self._payloads = Payloads()
+        self._dialled: dict[int, Any] = {}  # channels, by peer
+        self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers made to us
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._rejected: set[Link] = set()  # from ranks that have no place in this run
+        self._unheard: set[Link] = set()
+        self._done = False  # all have said goodbye
+        self._items: dict[str, Callable[[Link, Any], None]] = {
+            "issue": lambda link, item: self._issued(link.peer, wire.step_from(item)),
+            "part": lambda link, item: self._payloads.add(link.peer, item),
+            "go": lambda _, item: self._on_go(*wire.go_from(item)),
+            "hello": self._hello,
+            "welcome": lambda _, item: self._welcome(item),
+            "failure": self._told_of_failure,
+            "heard": lambda link, _: self._heard(link),
+            "farewell": lambda _, __: self._farewell(),
+            "bye": self._bye,
+            "near": lambda link, item: self.near.told(link.peer, item.connected),
+            "failed": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
+            "vote": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
+            "hold": lambda _, item: self._on_order(wire.order_from(item)),
+            "decision": lambda _, item: self._on_order(wire.order_from(item)),
+        }
+
+    async def run(self, joined: Future[None]) -> None:
+        """Live from joining to goodbye; ``joined`` gets the result of joining."""
+        self._loop = asyncio.get_running_loop()
+        self._failing: asyncio.Future[None] = self._loop.create_future()
+        self._welcomed: asyncio.Future[None] = self._loop.create_future()
+        self._departed: asyncio.Future[None] = self._loop.create_future()
+        self._over = asyncio.Event()
+        server = None
+        try:
+            server = await self._serve()
+            await (self._welcome_all() if self.rank == 0 else self._join())
+            joined.set_result(None)
+        except Exception as e:
+            if not isinstance(e, ClusterError):
+                traceback.print_exc()
+            self.fail(self._own_failure("join", str(e)))
+            joined.set_exception(e)
+        await self._over.wait()
+        self.pulls.close()
+        await self.near.close()
+        for channel in self._dialled.values():
+            await channel.close()
+        if server is not None:
+            await server.stop(0.5)
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    async def _serve(self) -> Any:
+        s = self.settings
+        host, port = s.bind_host(), s.master_port if self.rank == 0 else 0
+        server, port = door.make_server(
+            host, port, reserved=s.reserved_port and self.rank == 0, token=s.token, turned_away=self._turn_away
+        )
+        machine, socket = self.near.open()
+        self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
+        self.tickets[self.rank] = self.own
+        self._reception = Reception(self.own, s.join_timeout, why.doubts(s)) if self.rank == 0 else None
+        add_servicer(_Servicer(self), server)
+        await server.start()
+        return server
+
+    def _turn_away(self, address: str) -> None:
+        if self._reception is not None:
+            self._reception.turn_away(address)
+
+    async def _welcome_all(self) -> None:
+        """The master's part of joining: wait for all, then give everybody the address book."""
+        assert self._reception is not None
+        tickets = await self._reception.wait(self._unless_failed)
+        book = [wire.ticket_to(ticket) for ticket in tickets]
+        welcome = pb.Welcome(
+            tickets=book, store_host=self.store[0], store_port=self.store[1], logs_port=self.settings.logs_port
+        )
+        self._tell_all(pb.Item(welcome=welcome))
+
+    async def _join(self) -> None:
+        """Another rank's part of joining."""
+        s = self.settings
+        address = s.master_address
+        notices = self._spawn(why.tell_why(s)) if s.local_rank == 0 else None  # one for each node is enough
+        try:
+            link = await self._dial(0, address, s.join_timeout)
+        except TimeoutError:
+            raise ClusterError(
+                f"no master (rank 0, node 0) answered rank {self.rank} (node {s.node}) at {address} within "
+                f"{s.join_timeout:g} s (--join-timeout). {await why.no_master(s)}"
+            ) from None
+        finally:
+            if notices is not None:
+                notices.cancel()
+        link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=wire.ticket_to(self.own))))
+        try:  # the master gives the verdict; the margin is for a master that started later
+            await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
+        except TimeoutError:
+            raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
+
+    def _hello(self, link: Link, item: pb.Hello) -> None:
+        if self._done or item.rank != link.peer:
+            return
+        if self._reception is not None:
+            ticket = wire.ticket_from(item.ticket)
+            late = self._reception.roster.complete
+            try:
+                self._reception.admit(ticket)
+            except ClusterError as e:
+                self._reject(link, str(e), late)
+                return
+            self.tickets[ticket.rank] = ticket
+        link.known = True
+        self.links[link.peer] = link
+        if self.failure is not None:
+            link.put(wire.failure_to(self.failure))
+        arrival = self._arrivals.setdefault(link.peer, self._loop.create_future())
+        if not arrival.done():
+            arrival.set_result(None)
+
+    def _reject(self, link: Link, text: str, late: bool) -> None:
+        failure = self._own_failure("join", text)
+        if late:  # a stray process must not harm a run that goes well
+            link.put(wire.failure_to(failure))
+            link.close()
+        else:
+            link.known = True  # so that it can say that it has heard
+            self._rejected.add(link)
+            self.fail(failure)
+
+    def _welcome(self, item: pb.Welcome) -> None:
+        self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
+        self.store = (item.store_host, item.store_port)
+        if item.logs_port and self.settings.leads:  # one for each launcher is enough
+            tell(self.settings.launcher, KeptAt(self.settings.at_master(item.logs_port)))
+        if not self._welcomed.done():
+            self._welcomed.set_result(None)
+
+    # -- links -----------------------------------------------------------------------------------
+
+    async def connect(self, peers: Sequence[int]) -> None:
+        """Have a link to each of these ranks; they call it with us among theirs."""
+        wanted = [peer for peer in sorted(set(peers)) if peer != self.rank and peer not in self.links]
+        timeout = self.settings.join_timeout
+        for peer in wanted:
+            try:
+                if peer < self.rank:
+                    link = await self._dial(peer, self.tickets[peer].address, timeout)
+                    link.put(pb.Item(hello=pb.Hello(rank=self.rank)))
+                else:
+                    arrival = self._arrivals.setdefault(peer, self._loop.create_future())
+                    await self._unless_failed(asyncio.shield(arrival), timeout)
+            except TimeoutError:
+                raise ClusterError(await why.apart(self.settings, self.own, self.tickets[peer], timeout)) from None
+        for peer in sorted({*peers} - {self.rank}):
+            if self.own.machine and self.own.machine == self.tickets[peer].machine:
+                await self.near.connect(self.tickets[peer], self.links[peer], self._unless_failed)
+
+    async def _dial(self, peer: int, address: str, timeout: float) -> Link:
+        channel = self._channel(peer, address)
+        await self._unless_failed(channel.channel_ready(), timeout)
+        call = PeerStub(channel).Link(metadata=self._metadata())
+        if not door.is_accepted(await self._unless_failed(call.initial_metadata(), timeout)):
+            if await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterError(f"rank {peer} ({address}) refused rank {self.rank}: {await call.details()}")
+            raise ClusterError(
+                f"rank {peer} ({address}) turned rank {self.rank} away: their tokens differ. Give every node the same "
+                "token (ACTORFLOW_TOKEN or --token-file)."
+            )
+        link = Link(peer, self._loop)
+        link.known = True
+        self.links[peer] = link
+        self._spawn(self._talk(link, call))
+        return link
+
+    def _channel(self, peer: int, address: str) -> Any:
+        if peer not in self._dialled:
+            self._dialled[peer] = door.make_channel(address)
+        return self._dialled[peer]
+
+    def _metadata(self) -> Sequence[tuple[str, str]]:
+        return door.metadata(self.settings.token, self.rank)
+
+    async def _talk(self, link: Link, call: Any) -> None:
+        """The dialling side of a link."""
+
+        async def pump() -> None:
+            await link.pump(call.write)
+            await call.done_writing()
+
+        await self._converse(link, pump(), call.read)
+
+    async def answer(self, context: Any) -> None:
+        """The other side of a link."""
+        peer = door.caller(context)
+        if peer <= self.rank:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
+        await context.send_initial_metadata(door.ACCEPTED)
+        link = Link(peer, self._loop)
+        await self._converse(link, link.pump(context.write), context.read)
+
+    async def _converse(self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]) -> None:
+        pumping = asyncio.ensure_future(pump)
+        pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
+        try:
+            await link.read(read, self._item)
+            if link.said_bye:  # answer it before the stream goes down
+                await asyncio.wait({pumping}, timeout=CLOSING)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):  # how a client, and a server, learn that it broke
+            pass
+        finally:
+            pumping.cancel()
+            self._ended(link)
+
+    def _item(self, link: Link, item: pb.Item) -> None:
+        kind = item.WhichOneof("kind")
+        if kind is None or not (link.known or kind == "hello"):
+            return
+        try:
+            if kind == "credit":
+                self._on_message(link.peer, Credit(item.credit.plan, item.credit.register))
+            elif kind == "ready":
+                self._on_message(link.peer, wire.ready_from(item.ready))
+            else:
+                self._items[kind](link, getattr(item, kind))
+        except Exception as e:  # a bug of ours or of a callback must end the run, not silence the link
+            traceback.print_exc()
+            self.fail(self._own_failure("raised", f"raised {type(e).__name__}: {e} (while it handled {kind!r})"))
+
+    def _bye(self, link: Link, _item: pb.Bye) -> None:
+        link.said_bye = True
+
+    def _ended(self, link: Link) -> None:
+        link.ended.set()
+        self._heard(link)
+        if self.links.get(link.peer) is not link:
+            return
+        if self.failure is None and not self._done and not link.said_bye:
+            self._spawn(self._lost(link.peer))
+
+    def _line_ended(self, peer: int) -> None:
+        """Any thread: a peer's Unix socket was closed, and it did not say goodbye there."""
+
+        def look() -> None:
+            if self.failure is None and not self._done and not self.links[peer].said_bye:
+                self._spawn(self._lost(peer))
+
+        with suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(look)
+
+    async def _lost(self, peer: int) -> None:
+        kind = await door.probe(self._address(peer))
+        ticket = self.tickets.get(peer)
+        host, pid = (ticket.host, ticket.pid) if ticket else (self.settings.master_host, 0)
+        self.fail(Failure(peer, host, pid, kind, LOST[kind], self.rank))
+
+    def _address(self, peer: int) -> str:
+        return self.tickets[peer].address if peer in self.tickets else self.settings.master_address
+
+    # -- common steps ----------------------------------------------------------------------------
+
+    def issue(self, step: CommonStep) -> None:
+        """This rank's next common step."""
+        if self.rank == 0:
+            self._issued(0, step)
+        else:
+            self.links[0].put(wire.step_to(step))
+
+    def _issued(self, rank: int, step: CommonStep) -> None:
+        try:
+            complete = self._ledger.issue(rank, step)
+        except CallError as e:
+            ticket = self.tickets[rank]
+            self.fail(Failure(rank, ticket.host, ticket.pid, "call", str(e), 0))
+            return
+        self._dropped.told(rank, step.dropped)
+        if complete and step.kind == "call":
+            agreed = self._dropped.agreed()
+            self._tell_all(wire.go_to(step.call, agreed))
+            self._on_go(step.call, agreed)
+        elif complete and step.kind == "end":
+            self._tell_all(pb.Item(farewell=pb.Farewell()))
+            self._farewell()
+
+    def say(self, word: Word) -> None:
+        """Tell the master what became of a call here that has failed on some rank."""
+        if self.rank == 0:
+            self._heard_of(0, word)
+        else:
+            self.links[0].put(wire.word_to(word))
+
+    def _heard_of(self, rank: int, word: Word) -> None:
+        order = self._coordinator.hear(rank, word)
+        if order is not None:
+            self._tell_all(wire.order_to(order))
+            self._on_order(order)
+
+    def forget(self, dropped: Dropped) -> None:
+        """On the master: these are gone on all ranks, which have agreed on it otherwise."""
+        self._dropped.forget(dropped)
+
+    async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
+        """Common step ``number``: the master gets what each rank gives."""
+        self.issue(CommonStep("gather", tag))
+        if self.rank:
+            self._send_parts(0, number, payload)
+            return None
+        return [payload, *[await self._payload(peer, number) for peer in range(1, self.settings.world)]]
+
+    async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
+        """Common step ``number``: each rank gets what the master gives for it."""
+        self.issue(CommonStep("scatter", tag))
+        if self.rank:
+            return await self._payload(0, number)
+        assert payloads is not None
+        assert len(payloads) == self.settings.world
+        for peer in range(1, self.settings.world):
+            self._send_parts(peer, number, payloads[peer])
+        return payloads[0]
+
+    def _send_parts(self, peer: int, number: int, payload: bytes) -> None:
+        for item in wire.parts(number, payload):
+            self.links[peer].put(item)
+
+    async def _payload(self, peer: int, number: int) -> bytes:
+        return await self._unless_failed(self._payloads.take(peer, number))
+
+    # -- goodbye ---------------------------------------------------------------------------------
+
+    async def goodbye(self) -> None:
+        """Serve until every rank has come to its end, then close all links."""
+        self.issue(CommonStep("end"))
+        await self._unless_failed(self._departed)
+        await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
+        self._over.set()
+
+    def _farewell(self) -> None:
+        self._done = True
+        for link in self.links.values():
+            link.close()
+        if not self._departed.done():
+            self._departed.set_result(None)
+
+    # -- pulls -----------------------------------------------------------------------------------
+
+    async def pull(self, rank: int, key: str) -> bytes:
+        """What another rank serves under a key."""
+        channel = self._channel(rank, self.tickets[rank].address)
+        try:
+            return await self._unless_failed(self.pulls.pull(channel, self._metadata(), key))
+        except grpc.aio.AioRpcError as e:
+            try:  # the link to it, or the master, is about to say what happened
+                await self._unless_failed(asyncio.sleep(NOTICING))
+            except ClusterError as known:
+                raise known from None
+            raise ClusterError(f"rank {rank} broke off while it served {key!r}: {e.details()}") from e
+        except ClusterError as e:
+            if self.failure is not None:
+                raise
+            raise ClusterError(f"rank {rank} could not serve {key!r}: {e}") from None
+
+    # -- failure ---------------------------------------------------------------------------------
+
+    def fail(self, failure: Failure) -> None:
+        """End the run: wake whoever waits here, tell the peers (the master tells everybody) and the owner."""
+        if self.failure is not None or self._done:
+            return
+        self.failure = failure
+        if not self._failing.done():
+            self._failing.set_result(None)
+        peers = {*self.links.values(), *self._rejected}
+        for link in peers:
+            link.put(wire.failure_to(failure))
+        lost = failure.rank if failure.kind in LOST else -1
+        self._unheard = {link for link in peers if not link.ended.is_set() and link.peer != lost}
+        if not self._unheard:
+            self.told.set()
+        self._on_failure(failure)
+
+    def _told_of_failure(self, link: Link, item: pb.Failure) -> None:
+        link.put(pb.Item(heard=pb.Heard()))
+        self.fail(wire.failure_from(item))
+
+    def _heard(self, link: Link) -> None:
+        self._unheard.discard(link)
+        if self.failure is not None and not self._unheard:
+            self.told.set()
+
+    def _own_failure(self, kind: str, cause: str) -> Failure:
+        ticket = self.tickets.get(self.rank) or self._make_ticket(0)
+        return Failure(self.rank, ticket.host, ticket.pid, kind, cause, self.rank)
+
+    async def _unless_failed(self, awaitable: Awaitable[T], timeout: float | None = None) -> T:
+        """Await something; raises the failure's error as soon as the run has failed, or TimeoutError."""
+        task = asyncio.ensure_future(awaitable)
+        either: set[asyncio.Future[Any]] = {task, self._failing}
+        await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if task is not awaitable:  # a future may be set later by whoever owns it
+            task.cancel()
+        if self.failure is not None:
+            raise self.failure.error()
+        raise TimeoutError
+
+    def _tell_all(self, item: pb.Item) -> None:
+        for link in self.links.values():
+            link.put(item)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Servicer(PeerServicer):  # type: ignore[misc]
+    """What other ranks can call."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def Link(self, _requests: Any, context: Any) -> None:  # noqa: N802 -- the service's name
+        await self._control.answer(context)
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> None:  # noqa: N802
+        await self._control.pulls.serve(request.key, context)

@@ -1,0 +1,53 @@
+"""A connection that was not made goes in; why, as far as can be seen from this machine, comes out in words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from actorflow.control.join import FIRST_NOTICE, NOTICE
+from actorflow.doctor.checks import why_alone, why_unreached
+from actorflow.doctor.here import Here
+from actorflow.rendezvous.reports import Notice, tell
+from actorflow.rendezvous.roster import Ticket
+from actorflow.rendezvous.settings import Settings
+
+__all__ = ["apart", "doubts", "no_master", "tell_why"]
+
+
+def _here(settings: Settings, others: tuple[str, ...] = ()) -> Here:
+    node = 0 if settings.node == 0 else None  # of other nodes only the master's address is known
+    return Here((settings.master_host, *others), node, settings.master_port)
+
+
+async def no_master(settings: Settings) -> str:
+    """Why this rank does not reach the master; takes some seconds."""
+    s = settings
+    return await asyncio.to_thread(why_unreached, _here(s), s.master_host, s.master_port, "the master")
+
+
+async def tell_why(settings: Settings) -> None:
+    """While the master does not answer, say why on this node's terminal, again and again until cancelled."""
+    wait = FIRST_NOTICE
+    while True:
+        await asyncio.sleep(wait)
+        why = await no_master(settings)
+        tell(settings.launcher, Notice(f"rank {settings.rank} (node {settings.node}) waits for the master. {why}"))
+        wait = NOTICE
+
+
+async def apart(settings: Settings, own: Ticket, other: Ticket, timeout: float) -> str:
+    """Why this rank and another, which have both reached the master, cannot connect."""
+    host, _, port = other.address.rpartition(":")
+    host = host.strip("[]")
+    why = await asyncio.to_thread(why_unreached, _here(settings, (host,)), host, int(port), other.place)
+    return (
+        f"rank {own.rank} ({own.address}) and {other.place} ({other.address}) could not connect within {timeout:g} s, "
+        f"though both reached the master; all ports between the nodes have to be open. {why}"
+    )
+
+
+def doubts(settings: Settings) -> Callable[[], str]:
+    """What on the master's machine may keep others away, asked when they do not come."""
+    return partial(why_alone, _here(settings))

@@ -1,0 +1,179 @@
+"""Messages, tickets and failures go in, their protobuf forms come out; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from actorflow.control.dropped import NOTHING, Dropped, dropped
+from actorflow.control.ledger import CommonStep
+from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.roster import Ticket
+from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
+from actorflow.transport.messages import Credit, Message, Ready
+from actorflow_protos import runtime_pb2 as pb
+
+CHUNK = 1 << 20  # bytes of a payload that travel in one message
+
+
+def message_to_item(message: Message) -> pb.Item:
+    """A register message as an item of a link; those about shared memory go over Unix sockets alone."""
+    assert isinstance(message, Ready | Credit)
+    if isinstance(message, Credit):
+        return pb.Item(credit=pb.Credit(plan=message.plan, register=message.register))
+    ready = pb.Ready(plan=message.plan, register=message.register, sequence=message.sequence, nbytes=message.nbytes)
+    if message.payload is not None:
+        ready.inline = True
+        ready.payload.extend(message.payload)
+    return pb.Item(ready=ready)
+
+
+def ready_from(item: pb.Ready) -> Ready:
+    """The token announcement that an item carries."""
+    payload = tuple(item.payload) if item.inline else None
+    return Ready(item.plan, item.register, item.sequence, item.nbytes, payload)
+
+
+def ticket_to(ticket: Ticket) -> pb.Ticket:
+    """A ticket as it travels."""
+    return pb.Ticket(
+        rank=ticket.rank,
+        node=ticket.node,
+        nnodes=ticket.nnodes,
+        devices=ticket.devices,
+        host=ticket.host,
+        pid=ticket.pid,
+        address=ticket.address,
+        version=ticket.version,
+        python=ticket.python,
+        torch=ticket.torch,
+        script=ticket.script,
+        digest=ticket.digest,
+        argv=ticket.argv,
+        machine=ticket.machine,
+        socket=ticket.socket,
+        libraries=ticket.libraries,
+    )
+
+
+def ticket_from(item: pb.Ticket) -> Ticket:
+    """The ticket that another rank sent."""
+    return Ticket(
+        rank=item.rank,
+        node=item.node,
+        nnodes=item.nnodes,
+        devices=item.devices,
+        host=item.host,
+        pid=item.pid,
+        address=item.address,
+        version=item.version,
+        python=item.python,
+        torch=item.torch,
+        script=item.script,
+        digest=item.digest,
+        argv=tuple(item.argv),
+        machine=item.machine,
+        socket=item.socket,
+        libraries=item.libraries,
+    )
+
+
+def failure_to(failure: Failure) -> pb.Item:
+    """A failure as an item of a link."""
+    return pb.Item(
+        failure=pb.Failure(
+            rank=failure.rank,
+            host=failure.host,
+            pid=failure.pid,
+            kind=failure.kind,
+            cause=failure.cause,
+            noticed_by=failure.noticed_by,
+        )
+    )
+
+
+def failure_from(item: pb.Failure) -> Failure:
+    """The failure that a peer told of."""
+    return Failure(item.rank, item.host, item.pid, item.kind, item.cause, item.noticed_by)
+
+
+def step_to(step: CommonStep) -> pb.Item:
+    """A common step as an item of the link to the master."""
+    issue = pb.Issue(kind=step.kind, tag=step.tag, text=step.text, call=step.call)
+    if step.dropped:
+        issue.dropped.CopyFrom(_dropped_to(step.dropped))
+    return pb.Item(issue=issue)
+
+
+def step_from(item: pb.Issue) -> CommonStep:
+    """The common step that a rank issued."""
+    return CommonStep(item.kind, item.tag, item.text, item.call, _dropped_from(item))
+
+
+def go_to(call: int, agreed: Dropped) -> pb.Item:
+    """Word that all ranks have made a call, and of what they have let go of."""
+    go = pb.Go(call=call)
+    if agreed:
+        go.dropped.CopyFrom(_dropped_to(agreed))
+    return pb.Item(go=go)
+
+
+def go_from(item: pb.Go) -> tuple[int, Dropped]:
+    """The call and what was let go of that the master tells of."""
+    return item.call, _dropped_from(item)
+
+
+def _dropped_to(what: Dropped) -> pb.Dropped:
+    return pb.Dropped(plans=sorted(what.plans), variables=sorted(what.variables))
+
+
+def _dropped_from(item: pb.Issue | pb.Go) -> Dropped:
+    return dropped(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NOTHING
+
+
+def word_to(word: Word) -> pb.Item:
+    """What a rank says of a call that has failed, as an item of the link to the master."""
+    if isinstance(word, Failed):
+        return pb.Item(failed=_failed_to(word))
+    return pb.Item(vote=pb.Vote(call=word.call, obstacle=word.obstacle))
+
+
+def word_from(item: pb.Failed | pb.Vote) -> Word:
+    """What a rank said of a call that has failed."""
+    return _failed_from(item) if isinstance(item, pb.Failed) else Vote(item.call, item.obstacle)
+
+
+def order_to(order: Order) -> pb.Item:
+    """What the master tells every rank of such a call, as an item of a link."""
+    if isinstance(order, Hold):
+        return pb.Item(hold=pb.Hold(call=order.call, line=order.line))
+    return pb.Item(decision=pb.Decision(failed=_failed_to(order.failed), obstacle=order.obstacle))
+
+
+def order_from(item: pb.Hold | pb.Decision) -> Order:
+    """What the master told every rank of such a call."""
+    if isinstance(item, pb.Hold):
+        return Hold(item.call, item.line)
+    return Decision(_failed_from(item.failed), item.obstacle)
+
+
+def _failed_to(failed: Failed) -> pb.Failed:
+    return pb.Failed(call=failed.call, text=failed.text, cause=failed.cause, message=failed.message, line=failed.line)
+
+
+def _failed_from(item: pb.Failed) -> Failed:
+    return Failed(item.call, item.text, item.cause, item.message, item.line)
+
+
+def pieces(data: bytes) -> Iterator[memoryview]:
+    """Cut bytes into pieces of at most ``CHUNK``; at least one, which may be empty."""
+    view = memoryview(data)
+    for start in range(0, max(len(view), 1), CHUNK):
+        yield view[start : start + CHUNK]
+
+
+def parts(step: int, data: bytes) -> Iterable[pb.Item]:
+    """The payload of a gather or scatter as items of a link."""
+    rest = len(data)
+    for piece in pieces(data):
+        rest -= len(piece)
+        yield pb.Item(part=pb.Part(step=step, last=rest == 0, data=bytes(piece)))

@@ -1,0 +1,199 @@
+"""Tensors of this rank go in, those that its peers have given it come out: what global tensors are moved by."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.mismatch import Waiting
+from actorflow_compiler.core.errors import CallError, LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import share
+
+__all__ = ["CHECK", "Doing", "NoWires", "Wires"]
+
+CHECK = "ACTORFLOW_CHECK_PACE"  # 1: every op on global tensors is compared between all ranks before it runs
+SMALL = 65536  # bytes; a sum of less goes from all to all at once, of more in two steps that move less
+# dtype → the one that its sums are made in
+WIDE = dict.fromkeys(
+    (
+        torch.float16, torch.bfloat16,
+        torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    ),
+    torch.float32,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a collective is for; equal on all of its ranks."""
+
+    text: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
+    digest: int
+
+    @classmethod
+    def of(cls, text: str) -> Doing:
+        """What a text says."""
+        return cls(text, zlib.crc32(text.encode()))
+
+
+class Wires(ABC):
+    """How one rank gives tensors to others.
+
+    All ranks of ``ranks`` make the same calls on the same ``ranks`` (ascending, this one among them) with the same
+    ``doing``.  Ranks that do not are found out: CallError names what each of them does.  ClusterError names a rank
+    that was lost.
+    """
+
+    rank: int
+    world: int
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self.everybody = tuple(range(world))
+        self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # how many want every op to be compared
+        self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
+        self.drawn = 0  # random ops so far
+        self._entered: dict[tuple[int, ...], int] = {}
+        self._known: set[Placement] = set()
+        self.one_by_one: set[object] = set()  # functions of torch whose ops run one after the other: see learning.py
+        self.tried: dict[object, int] = {}  # function → kinds of its calls that had to
+
+    @abstractmethod
+    def _swap(
+        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    ) -> list[Tensor | None]:
+        """Give and take for one collective."""
+
+    def exchange(
+        self,
+        doing: Doing,
+        ranks: tuple[int, ...],
+        send: Sequence[Tensor | None],
+        receive: Sequence[int],
+        like: Tensor,
+    ) -> list[Tensor | None]:
+        """Give ``send[i]`` to ``ranks[i]``, and take ``receive[i]`` elements from it; None and 0 for nothing.
+
+        What is given is flat, of the dtype and on the device of ``like``, and so is what comes.  What is given may be
+        changed as soon as this returns.  Where the entries are None or 0 for this rank itself, nothing is done.
+        """
+        peers = tuple(r for r, out, n in zip(ranks, send, receive, strict=True) if (out is not None or n))
+        number = self._entered.get(ranks, 0)
+        self._entered[ranks] = number + 1
+        if not peers:
+            return [None] * len(ranks)
+        return self._swap(Waiting(ranks, number, doing.text, peers), doing.digest, send, receive, like)
+
+    def all_reduce(self, doing: Doing, ranks: tuple[int, ...], tensor: Tensor) -> Tensor:
+        """The sum of the tensors of all ``ranks``, equal bit for bit on each of them; a new tensor."""
+        if len(ranks) == 1:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        me, count = ranks.index(self.rank), len(ranks)
+        flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+        n = flat.numel()
+        if (count - 1) * tensor.nbytes <= SMALL:
+            terms = self.exchange(
+                doing, ranks, _but(me, [flat] * count), [n if i != me else 0 for i in range(count)], flat
+            )
+            return _sum([flat if i == me else t for i, t in enumerate(terms)]).view(tensor.shape)
+        ranges = [share(n, count, i) for i in range(count)]
+        lo, hi = ranges[me]
+        cut = [flat[a:b] for a, b in ranges]
+        terms = self.exchange(doing, ranks, _but(me, cut), [(hi - lo) * (i != me) for i in range(count)], flat)
+        mine = _sum([cut[me] if i == me else t for i, t in enumerate(terms)])
+        sums = self.exchange(
+            doing, ranks, _but(me, [mine] * count), [(b - a) * (i != me) for i, (a, b) in enumerate(ranges)], flat
+        )
+        parts = [mine if i == me else t for i, t in enumerate(sums)]
+        return torch.cat([t for t in parts if t is not None]).view(tensor.shape)
+
+    def gather(self, doing: Doing, ranks: tuple[int, ...], payload: bytes) -> list[bytes]:
+        """Every rank's payload, in the order of ``ranks``, on each of them."""
+        if len(ranks) == 1:
+            return [payload]
+        me, count = ranks.index(self.rank), len(ranks)
+        others = [int(i != me) for i in range(count)]
+        size = torch.tensor([len(payload)])
+        sizes = [
+            int(s) if s is not None else 0 for s in self.exchange(doing, ranks, _but(me, [size] * count), others, size)
+        ]
+        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
+        found = self.exchange(doing, ranks, _but(me, [data if payload else None] * count), sizes, data)
+        return [payload if i == me else b"" if t is None else t.numpy().tobytes() for i, t in enumerate(found)]
+
+    def compare(self, what: str) -> None:
+        """Compare what every rank is about to do; raises CallError that shows each rank's ``what``."""
+        found = [text.decode() for text in self.gather(_COMPARE, self.everybody, what.encode())]
+        if len(set(found)) > 1:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(found))
+            raise CallError(
+                f"the ranks are about to run different ops on global tensors; the same on all of them was expected\n"
+                f"{lines}"
+            )
+
+    def device(self, placement: Placement) -> torch.device:
+        """The device on which this rank holds its part of a tensor on ``placement``."""
+        return torch.device("cpu") if placement.type == "cpu" else torch.device("cuda", torch.cuda.current_device())
+
+    def know(self, placement: Placement) -> Placement:
+        """The placement; raises LayoutError where it has ranks, or devices, that this run does not have."""
+        if placement not in self._known:
+            strange = [r for r in placement.ranks if r >= self.world]
+            if strange:
+                have = "rank 0 only" if self.world == 1 else f"ranks 0 … {self.world - 1}"
+                raise LayoutError(
+                    f"rank{'s' * (len(strange) > 1)} {', '.join(map(str, strange))} of placement {placement} "
+                    f"{'are' if len(strange) > 1 else 'is'} not in this run, which has {have}; start the script with "
+                    f"`actorflow run --devices {max(strange) + 1}` or more, or place the tensor on ranks that there are"
+                )
+            if placement.type == "cuda" and not torch.cuda.is_available():
+                raise LayoutError(
+                    f"placement {placement} was found, and this machine has no CUDA device; write "
+                    f'flow.placement("cpu", …)'
+                )
+            self._known.add(placement)
+        return placement
+
+    @abstractmethod
+    def finish(self, how: str = "has ended its script") -> None:
+        """Tell the peers that this rank takes part in nothing more."""
+
+
+_COMPARE = Doing.of("comparison of the next op")
+
+
+class NoWires(Wires):
+    """One rank alone: there is nobody to exchange anything with."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def _swap(
+        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    ) -> list[Tensor | None]:
+        raise AssertionError(f"a process that is alone has no peers: {waiting}")
+
+    def finish(self, how: str = "has ended its script") -> None:
+        """Nobody is to be told."""
+
+
+def _but(me: int, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What goes to the others: nothing to oneself, and nothing that is empty."""
+    return [t if i != me and t is not None and t.numel() else None for i, t in enumerate(tensors)]
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor:
+    """The sum, in the order of the terms."""
+    found = [t for t in terms if t is not None]
+    wide = WIDE.get(found[0].dtype)
+    out = found[0].clone() if wide is None else found[0].to(wide)
+    for term in found[1:]:
+        out.add_(term if wide is None else term.to(wide))
+    return out if wide is None else out.to(found[0].dtype)

@@ -1,0 +1,204 @@
+"""Tensors of this process go in, those that peers in other processes have given it come out, moved by Gloo.
+
+What one rank gives another carries a tag of what it is for, so ranks in different ops never take each other's data:
+they wait, and ``watch.py`` finds them out.  Tensors on GPUs go from one to the other over NCCL, once both ranks have
+said over Gloo that they are in the same op; between ranks that share a GPU, or have no NCCL, through the CPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from actorflow.control import cluster
+from actorflow.control.cluster import Cluster
+from actorflow.distributed.group import default_group
+from actorflow.eager.communicator import Wires
+from actorflow.eager.mismatch import Waiting
+from actorflow.eager.pairs import SEAT, Pairs, Trade, apart
+from actorflow.eager.watch import SLOW, Watch
+from actorflow.transport.nccl import nccl_version
+from actorflow_compiler.core.errors import CallError, ClusterError
+from actorflow_compiler.core.flat import as_bytes, flat
+from actorflow_compiler.core.torch_internals import store_of_default_group
+
+__all__ = ["GroupWires"]
+
+TAGS = 2**31 - 1  # Gloo takes tags below 2**31; the last one is for a receive that nobody answers
+MEETING = 300.0  # seconds in which all ranks have to use their first global tensor
+AT_ONCE = timedelta(milliseconds=1)
+
+
+class GroupWires(Wires):
+    """One rank of several processes, over one Gloo group of all of them.
+
+    ``store`` is one that all ranks share and nobody else uses; making wires is collective.  ``pairs`` moves tensors on
+    devices of its kind, on all ranks or none; without it they go through the CPU.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world: int, timeout: timedelta = timedelta(days=1), pairs: Pairs | None = None
+    ) -> None:
+        super().__init__(rank, world)
+        self._pairs = pairs
+        _meet(store, rank, world)
+        try:
+            self._group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, world, timeout)
+        except RuntimeError as error:
+            raise ClusterError(
+                f"rank {rank} could not connect to the other ranks for global tensors: {error}"
+            ) from error
+        connection: Any = store  # its stub lacks what follows
+        own = connection.clone()  # a connection of its own: one thread's calls do not hold up the other's
+        self._watch = Watch(PrefixStore("pace", own), rank, world, self._break)
+
+    @classmethod
+    def joined(cls) -> GroupWires | None:
+        """The wires of this process's run, or of torch's default group; None for a process that is alone."""
+        run = cluster.joined()
+        if isinstance(run, Cluster):
+            store, rank, world = run.store(), run.rank, run.world
+        else:
+            if cluster.place().world > 1:
+                default_group()
+            known = store_of_default_group()
+            if known is None or known[2] == 1:
+                return None
+            store, rank, world = known
+        pairs = Pairs(PrefixStore("actorflow/eager/pairs", store), rank) if nccl_version() else None
+        wires = cls(PrefixStore("actorflow/eager", store), rank, world, pairs=pairs)
+        atexit.register(wires._at_exit)
+        return wires
+
+    def _swap(
+        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    ) -> list[Tensor | None]:
+        pairs = self._pairs if self._pairs is not None and like.device.type == self._pairs.kind else None
+        if pairs is not None:
+            waiting = replace(waiting, what=f"{waiting.what}, between {pairs.kind} devices")
+            rooms = [torch.empty(n, dtype=like.dtype, device=like.device) if n else None for n in receive]
+            send = [None if t is None else flat(t) for t in send]  # memory is asked for before others wait
+        tag = (digest + waiting.number * 0x9E3779B1 + (pairs is not None)) % TAGS
+        self._watch.enter(waiting)
+        try:
+            if pairs is None:
+                came = self._carry(tag, waiting.ranks, send, receive, like)
+            else:
+                came = self._carry_directly(pairs, tag, waiting, send, rooms)
+        except RuntimeError as error:
+            if pairs is not None:
+                self._watch.give_up(waiting)
+            self._explain(error, waiting)
+        self._watch.leave()
+        return came
+
+    def _carry(
+        self, tag: int, ranks: Sequence[int], send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    ) -> list[Tensor | None]:
+        """Give and take over Gloo."""
+        far = like.device.type != "cpu"
+        came: list[Tensor | None] = [None] * len(send)
+        works = []
+        for i, (peer, n) in enumerate(zip(ranks, receive, strict=True)):
+            if n:
+                room = came[i] = torch.empty(n, dtype=like.dtype)
+                works.append(self._group.recv([room.view(torch.uint8)], peer, tag))
+        for peer, tensor in zip(ranks, send, strict=True):
+            if tensor is not None:
+                near = tensor.cpu() if far else tensor
+                works.append(self._group.send([as_bytes(near)], peer, tag))
+        for work in works:
+            work.wait()
+        return [None if t is None else t.to(like.device) for t in came] if far else came
+
+    def _carry_directly(
+        self, pairs: Pairs, tag: int, waiting: Waiting, send: Sequence[Tensor | None], rooms: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Give and take from device to device where two ranks can, else over Gloo, once all peers are in the op."""
+        mine = torch.frombuffer(bytearray(pairs.seat), dtype=torch.uint8)
+        count = len(waiting.peers)
+        seats = self._carry(tag, waiting.peers, [mine] * count, [SEAT] * count, mine)
+        known = {
+            peer: apart(pairs.seat, seat.numpy().tobytes())
+            for peer, seat in zip(waiting.peers, seats, strict=True)
+            if seat is not None
+        }
+        trades = [
+            Trade(rank, out, room)
+            for rank, out, room in zip(waiting.ranks, send, rooms, strict=True)
+            if known.get(rank, False)
+        ]
+        if trades:
+            pairs.swap(trades, next(t.device for t in (*send, *rooms) if t is not None))
+        if len(trades) == count:
+            return rooms
+        direct = [known.get(rank, True) for rank in waiting.ranks]
+        like = next(t for t in (*send, *rooms) if t is not None)
+        slow = self._carry(
+            tag,
+            waiting.ranks,
+            [None if d else t for d, t in zip(direct, send, strict=True)],
+            [0 if d or t is None else t.numel() for d, t in zip(direct, rooms, strict=True)],
+            like,
+        )
+        return [room if d else t for d, room, t in zip(direct, rooms, slow, strict=True)]
+
+    def _explain(self, error: RuntimeError, waiting: Waiting) -> NoReturn:
+        """Raise what is behind a transfer that has failed."""
+        run = cluster.joined()
+        if isinstance(run, Cluster) and self._watch.verdict is None and run.failed.wait(1.0):
+            raise run.explain(error) from error
+        why, lost = self._watch.why(error, waiting)
+        raise (ClusterError if lost else CallError)(why) from error if self._watch.verdict is None else None
+
+    def _break(self) -> None:
+        """Make a call that is blocked fail: a receive that times out closes all connections of its group."""
+        peer = next(r for r in self.everybody if r != self.rank)
+        with contextlib.suppress(RuntimeError):
+            self._group.recv([torch.empty(1, dtype=torch.uint8)], peer, TAGS).wait(AT_ONCE)
+        if self._pairs is not None:
+            self._pairs.abort()
+
+    def finish(self, how: str = "has ended its script") -> None:
+        """Tell the peers that this rank takes part in nothing more; waits a little for those that wait for it."""
+        self._watch.finish(how)
+        if self._pairs is not None and self._watch.verdict is None:
+            self._pairs.close()
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if error is None:
+            self.finish()
+        else:
+            self.finish(f"raised {type(error).__name__}: {error}")
+
+
+def _meet(store: Store, rank: int, world: int) -> None:
+    """Wait until all ranks are here."""
+    store.set(f"here/{rank}", "")
+    begun = time.monotonic()
+    told = False
+    while not store.check([f"here/{r}" for r in range(world)]):
+        waited = time.monotonic() - begun
+        if (waited > SLOW and not told) or waited > MEETING:
+            missing = [r for r in range(world) if not store.check([f"here/{r}"])]
+            text = (
+                f"rank {rank} uses its first global tensor, and has waited {waited:.0f} s for rank"
+                f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} to use theirs: all ranks have to run the "
+                f"same ops on global tensors in the same order"
+            )
+            if waited > MEETING:
+                raise ClusterError(text)
+            told = True
+            print(f"actorflow: {text}", file=sys.stderr, flush=True)
+        time.sleep(0.02)  # a store has no event to wait for that could be given up

@@ -1,0 +1,144 @@
+"""This rank's part of a tensor in one layout goes in; its part of the same tensor in another layout comes out.
+
+What moves is planned by ``actorflow_compiler.boxing.routes``, as for jobs; here each hop of a route is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from actorflow.eager.communicator import WIDE, Doing, Wires
+from actorflow.eager.layout import NOWHERE, Layout
+from actorflow_compiler.boxing.routes import Hop, Part, route
+from actorflow_compiler.core.sbp import numel
+from actorflow_compiler.custom_ops.layout import arrange, carve
+from actorflow_compiler.plan.plan import Box
+from actorflow_compiler.plan.region import device_shape
+
+__all__ = ["box"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rank's side of a hop."""
+
+    kind: str  # as in ``Hop``
+    ranks: tuple[int, ...]  # that exchange, this one among them
+    send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, what it gets of this rank's part
+    receive: tuple[tuple[Box, ...], ...]  # from each of ``ranks``, where what it gives lies in the new part
+    counts: tuple[int, ...]  # elements that each of the other ``ranks`` gives
+    shape: Shape  # of the new part
+    add: bool
+
+
+def box(local: Tensor, shape: Shape, source: Layout, target: Layout, wires: Wires, why: str = "") -> Tensor:
+    """The part of a tensor of logical ``shape`` that this rank has in ``target``, given its part in ``source``.
+
+    Collective: every rank of both placements calls it, with the same arguments but for ``local``; on others it does
+    nothing.  A rank outside of a placement has a part of shape ``(0,)``, of the right dtype.  The result shares
+    memory with ``local`` only where the layouts are the same; no gradient flows.  ``why`` is the op that wants
+    it, for errors.  Raises LayoutError for a split that does not fit the shape.
+
+    >>> box(torch.ones(2), (2,), Layout(both, (P,)), Layout(both, (S(0),)), wires)  # on each of two ranks
+    tensor([2.])
+    """
+    if source is target:
+        return local
+    if local.requires_grad:
+        local = local.detach()
+    steps = plan(shape, source, target, wires.rank)
+    if not steps:
+        return local  # a rank outside of both
+    doing = _doing(why, local.dtype, shape, source, target)
+    for step in steps:
+        if step.kind == "all_reduce":
+            local = wires.all_reduce(doing, step.ranks, local)
+        else:
+            local = _exchange(local, step, wires, doing)
+    if source.placement.type != target.placement.type:
+        local = local.to(wires.device(target.placement))
+    return local
+
+
+@lru_cache(maxsize=1 << 14)
+def plan(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[Step, ...]:
+    """What one rank does, in order."""
+    hops = route(shape, source.placement, source.sbp, target.placement, target.sbp)
+    found = (_step(hop, shape, rank) for hop in hops)
+    return tuple(step for step in found if step is not None)
+
+
+def _step(hop: Hop, shape: Shape, rank: int) -> Step | None:
+    """A rank's side of a hop; None where it has none."""
+    gives, takes = rank in hop.source, rank in hop.target
+    if not gives and not takes:
+        return None
+    ranks = _ranks(hop, rank)
+    out = device_shape(shape, hop.target_sbp, hop.target, hop.target.index(rank)) if takes else NOWHERE
+    if hop.kind == "all_reduce":
+        return Step(hop.kind, ranks, (), (), (), out, True)
+
+    def parts(giver: int, taker: int) -> tuple[Part, ...]:
+        if giver not in hop.source or taker not in hop.target:
+            return ()
+        return hop.parts[hop.target.index(taker)][hop.source.index(giver)]
+
+    send = tuple(tuple(p.source for p in parts(rank, other)) for other in ranks)
+    receive = tuple(tuple(p.target for p in parts(other, rank)) for other in ranks)
+    counts = tuple(
+        0 if other == rank else sum(numel(b.size) for b in boxes) for other, boxes in zip(ranks, receive, strict=True)
+    )
+    return Step(hop.kind, ranks, send, receive, counts, out, hop.add)
+
+
+def _ranks(hop: Hop, rank: int) -> tuple[int, ...]:
+    """Those that exchange with a rank in a hop."""
+    if hop.groups:
+        return next(group for group in hop.groups if rank in group)
+    return tuple(sorted({*hop.source.ranks, *hop.target.ranks})) if hop.kind == "send" else (rank,)
+
+
+def _exchange(local: Tensor, step: Step, wires: Wires, doing: Doing) -> Tensor:
+    me = step.ranks.index(wires.rank)
+    pieces = [_flat(local, boxes) if i != me else None for i, boxes in enumerate(step.send)]
+    came = wires.exchange(doing, step.ranks, pieces, step.counts, local) if len(step.ranks) > 1 else [None]
+    parts: list[Tensor] = []
+    starts: list[Shape] = []
+    for i, boxes in enumerate(step.receive):
+        starts += [b.start for b in boxes]
+        if i == me:
+            parts += [carve(local, b.start, b.size) for b in step.send[i]]
+        elif boxes:
+            flat = came[i]
+            assert flat is not None or not step.counts[i]
+            flat = local.new_empty(0) if flat is None else flat
+            views = torch.split(flat, [numel(b.size) for b in boxes])
+            parts += [v.view(b.size) for v, b in zip(views, boxes, strict=True)]
+    if not parts:
+        return local.new_zeros(step.shape)
+    wide = WIDE.get(local.dtype) if step.add else None
+    if wide is None:
+        return arrange(parts, step.shape, starts, local.dtype, step.add)
+    return arrange([p.to(wide) for p in parts], step.shape, starts, wide, step.add).to(local.dtype)
+
+
+def _flat(local: Tensor, boxes: tuple[Box, ...]) -> Tensor | None:
+    """The elements that some boxes name, one after the other; None for none."""
+    if not boxes or not any(numel(b.size) for b in boxes):
+        return None
+    parts = [carve(local, b.start, b.size).reshape(-1) for b in boxes]
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return flat.resolve_conj().resolve_neg()
+
+
+@lru_cache(maxsize=1 << 14)
+def _doing(why: str, dtype: torch.dtype, shape: Shape, source: Layout, target: Layout) -> Doing:
+    size = ",".join(map(str, shape))
+    moves = f"{str(dtype).removeprefix('torch.')}[{size}], {source} -> {target}"
+    return Doing.of(f"{why}: {moves}" if why else moves)

@@ -1,0 +1,216 @@
+"""A rank's process: the launcher's variables, a script and its arguments go in; the script runs as one rank of the run.
+
+``python -m actorflow.launch.entry SCRIPT ARGS`` is what the launcher starts; nobody else should.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from actorflow.control import cluster
+from actorflow.control.cluster import Alone, Cluster
+from actorflow.doctor.shm import advice
+from actorflow.launch.log_disk import full_disk
+from actorflow.rendezvous.reports import Started, tell
+from actorflow.rendezvous.settings import Settings
+from actorflow.status.sockets import answer, tell_own
+from actorflow.support.script_error import drop_echoes, print_script_error, sentence
+from actorflow_compiler.core.errors import ActorflowError
+
+SEED = 0  # of every random number generator, on every rank
+_PR_SET_PDEATHSIG = 1
+TERM_PATIENCE = 0.7  # seconds for the news of a failure to come after SIGTERM
+
+
+def main(argv: Sequence[str]) -> int:
+    """Join the run, run the script, say goodbye; returns the exit status where the process ends by itself."""
+    script, arguments = argv[0], tuple(argv[1:])
+    settings = replace(Settings.from_env(), script=script, argv=arguments)
+    _die_with(settings.launcher_pid)
+    tell(settings.launcher, Started(settings.rank, os.getpid()))
+    if settings.rank:
+        _close_stdin()
+    run: Cluster | Alone = Alone(settings)
+    try:
+        if settings.world > 1:
+            run = Cluster(settings)
+        cluster.use(run)
+        answer(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, "status"))
+        _hear_signals(run)
+        if isinstance(run, Cluster):
+            run.begin()  # joins while torch is imported
+        _seed(settings)
+        run.join()
+    except ActorflowError as e:
+        if settings.rank or not settings.launcher:  # the launcher prints it beside the master's output
+            print(f"actorflow: {e}", file=sys.stderr, flush=True)
+        if run.failure is None:
+            run.abort("join", str(e))
+        return _end(run, 1)
+    except KeyboardInterrupt:
+        return _interrupted(run)
+    _set_variables(settings, run)
+    return _run(run, script, arguments)
+
+
+def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
+    try:
+        try:
+            run_script(script, arguments)
+        except SystemExit as e:
+            if e.code not in (None, 0):
+                code = e.code if isinstance(e.code, int) else 1
+                if not isinstance(e.code, int):
+                    print(e.code, file=sys.stderr)
+                run.abort("ended", f"ended with exit status {code}")
+                return _end(run, code)
+        wires = sys.modules.get("actorflow.eager.current")
+        if wires is not None:
+            wires.finish()
+        session = sys.modules.get("actorflow.session.session")
+        if session is not None:
+            session.finish()
+        run.goodbye()
+        return 0
+    except KeyboardInterrupt:
+        return _interrupted(run)
+    except BaseException as e:
+        shown = sys.modules.get("actorflow.live.shown")
+        if shown is not None:
+            shown.close()
+        behind = run.explain(e)
+        elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
+        with suppress(OSError):  # its disk may be full; the launcher says that
+            print_script_error(behind.with_traceback(e.__traceback__) if elsewhere else e, script)
+        if behind is e:
+            hint = full_disk(e, run.rank, run.settings.log_dir) or advice(str(e))
+            if hint:
+                with suppress(OSError):
+                    print(f"actorflow: {hint}", file=sys.stderr)
+            run.abort("raised", f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
+            if isinstance(e, Exception):
+                _write_error_file(e)
+        return _end(run, 1)
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Run a script as ``python script arguments`` would, in this process."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    drop_echoes()
+    runpy.run_path(script, run_name="__main__")
+
+
+def _end(run: Cluster | Alone, code: int) -> int:
+    """Leave after a failure: with peers the process ends here, when they have been told."""
+    if isinstance(run, Cluster) and run.failed.is_set():
+        run.end(code)
+    return code
+
+
+def _interrupted(run: Cluster | Alone) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough
+    if run.failure is None:
+        run.abort("ended", "was interrupted (Ctrl-C)")
+    return _end(run, 128 + signal.SIGINT)
+
+
+def _die_with(launcher: int) -> None:
+    """Have the kernel kill this process when its launcher dies."""
+    if not launcher:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before we asked
+        sys.exit(1)
+
+
+def _close_stdin() -> None:
+    """Only the master reads the terminal."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _seed(settings: Settings) -> None:
+    """Give every rank the same random numbers, and each its share of the cores, and of the GPUs."""
+    random.seed(SEED)
+    import numpy
+    import torch
+
+    numpy.random.seed(SEED)
+    torch.manual_seed(SEED)
+    torch.set_num_threads(settings.threads)
+    if settings.devices > 1 and settings.device_type != "cpu" and torch.cuda.device_count():
+        from actorflow.rendezvous.device_assignment import claim_gpu
+
+        claim_gpu(settings)
+
+
+def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
+    """Tell the script its place in the names that torch's launcher uses; the agent's own are those of one node."""
+    os.environ.update(
+        RANK=str(settings.rank),
+        LOCAL_RANK=str(settings.local_rank),
+        GROUP_RANK=str(settings.node),
+        WORLD_SIZE=str(settings.world),
+        LOCAL_WORLD_SIZE=str(settings.devices),
+        GROUP_WORLD_SIZE=str(settings.nnodes),
+    )
+    if isinstance(run, Cluster):
+        store = run.store()
+        os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
+
+
+def _hear_signals(run: Cluster | Alone) -> None:
+    """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python; on SIGUSR1 only tell.
+
+    The launcher sends it when another rank has failed; then the news of that failure is awaited, so
+    that its cause is what everybody reports.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        """Python's part; the wake-up descriptor has the signal already, on whatever thread it came."""
+
+    def wait() -> None:
+        while signal.SIGTERM not in (told := os.read(reader, 64)):
+            if signal.SIGUSR1 in told:
+                tell_own(run.rank)
+        known = run.failed.wait(TERM_PATIENCE)
+        if not known:
+            run.abort("ended", "was told to end (SIGTERM)")
+        if isinstance(run, Cluster):
+            run.await_end() if known else run.end(128 + signal.SIGTERM)
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGUSR1, handle)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=wait, name="actorflow-sigterm", daemon=True).start()
+
+
+def _write_error_file(error: Exception) -> None:
+    """Leave the traceback where torch's tools look for it, whole or not at all."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    try:
+        get_error_handler().record_exception(error)
+    except OSError:  # torch's agent cannot read a part of one
+        with suppress(OSError, KeyError):
+            Path(os.environ["TORCHELASTIC_ERROR_FILE"]).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""What the ranks of all nodes print goes in, while they run; files on node 0 come out, as if they had run there.
+
+The launchers do it, because they outlive their ranks: what a rank printed last, before it failed, is what people look
+for.  Node 0's listens; rank 0 tells the other ranks where when all have joined, and they tell their launchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from actorflow.control import channels as door
+from actorflow.control.channels import grpc
+from actorflow.launch.log_files import FILES, Copies, Tail, log_path
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_protos import runtime_pb2 as pb
+
+__all__ = ["Keeper", "Sender"]
+
+TICK = 0.25  # seconds between looks at files that grow
+PATIENCE = 3.0  # seconds in which the last pieces leave when the ranks have ended
+OTHERS = 6.0  # seconds in which the ranks of other nodes end, too; a node that is lost is noticed sooner
+
+
+class Sender:
+    """The launcher of a node other than 0: sends what its ranks print, in the background."""
+
+    port = 0
+
+    def __init__(self, node: int, ranks: range, folder: str, token: str) -> None:
+        self._node = node
+        self._ranks = ranks
+        self._folder = folder
+        self._marker = Path(folder, f".logs-{secrets.token_hex(8)}")
+        self._token = token
+        self._ended = threading.Event()
+        self._call: Any = None
+        self._thread: threading.Thread | None = None
+
+    def send_to(self, address: str) -> None:
+        """See ``Logs``; what comes later than the first address changes nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send, args=(address,), name="actorflow-logs", daemon=True)
+            self._thread.start()
+
+    def finish(self, well: bool) -> None:
+        """See ``Logs``."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+
+    def _send(self, address: str) -> None:
+        with door.make_plain_channel(address) as channel, self._marked():
+            call = door.KeeperStub(channel).Keep(
+                self._pieces(), metadata=door.metadata(self._token, self._ranks.start), wait_for_ready=True
+            )
+            with suppress(grpc.RpcError):  # node 0 is gone: the logs stay here
+                for _ in call:
+                    pass
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """A file by which a keeper whose folder is this very one, on a shared disk, sees that the logs are there."""
+        with suppress(OSError):
+            self._marker.touch()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self._marker.unlink(missing_ok=True)
+
+    def _pieces(self) -> Iterator[pb.LogPiece]:
+        yield pb.LogPiece(node=self._node, rank=self._ranks.start, data=self._marker.name.encode())
+        tails = [(rank, file, Tail(log_path(self._folder, rank, file))) for rank in self._ranks for file in FILES]
+        while not self._ended.wait(TICK):
+            for rank, file, tail in tails:
+                if data := tail.more():
+                    yield pb.LogPiece(node=self._node, rank=rank, file=file, data=data)
+        for rank, file, tail in tails:
+            for data in tail.rest():
+                yield pb.LogPiece(node=self._node, rank=rank, file=file, data=data)
+
+
+class Keeper:
+    """The launcher of node 0: writes down what the others send.
+
+    ``start`` raises ClusterError where no port can be had.
+    """
+
+    def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str) -> None:
+        self.port = 0
+        self._nodes = nodes
+        self._copies = Copies(folder, nodes, devices)
+        self._host = host
+        self._token = token
+        self._came: set[int] = set()  # nodes
+        self._gone: set[int] = set()
+        self._ready: Future[int] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="actorflow-logs", daemon=True)
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+        self.port = self._ready.result()
+
+    def send_to(self, address: str) -> None:
+        """See ``Logs``; that is here."""
+
+    def finish(self, well: bool) -> None:
+        """See ``Logs``: after a run that went well every node comes, else those that have come are waited for."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._end, set(self._nodes) if well else set(self._came))
+        self._thread.join(OTHERS + PATIENCE)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._news = asyncio.Event()
+        self._awaited: set[int] | None = None  # None: this node's ranks still run
+        try:
+            server, port = door.make_server(
+                self._host, 0, reserved=False, token=self._token, turned_away=lambda _: None
+            )
+            door.add_keeper(_Servicer(self._keep), server)
+            await server.start()
+        except ClusterError as e:
+            self._ready.set_exception(e)
+            return
+        self._ready.set_result(port)
+        while self._awaited is None:
+            await self._wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OTHERS):
+                while not self._awaited <= self._gone:
+                    await self._wait()
+        await server.stop(0)
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+        self._news.clear()
+
+    def _end(self, awaited: set[int]) -> None:
+        self._awaited = awaited
+        self._news.set()
+
+    async def _keep(self, pieces: Any, context: Any) -> None:
+        node = -1
+        try:
+            async for piece in pieces:
+                if node < 0 and piece.node in self._nodes and piece.node not in self._came:
+                    node = piece.node
+                    self._came.add(node)
+                if piece.node != node:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a node of this run sends its logs once")
+                if not piece.file and self._copies.has(piece.data.decode()):  # one disk: nothing is to be copied
+                    break
+                if piece.file:
+                    self._copies.add(node, piece.rank, piece.file, piece.data)
+            await context.write(pb.LogsKept())
+        except ValueError as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        finally:
+            if node >= 0:
+                self._gone.add(node)
+                self._news.set()
+
+
+class _Servicer(door.KeeperServicer):  # type: ignore[misc]
+    """What the other launchers can call."""
+
+    def __init__(self, keep: Callable[[Any, Any], Any]) -> None:
+        self._keep = keep
+
+    async def Keep(self, pieces: Any, context: Any) -> None:  # noqa: N802 -- the service's name
+        await self._keep(pieces, context)

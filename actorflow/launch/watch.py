@@ -1,0 +1,178 @@
+"""The launcher's eye on its ranks: their reports and deaths come in; who failed comes out, and the rest are ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
+from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Started, Wanted, parse
+
+GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
+STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
+TICK = 0.5  # seconds between looks at process states
+
+
+@dataclass(slots=True)
+class _Process:
+    rank: int
+    pid: int
+    handle: int  # pidfd: names this very process, even after its number is used again
+    leads: bool  # a process group
+    stopped_since: float | None = None  # monotonic seconds
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the watch knows at the end."""
+
+    failures: list[Failure] = field(default_factory=list)  # as reported, the first one first
+    deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) of those that died unasked, in order
+    started: dict[int, int] = field(default_factory=dict)  # rank -> pid
+    killed: set[int] = field(default_factory=set)  # ranks that the watch ended itself
+    wanted: Wanted | None = None  # the script asks to be started anew, so
+
+
+class Watch:
+    """Hears ranks on a socket, sees them die, and kills what is left a few seconds after a failure.
+
+    torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
+    makes the end of a run quick whatever state its ranks are in.  ``on_kept`` hears where logs are to be sent.
+    """
+
+    def __init__(self, on_kept: Callable[[str], object] = lambda _: None) -> None:
+        self.findings = Findings()
+        self._on_kept = on_kept
+        self._folder = tempfile.mkdtemp(prefix="actorflow-")  # readable by this user alone
+        self.address = str(Path(self._folder, "launcher"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(self.address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._stop, self._stop_writer = os.pipe()
+        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._alive: dict[int, _Process] = {}  # by rank
+        self._finished: set[int] = set()
+        self._deadline: float | None = None  # when what is left is killed
+        self._thread = threading.Thread(target=self._run, name="actorflow-watch", daemon=True)
+
+    def start(self) -> None:
+        """Watch in the background."""
+        self._thread.start()
+
+    def close(self) -> Findings:
+        """Stop and tell what was found."""
+        os.write(self._stop_writer, b".")
+        self._thread.join()
+        self._selector.close()
+        self._socket.close()
+        for fd in (self._stop, self._stop_writer, *(p.handle for p in self._alive.values())):
+            os.close(fd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self.findings
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            ready = {key.fd for key, _ in self._selector.select(TICK)}
+            stopping = self._stop in ready
+            self._hear()  # first: what a process said before it died
+            for process in [p for p in self._alive.values() if stopping or p.handle in ready]:
+                self._look_for_death(process)
+            if not stopping:
+                self._look_for_stopped()
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    for process in list(self._alive.values()):
+                        self._kill(process)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                report = parse(self._socket.recv(1 << 16))
+            except BlockingIOError:
+                return
+            if isinstance(report, Started):
+                self._meet(report)
+            elif isinstance(report, Finished):
+                self._finished.add(report.rank)
+            elif isinstance(report, Wanted):
+                self.findings.wanted = report
+            elif isinstance(report, Notice):
+                print(f"actorflow: {report.text}", file=sys.stderr, flush=True)
+            elif isinstance(report, KeptAt):
+                self._on_kept(report.address)
+            else:
+                self._failed(report)
+
+    def _meet(self, report: Started) -> None:
+        self.findings.started[report.rank] = report.pid
+        with suppress(ProcessLookupError):  # dead already; the agent has its status
+            process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
+            self._alive[report.rank] = process
+            self._selector.register(process.handle, selectors.EVENT_READ)
+
+    def _failed(self, failure: Failure) -> None:
+        self.findings.failures.append(failure)
+        self._end_soon()
+        if failure.kind in ("stopped", "unreachable") and failure.rank in self._alive:
+            self._kill(self._alive[failure.rank])  # it will not end by itself
+
+    def _look_for_death(self, process: _Process) -> None:
+        with selectors.DefaultSelector() as one:
+            one.register(process.handle, selectors.EVENT_READ)
+            if not one.select(0):
+                return
+        self._selector.unregister(process.handle)
+        os.close(process.handle)
+        del self._alive[process.rank]
+        if process.rank not in self._finished and process.rank not in self.findings.killed:
+            self.findings.deaths.append((process.rank, process.pid))
+            self._kill_group(process)
+            self._end_soon()
+
+    def _look_for_stopped(self) -> None:
+        now = time.monotonic()
+        for process in list(self._alive.values()):
+            if not _is_stopped(process.pid):
+                process.stopped_since = None
+            elif process.stopped_since is None:
+                process.stopped_since = now
+            elif now - process.stopped_since >= STOPPED:
+                self._failed(
+                    Failure(process.rank, socket.gethostname(), process.pid, "stopped", LOST["stopped"], LAUNCHER)
+                )
+
+    def _end_soon(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + GRACE
+
+    def _kill(self, process: _Process) -> None:
+        self.findings.killed.add(process.rank)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process.handle, signal.SIGKILL)
+        self._kill_group(process)
+
+    def _kill_group(self, process: _Process) -> None:
+        """End what the rank itself started, such as data loaders; the agent gives each rank a group of its own."""
+        if process.leads:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,211 @@
+"""What a script places where, and what each rank has to compute on, go in; each rank's kind of device comes out.
+
+A rank is one device.  Every rank reports its seat when a job is compiled; the master decides and checks.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from actorflow.rendezvous.settings import Settings
+from actorflow.transport.nccl import nccl_version
+from actorflow_compiler.core.errors import ClusterError, LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.torch_internals import when_cuda_starts
+
+__all__ = [
+    "NOTHING_SAID",
+    "NOWHERE",
+    "Seat",
+    "Wishes",
+    "check",
+    "claim_gpu",
+    "device_of",
+    "idle_oversubscribe",
+    "kinds_of",
+    "seat",
+    "take_gpu",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is said about kinds of devices beside the placements of a job."""
+
+    default: str = ""  # for what no placement names, as --device-type says; empty: nothing was said
+    settled: tuple[str, ...] = ()  # the kind of each rank, by an earlier job of this run
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one rank has to compute on and to talk with."""
+
+    host: str
+    gpus: tuple[str, ...] = ()  # names of the GPUs that its process sees
+    index: int = -1  # of the GPU that is its own; -1: none
+    gpu: str = ""  # what tells that GPU from all others; empty: none, or the rank does not compute on it
+    nccl: str = ""  # version; empty: none
+    cuda: str = ""  # version that torch was built for; empty: none
+    shares: bool = False  # --oversubscribe
+
+    @property
+    def there(self) -> str:
+        """What there is, for people."""
+        if self.gpus:
+            return ", ".join(f"GPU {i}: {name}" for i, name in enumerate(self.gpus))
+        return "no GPU that torch can use" + ("" if self.cuda else " (this torch was built without CUDA)")
+
+
+NOTHING_SAID = Wishes()
+NOWHERE = Seat("")  # of a rank of which nothing was asked
+
+
+def device_of(kind: str, settings: Settings) -> torch.device:
+    """The device of a rank that computes on this kind: ranks of a host take its GPUs in turn."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    return torch.device("cuda", settings.local_rank % max(1, torch.cuda.device_count()))
+
+
+def idle_oversubscribe(settings: Settings, kinds: Sequence[str]) -> str:
+    """A line for people where --oversubscribe was said and no rank computes on a GPU; else nothing."""
+    if not settings.oversubscribe or "cuda" in kinds:
+        return ""
+    return "--oversubscribe has no effect: it lets ranks share a GPU, and every rank of this run computes on the CPU"
+
+
+def claim_gpu(settings: Settings) -> None:
+    """Have "cuda" mean the GPU that this rank computes on, from the first use of CUDA.
+
+    Where nobody has said that it computes there it may do so on CPUs: then it needs no GPU's memory, and none that
+    works.  Raises ClusterError where it was said, and the GPU cannot be used.
+    """
+    if settings.device_type == "cuda":
+        take_gpu(settings)
+    else:
+        when_cuda_starts(lambda: take_gpu(settings))
+
+
+def take_gpu(settings: Settings) -> None:
+    """Make what this thread calls "cuda" the GPU that this rank computes on.  Raises ClusterError where it cannot."""
+    place = device_of("cuda", settings)
+    try:
+        torch.cuda.set_device(place)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"rank {settings.rank} cannot use {place} of {socket.gethostname()}, which it computes on: {error}\n"
+            "See whether `nvidia-smi` works there, whether its driver knows the CUDA that this torch was built for "
+            f"({torch.version.cuda}), and whether another process holds the GPU in exclusive mode; "
+            "--device-type cpu does without"
+        ) from error
+
+
+def seat(kind: str, settings: Settings) -> Seat:
+    """This rank's seat, where it will compute on ``kind``; a GPU is looked at only where it is to be used."""
+    host, count = socket.gethostname(), torch.cuda.device_count()
+    if kind != "cuda" or not count:
+        return Seat(host, cuda=torch.version.cuda or "", shares=settings.oversubscribe)
+    take_gpu(settings)  # on the thread of the script, whichever used CUDA first
+    gpus = tuple(map(torch.cuda.get_device_name, range(count)))
+    index = device_of(kind, settings).index
+    gpu = str(torch.cuda.get_device_properties(index).uuid)
+    return Seat(host, gpus, index, gpu, nccl_version(), torch.version.cuda or "", settings.oversubscribe)
+
+
+def kinds_of(
+    placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, wishes: Wishes,
+    homes: Iterable[Placement] = (),
+) -> tuple[str, ...]:  # fmt: skip
+    """The kind of device of each rank: as its placements say, else as said first of the following.
+
+    What an earlier job settled; --device-type; the kind that all placements and scopes have; that which the state lies
+    on where it lies on a GPU; CUDA where this machine has it.  ``homes`` are placements of parameters that live apart
+    from their ops, which say nothing of other ranks.  Raises LayoutError for a rank that is two devices, and for a
+    placement on ranks that are not in the run.
+    """
+    named: dict[int, Placement] = {}
+    listed = sorted(set(placements), key=str)
+    for placement in (*listed, *sorted(set(homes), key=str)):
+        if max(placement.ranks) >= world:
+            raise LayoutError(
+                f"a placement {placement} was found, which needs rank {max(placement.ranks)}; the run has {world} "
+                f"device{'s' * (world != 1)} (ranks 0 to {world - 1}): start it with more, or place on fewer"
+            )
+        for rank in placement.ranks:
+            other = named.setdefault(rank, placement)
+            if other.type != placement.type:
+                raise LayoutError(
+                    f"rank {rank} is in {other} and in {placement}; a rank is one device, so one kind was expected: "
+                    "start the run with more devices, and place what is to lie on the other kind on a rank of its own "
+                    "(for parameters kept in host memory: flow.distribute(model, {pattern: SBP}, "
+                    "placement=flow.placement('cpu', [rank])))"
+                )
+    kinds = {p.type for p in listed} | set(scopes)
+    state = set(held) - {"meta"}
+    if wishes.default:
+        default = wishes.default
+    elif len(kinds) == 1:
+        default = next(iter(kinds))
+    elif "cuda" in kinds | state:
+        default = "cuda"
+    else:
+        default = "cuda" if torch.cuda.device_count() else "cpu"
+    return tuple(
+        named[rank].type if rank in named else wishes.settled[rank] if wishes.settled else default
+        for rank in range(world)
+    )
+
+
+def check(kinds: Sequence[str], seats: Sequence[Seat], settled: Sequence[str] = ()) -> None:
+    """Raise LayoutError for a rank without its GPU, two on one, or one that is another device than an earlier job
+    ``settled``; ClusterError for different versions.
+    """
+    on = [rank for rank, kind in enumerate(kinds) if kind == "cuda"]
+    for rank in on:
+        if not seats[rank].gpu:
+            raise LayoutError(
+                f"rank {rank} is placed on cuda, and its process has no CUDA device. There are:\n{_there(seats)}\n"
+                "Place it on 'cpu' (where no placement says 'cuda', --device-type cpu does), or look at "
+                "CUDA_VISIBLE_DEVICES and the driver"
+            )
+    for rank, (kind, before) in enumerate(zip(kinds, settled, strict=False)):
+        if kind != before:
+            raise LayoutError(
+                f"rank {rank} is placed on {kind}, and computes on {before} since an earlier job of this run; a rank "
+                f"is one device: place both jobs on {before} there, or start the run with more devices"
+            )
+    first: dict[tuple[str, str], int] = {}
+    for rank in on:
+        mine = seats[rank]
+        other = first.setdefault((mine.host, mine.gpu), rank)
+        if other != rank and not mine.shares:
+            raise LayoutError(
+                f"ranks {other} and {rank} would share GPU {mine.index} of {mine.host}; each rank has a GPU of its own "
+                f"unless --oversubscribe says otherwise. There are:\n{_there(seats)}\n"
+                "Start with fewer --devices, with --oversubscribe (slower: what they exchange goes through host "
+                "memory), or with --device-type cpu"
+            )
+    for what, advice in (("cuda", "the same build of torch"), ("nccl", "the same version of NCCL")):
+        for rank in on:
+            one, other_one = getattr(seats[on[0]], what), getattr(seats[rank], what)
+            if one != other_one:
+                raise ClusterError(
+                    f"ranks do not agree on the version of {what.upper()}:\n"
+                    f"  rank {on[0]} ({seats[on[0]].host}): {one or 'none'}\n"
+                    f"  rank {rank} ({seats[rank].host}): {other_one or 'none'}\n"
+                    f"Install {advice} on every node."
+                )
+
+
+def _there(seats: Sequence[Seat]) -> str:
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for rank, one in enumerate(seats):
+        hosts.setdefault((one.host, one.there), []).append(rank)
+    return "\n".join(
+        f"  {host} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}): {there}"
+        for (host, there), ranks in hosts.items()
+    )

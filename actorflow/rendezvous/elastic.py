@@ -1,0 +1,152 @@
+"""The variables of torch's launcher (``torchrun``, ours of the same make) go in; this process's place comes out.
+
+They say who this process is, and where the ranks' ``torch.distributed`` store is.  Jobs need a control
+server beside it: the master takes a free port, and says in that store which.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from actorflow.rendezvous.engines import TORCHRUN, half_set
+from actorflow.rendezvous.settings import LOCAL, TOKEN, TRACE, Settings, said
+from actorflow_compiler.core.errors import ClusterError
+
+__all__ = ["agree", "meeting_point", "take_port", "torch_place"]
+
+_E = TORCHRUN
+NEEDED = (_E.rank, _E.world, _E.master, _E.port)  # torch's own init_method="env://" needs these
+_NUMBERS = (_E.rank, _E.world, _E.port, _E.task, _E.tasks, _E.node, _E.nnodes)
+
+_kept: list[
+    Any
+] = []  # while this process lives: the master's port, held for its server; the store, if it is served here
+
+
+def torch_place(environ: Mapping[str, str] | None = None) -> Settings | None:
+    """This process's place as torch's launcher tells it; None where no such launcher has started it.
+
+    A launcher that says less than torch's (only the four variables of ``env://``) is taken to start all
+    ranks on one machine.  Raises ClusterError where a variable is malformed, or one of the four is missing.
+    """
+    env = os.environ if environ is None else environ
+    missing = [name for name in NEEDED if not env.get(name)]
+    if missing:
+        if any(env.get(mark) for mark in _E.marks):
+            raise half_set(_E, env, NEEDED)
+        return None
+    try:
+        given = {name: int(env[name]) for name in _NUMBERS if env.get(name)}
+    except ValueError as e:
+        found = {name: env[name] for name in _NUMBERS if name in env}
+        raise ClusterError(
+            f"the variables that torch's launcher sets are malformed ({e}); found {found}. Start the script with "
+            "`actorflow run`, `python -m actorflow.distributed.launch` or `torchrun`, or unset RANK to run it alone."
+        ) from e
+    rank, world = given[_E.rank], given[_E.world]
+    devices = given.get(_E.tasks, world)
+    if not 0 <= rank < world or devices < 1:
+        raise ClusterError(f"RANK={rank}, WORLD_SIZE={world}, LOCAL_WORLD_SIZE={devices} name no rank of a run")
+    return Settings(
+        rank=rank,
+        local_rank=given.get(_E.task, rank),
+        world=world,
+        node=given.get(_E.node, rank // devices),
+        nnodes=given.get(_E.nnodes, -(-world // devices)),
+        devices=devices,
+        master_host=env[_E.master],
+        **said(env),
+    )
+
+
+def meeting_point() -> Settings | None:
+    """Settings with which this process of torch's launcher can join its run; collective.  None: it has no peers.
+
+    Raises ClusterError where nodes have different numbers of ranks, or the store cannot be reached.
+    """
+    if "ACTORFLOW_MASTER" in os.environ or multiprocessing.parent_process() is not None:
+        return None  # started by a rank, such as a loader's worker, which is no rank itself
+    settings = torch_place()
+    if settings is None or settings.world == 1:
+        return None
+    s = settings
+    if s.nnodes * s.devices != s.world or s.rank != s.node * s.devices + s.local_rank:
+        raise ClusterError(
+            f"rank {s.rank} of {s.world} is local rank {s.local_rank} of {s.devices} on node {s.node} of {s.nnodes}: "
+            "jobs need the same number of ranks on every node, numbered node by node; start the script with "
+            "`actorflow run`"
+        )
+    s = replace(s, master_host="127.0.0.1" if s.one_node else s.master_host)
+    port, token = agree(s)
+    return replace(
+        s,
+        master_port=port,
+        reserved_port=True,
+        token=token,
+        local=os.environ.get(LOCAL, "1") != "0",
+        trace=os.environ.get(TRACE, ""),
+        script=getattr(sys.modules.get("__main__"), "__file__", None) or "",
+        argv=tuple(sys.argv[1:]),
+    )
+
+
+def agree(settings: Settings, port: int = 0) -> tuple[int, str]:
+    """The master's port and the run's secret, through the store of torch's launcher; collective.
+
+    Rank 0 names them: this port, or a free one that this process then holds for its server, and the secret that
+    ACTORFLOW_TOKEN gives, or a new one.  Raises ClusterError where the store cannot be reached.
+    """
+    s = settings
+    store = _store(s)
+    if s.rank == 0:
+        token = os.environ.get(TOKEN, "").strip() or secrets.token_hex(16)
+        store.set("master", f"{port or take_port(s.bind_host())} {token}")
+    try:
+        port_text, token = store.get("master").decode().split(" ", 1)
+    except RuntimeError as error:
+        raise ClusterError(f"rank {s.rank} heard nothing of rank 0 for {s.join_timeout:g} s: {error}") from error
+    return int(port_text), token
+
+
+def _store(settings: Settings) -> Any:
+    """The store that torch's launcher keeps, or that rank 0 opens where it does not; apart for each restart."""
+    from datetime import timedelta
+
+    from torch import distributed
+
+    host, port = os.environ[_E.master], int(os.environ[_E.port])
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    make: Any = distributed
+    try:
+        store = make.TCPStore(
+            host,
+            port,
+            None,
+            settings.rank == 0 and not kept,
+            timedelta(seconds=settings.join_timeout),
+            wait_for_workers=False,
+            multi_tenant=True,  # torch's init_process_group opens it too
+        )
+    except RuntimeError as error:
+        raise ClusterError(
+            f"rank {settings.rank} could not reach the ranks' store at {host}:{port} (MASTER_ADDR, MASTER_PORT): "
+            f"{error}"
+        ) from error
+    _kept.append(store)
+    return make.PrefixStore(f"actorflow/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def take_port(host: str) -> int:
+    """A free port of this machine, held while this process lives by a socket that never listens."""
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind((host, 0))
+    _kept.append(holder)
+    return int(holder.getsockname()[1])

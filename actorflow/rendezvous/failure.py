@@ -1,0 +1,142 @@
+"""A failure of the run goes in; a sentence for people, an exception and the end of the process come out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from actorflow_compiler.core.errors import ActorflowError, CallError, ClusterError
+
+LAUNCHER = -1  # ``noticed_by`` when it was the launcher
+LAST_THINGS = 2.5  # seconds in which a process whose run has failed may still write; its launcher waits a little longer
+
+# what peers see of a rank that is gone -> what they say of it
+LOST = {
+    "killed": "was killed or crashed (its connections closed)",
+    "stopped": "stopped answering",
+    "unreachable": "cannot be reached any more",
+    "broken": "still answers, but its connection broke",
+}
+ADVICE = {
+    "killed": "Look into its log; the kernel's log (dmesg) tells whether it ran out of memory.",
+    "stopped": "It hangs or was stopped (SIGSTOP, a debugger, a suspended machine).",
+    "unreachable": "Look at its host and the network between.",
+    "broken": "Look at the network between the two hosts.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the run is over: which rank failed, how, and which rank noticed.
+
+    Kinds: those of ``LOST``; "raised" (its script raised), "ended" (its script left with a status
+    that is not zero, or it was told to stop), "call" (ranks did not take the same steps) and "join"
+    (the ranks could not come together).  The causes of the last two are whole texts.
+    """
+
+    rank: int
+    host: str
+    pid: int  # 0 where it is not known
+    kind: str
+    cause: str  # continues "rank K (host, pid) …", but for "call" and "join"
+    noticed_by: int  # rank, or LAUNCHER
+
+    @property
+    def text(self) -> str:
+        """One line for people: the rank, its host and process, the cause, who noticed."""
+        if self.kind in ("call", "join"):
+            return self.cause
+        who = f"rank {self.rank} ({self.host}{f', pid {self.pid}' if self.pid else ''})"
+        if self.noticed_by == self.rank:
+            return f"{who} {self.cause}"
+        by = "its launcher" if self.noticed_by == LAUNCHER else f"rank {self.noticed_by}"
+        return f"{who} {self.cause}; noticed by {by}"
+
+    def error(self) -> ActorflowError:
+        """The exception that a script gets that waits for something which can no longer happen."""
+        if self.kind == "call":
+            return CallError(self.cause)
+        if self.kind == "join":
+            return ClusterError(self.cause)
+        advice = ADVICE.get(self.kind, "Look into its log for the error that came first.")
+        return ClusterError(f"the run ended because {self.text}. {advice}")
+
+
+class LastThings:
+    """What a process still does when its run has failed, each on a thread of its own, for a bounded time."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], object]] = []
+        self._threads: list[threading.Thread] = []
+        self._deadline = 0.0
+
+    def add(self, callback: Callable[[], object]) -> None:
+        """Have it called; any thread."""
+        self._callbacks.append(callback)
+
+    def start(self) -> LastThings:
+        """Begin with all of them; the first call counts."""
+        if not self._deadline:
+            self._deadline = time.monotonic() + LAST_THINGS
+            self._threads = [threading.Thread(target=c, name="actorflow-last", daemon=True) for c in self._callbacks]
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def wait(self) -> None:
+        """Block until all are done, or the time is over."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+
+
+class Ending:
+    """Ends this process after a failure, once the script has had a moment to raise and print.
+
+    A thread does it, because the main thread may be blocked for ever in a receive that cannot be
+    aborted.  ``told`` is waited for so that peers hear the cause before they see the connection close.
+    """
+
+    def __init__(self, exit: Callable[[int], object] = os._exit, grace: float = 2.0) -> None:
+        self._exit = exit
+        self._grace = grace  # seconds
+        self._released = threading.Event()
+        self._code = 1
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._last = LastThings()
+
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Have something done meanwhile; the end waits for it no longer than ``LAST_THINGS``."""
+        self._last.add(callback)
+
+    def begin(self, told: threading.Event) -> None:
+        """Start the countdown; further calls change nothing."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, args=(told,), name="actorflow-end", daemon=True)
+                self._thread.start()
+
+    def release(self, code: int = 1) -> None:
+        """Say that nothing more will be printed; end with this exit status as soon as peers are told."""
+        self._code = code
+        self._released.set()
+
+    def wait(self) -> None:
+        """Block until the process ends (returns only where ``exit`` does)."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, told: threading.Event) -> None:
+        doing = self._last.start()
+        self._released.wait(self._grace)
+        told.wait(0.5)
+        doing.wait()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # a closed pipe must not keep the process alive
+                stream.flush()
+        self._exit(self._code)

@@ -1,0 +1,119 @@
+"""An address, or the name of a network card, goes in; how this host reaches it, or which card has it, comes out."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+from actorflow.rendezvous import addresses
+from actorflow.rendezvous.addresses import Interface
+from actorflow_compiler.core.errors import ClusterError
+
+LIBRARIES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # by which these libraries are told which card to use
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of documentation: packets to them would leave by the default route
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this host alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def route_to(host: str) -> str:
+    """The address of this host from which packets to another leave; nothing is sent."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as s:
+            s.connect(address)
+            return str(s.getsockname()[0])
+    except OSError as e:
+        raise ClusterError(
+            f"the master's address {host!r} cannot be used from this host ({e}). Give --master-addr as a name or an IP "
+            "address of node 0 that every node can reach."
+        ) from e
+
+
+def own_address(host: str) -> str:
+    """The address by which others reach this host, which is the one that they call ``host``.
+
+    Its own name often resolves to the loopback, as /etc/hosts of Debian has it: then the address by which packets
+    leave for the rest of the world.  Raises ClusterError where that is not clear.
+    """
+    known = addresses.resolve(host)
+    if addresses.is_address(host) or not known or not all(map(is_loopback, known)):
+        return route_to(host)
+    for far in _ANYWHERE:
+        try:
+            return route_to(far)
+        except ClusterError:  # there is no default route
+            continue
+    cards = [card for card in addresses.interfaces() if _usable(card) and not is_loopback(card.addresses[0])]
+    if len(cards) == 1:
+        return cards[0].addresses[0]
+    raise ClusterError(
+        f"the name of node 0, {host}, resolves to {known[0]} on node 0 itself, and which of its addresses others reach "
+        f"is not clear: it has {addresses.own_addresses(tuple(cards))}. Give --master-addr as one of these, or "
+        "--interface."
+    )
+
+
+def interface_of(host: str) -> str:
+    """The name of this host's network card that has an address, such as "lo"; empty where none has it."""
+    if is_loopback(host):
+        return "lo"
+    known = addresses.resolve(host)
+    return next((card.name for card in addresses.interfaces() if {*card.addresses} & {*known}), "")
+
+
+def address_of(interface: str, host: str) -> str:
+    """The address of a network card of this host, of the kind (IPv4, IPv6) by which another host is reached.
+
+    Raises ClusterError where it has none.
+    """
+    card = _card(interface, addresses.interfaces())
+    six = any(":" in address for address in addresses.resolve(host)[:1])
+    found = [address for address in card.addresses if (":" in address) == six]
+    if not found:
+        kind = "IPv6" if six else "IPv4"
+        raise ClusterError(
+            f"--interface {interface}: {card.text} has no {kind} address, by which the master ({host}) is reached"
+        )
+    return found[0]
+
+
+def check_interface(name: str, environ: Mapping[str, str], cards: tuple[Interface, ...] | None = None) -> None:
+    """Raise ClusterError where there is no such card, it cannot be used, or a library's variable names another."""
+    _card(name, addresses.interfaces() if cards is None else cards)
+    for variable in LIBRARIES:
+        said = environ.get(variable, "")
+        if said and not selects(variable, said, name):
+            raise ClusterError(
+                f"--interface {name} contradicts {variable}={said} in the environment; drop one of them, or give both "
+                "the same card"
+            )
+
+
+def selects(variable: str, value: str, name: str) -> bool:
+    """Whether a library's variable names a card: exactly for Gloo; for NCCL by prefix, "=" exactly, "^" all others."""
+    if variable.startswith("GLOO"):
+        return name in value.split(",")
+    excluded, exact = value.startswith("^"), "=" in value[:2]
+    names = value.lstrip("^=").split(",")
+    named = name in names if exact else any(name.startswith(prefix) for prefix in names)
+    return named != excluded
+
+
+def _card(name: str, cards: tuple[Interface, ...]) -> Interface:
+    card = next((card for card in cards if card.name == name), None)
+    if card is not None and _usable(card):
+        return card
+    usable = ", ".join(card.text for card in cards if _usable(card)) or "none"
+    what = "there is no such network card" if card is None else "it has no address" if card.up else "it is down"
+    raise ClusterError(f"--interface {name}: {what} on {socket.gethostname()}; those that can be used: {usable}")
+
+
+def _usable(card: Interface) -> bool:
+    return card.up and bool(card.addresses)

@@ -1,0 +1,153 @@
+"""What a script asks for goes in, call by call; when its run begins, it stays in this process or is started anew.
+
+A script that wants more than its one process is not cut in two: the process becomes the launcher
+(by ``exec``, so that nothing of the script lives on in it), and the whole script runs again as each rank.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn, Protocol
+
+from actorflow.rendezvous.asked import Asked, Shape, check_token, wanted
+from actorflow.rendezvous.elastic import torch_place
+from actorflow.rendezvous.reports import Wanted, tell
+from actorflow.rendezvous.settings import TOKEN, Settings
+from actorflow_compiler.core.errors import ClusterError
+
+__all__ = ["ask", "asked", "settle"]
+
+_HERE = str(Path(__file__).resolve().parents[1])  # actorflow's own folder
+_asked = Asked()
+_settled = False  # the run has begun: what was asked for is answered
+
+
+class Running(Protocol):
+    """What is needed of a rank that a launcher started."""
+
+    settings: Settings
+
+    def goodbye(self) -> None:
+        """Leave the run together with all others."""
+
+
+def asked() -> Asked:
+    """What the script has asked for so far."""
+    return _asked
+
+
+def ask(setting: str, value: Any, call: str) -> None:
+    """Note a setting; ``call`` is what the user wrote.  Raises ClusterError once the run has begun."""
+    global _asked
+    if _settled:
+        raise ClusterError(
+            f"{call} came after the run had begun (flow.env.init, a job's first call, or a question for this "
+            "process's rank or the number of ranks begins it); put it before all of these"
+        )
+    _asked = replace(_asked, **{setting: value}, said={**_asked.said, setting: f"{call}{_line()}"})
+
+
+def settle(run: Running | None) -> None:
+    """Begin the run: check what was asked for; where it takes more processes, do not return.
+
+    ``run`` is the run that a launcher has put this process in, None under plain ``python script.py``: then this
+    process becomes the launcher.  A rank that is one of too few tells its launcher, which starts anew.  Raises
+    ClusterError where the script contradicts the command line, this machine is none of its nodes, or it cannot
+    be started anew.
+    """
+    global _settled
+    if _settled:
+        return
+    _settled = True
+    try:
+        if multiprocessing.parent_process() is not None or (run is not None and run.settings.pretend):
+            return  # a worker of the script's own; a plan for devices that the command line names
+        settings = _by_torch() if run is None else run.settings
+        shape = wanted(_asked, settings, os.environ)
+        if shape is None:
+            if _asked.gpu is not None:  # a floor above; only for scripts that use it
+                import_module("actorflow.classic.devices").device_kind("gpu")  # says once where there is none
+            return
+        if run is None:
+            _become_launcher(shape)
+        _ask_launcher(run, shape)
+    except BaseException:
+        _settled = False  # whoever goes on gets the same answer
+        raise
+
+
+def _by_torch() -> Settings | None:
+    """This process's place where torch's launcher has started it; its command line stands."""
+    place = torch_place()
+    return None if place is None else replace(place, given=frozenset({"devices", "nodes"}))
+
+
+def _become_launcher(shape: Shape) -> NoReturn:
+    check_token(shape, os.environ.get(TOKEN, "").strip())
+    script, arguments = _script(sys.modules["__main__"], sys.orig_argv, sys.argv)
+    print(
+        f"actorflow: {script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
+        "beginning on each device",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *_command(shape, script, arguments)])
+
+
+def _command(shape: Shape, script: str, arguments: list[str]) -> list[str]:
+    """The launcher's command line."""
+    command = ["-P", "-m", "actorflow", "run", script, "--devices", str(shape.devices), "--nnodes", str(shape.nnodes)]
+    if shape.nnodes > 1:
+        command += ["--node-rank", str(shape.node_rank), "--master-addr", shape.master_addr]
+        if shape.insecure and not os.environ.get(TOKEN, "").strip() and os.environ.get("ACTORFLOW_INSECURE") != "1":
+            command.append("--insecure")
+    if shape.port:
+        command += ["--master-port", str(shape.port)]
+    if shape.log_dir:
+        command += ["--log-dir", shape.log_dir]
+    return [*command, "--", *arguments]
+
+
+def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[str, list[str]]:
+    """The script that this process runs, as it was named, and its arguments; ClusterError where there is none."""
+    file = getattr(main, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise ClusterError(
+            "several devices need a script that each of them can run, and this process has none (an interactive "
+            "session, a notebook, python -c or standard input); save it as a file and run `python script.py`"
+        )
+    if getattr(main, "__spec__", None) is not None:
+        raise ClusterError(
+            f"several devices need a script that each of them can run, and this process was started with python -m "
+            f"({main.__spec__ and main.__spec__.name}); start the file itself: python {file}"
+        )
+    at = next((i for i, word in enumerate(command[1:], 1) if os.path.abspath(word) == os.path.abspath(file)), None)
+    if at is None:  # the script has changed its folder since
+        return os.path.abspath(file), argv[1:]
+    return command[at], command[at + 1 :]  # as typed: a script may have changed sys.argv
+
+
+def _ask_launcher(run: Running | None, shape: Shape) -> NoReturn:
+    assert run is not None
+    if not run.settings.launcher:
+        raise ClusterError(f"the script asks for {shape.spoken}; start it with plain python, or with `actorflow run`")
+    tell(run.settings.launcher, Wanted(**asdict(shape)))
+    run.goodbye()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing of the script's end must happen: it has not begun
+
+
+def _line() -> str:
+    """Where in the user's script the call is."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"

@@ -1,1 +1,0 @@
-"""Ways to move tensors between ranks; each implements ``actorflow.runtime.messages.DataPlane``."""

@@ -1,0 +1,246 @@
+"""A plan and the kind of device enter; what this machine takes for it, measured and kept on disk, leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actorflow.devices import Device, count, make_device
+from actorflow.runtime.bodies.kernels import Kernels
+from actorflow.transport.small_tensors import decode
+from actorflow_compiler.custom_ops.random import SEED
+from actorflow_compiler.library import OPS
+from actorflow_compiler.plan.plan import (
+    Actor,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    TensorSpec,
+)
+from actorflow_compiler.plan.summary import variable_shape
+from actorflow_compiler.signatures.discovery.cache import directory, keep
+from actorflow_scheduler.cost import UNMEASURED, Hardware
+from actorflow_scheduler.hardware_file import read_hardware
+from actorflow_scheduler.work import work
+
+FORMAT = 1  # changes with the meaning of what is written
+BUDGET = 60.0  # seconds for all bodies of a plan; the most work first, the rest is estimated from what was measured
+RUNS = (5, 25)  # of one body, at least and at most …
+EACH = 0.3  # … where this many seconds do not suffice
+PROBE = Path(__file__).with_name("link_probe.py")
+PROBE_TIMEOUT = 120.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was measured: what else could make the same work take longer."""
+
+    device: str  # "cpu", "cuda"
+    threads: int  # that an op may use
+
+    def path(self) -> Path | None:
+        """The file of this machine's measurements; None if nothing is kept."""
+        where = directory()
+        if where is None or not count(self.device):
+            return None
+        name = make_device(self.device).label(self.threads)
+        return where / "costs" / f"torch-{torch.__version__}" / platform.node() / f"{name.replace('/', '-')}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What plans are made for: the hardware of a file, or this machine."""
+
+    file: str = ""  # of the hardware; empty: this machine, by what is kept of measurements
+    measure: bool = False  # what is not kept
+    threads: int = 0  # that a rank has; 0: as many as this process
+
+    def hardware(
+        self, device: str, plans: Callable[[], Iterable[Plan]] = tuple, doing: Callable[[str], None] = lambda _: None
+    ) -> Hardware:
+        """What the scheduler reckons with.  Raises HardwareError for a file that cannot be used."""
+        if self.file:
+            return read_hardware(self.file)
+        threads = self.threads or torch.get_num_threads()
+        if self.measure:
+            return measure(plans(), device, threads, doing=doing)
+        return read(Place(device, threads)).hardware(device)
+
+
+HERE = Target()
+
+
+@dataclass(slots=True)
+class Costs:
+    """What was measured."""
+
+    work: dict[str, float] = field(default_factory=dict)  # name of the work → seconds
+    flops_per_s: float = 0.0  # over all work that has any; 0: none was measured
+    latency: float = 0.0  # seconds of a send between two ranks of this machine
+    bandwidth: float = 0.0  # bytes/s of one; 0: not measured
+
+    def hardware(self, device: str) -> Hardware:
+        """This machine with this kind of device, as far as it was measured."""
+        found = UNMEASURED[device]
+        if self.work:
+            found = replace(found, measured=dict(self.work), name="this machine, as measured")
+        if self.flops_per_s:
+            found = replace(found, flops_per_s=self.flops_per_s)
+        if self.bandwidth:
+            found = replace(found, latency_s=self.latency, bytes_per_s=self.bandwidth)
+        return found
+
+
+def read(place: Place) -> Costs:
+    """What is kept of earlier measurements here; empty if there is nothing, or nothing that can be read."""
+    path = place.path()
+    try:
+        found = json.loads(path.read_text()) if path is not None else {}
+        if found.pop("format", None) == FORMAT:
+            found["work"] = {str(k): float(v) for k, v in found["work"].items()}
+            return Costs(**found)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        pass
+    return Costs()
+
+
+def here(device: str, threads: int | None = None) -> Hardware:
+    """This machine, by what earlier measurements kept of it; the defaults where there were none."""
+    return read(Place(device, threads or torch.get_num_threads())).hardware(device)
+
+
+def measure(
+    plans: Iterable[Plan],
+    device: str,
+    threads: int,
+    *,
+    links: bool = True,
+    budget: float = BUDGET,
+    doing: Callable[[str], None] = lambda _: None,
+) -> Hardware:
+    """Measure what the bodies of some plans, and a send if they have any, take on this machine, and keep it.
+
+    What is kept from earlier is not measured again.  Bodies run alone, by the kernels of a run, on
+    tensors of the plan's shapes.  One that cannot run so, or for which ``budget`` seconds do not
+    suffice, is estimated by its floating-point operations.
+    """
+    place, on = Place(device, threads), make_device(device)
+    costs = read(place)
+    end = time.perf_counter() + budget
+    todo: dict[str, tuple[Plan, Actor]] = {}
+    sends = False
+    for plan in plans:
+        for actor in plan.actors:
+            sends = sends or actor.comm is not None
+            if actor.body is not None and not any(isinstance(o, OfInput) for o in actor.operands):
+                todo.setdefault(work(plan, actor), (plan, actor))
+    with _threads(threads), torch.no_grad():
+        kernels = Kernels(on.where, OPS)
+        missing = [name for name in todo if name not in costs.work]
+        for i, name in enumerate(sorted(missing, key=lambda n: -todo[n][1].flops)):
+            if time.perf_counter() > end:
+                break
+            doing(f"measure {i + 1} of {len(missing)} bodies")
+            taken = _time(kernels, *todo[name], on)
+            if taken is not None:
+                costs.work[name] = taken
+    known = [(actor.flops, costs.work[name]) for name, (_, actor) in todo.items() if name in costs.work and actor.flops]
+    if known:
+        costs.flops_per_s = sum(f for f, _ in known) / sum(s for _, s in known)
+    if sends and device == "cpu" and not costs.bandwidth:
+        doing("measure a send")
+        costs.latency, costs.bandwidth = _probe()
+    path = place.path()
+    if path is not None:
+        keep(path, {
+            "format": FORMAT, "flops_per_s": costs.flops_per_s, "latency": costs.latency, "bandwidth": costs.bandwidth,
+            "work": costs.work,
+        })  # fmt: skip
+    return costs.hardware(device)
+
+
+def _time(kernels: Kernels, plan: Plan, actor: Actor, on: Device) -> float | None:
+    """The median of the seconds that a body takes; None if it cannot run on invented values."""
+    assert actor.body is not None
+    try:
+        kernel = kernels.kernel(plan.bodies[actor.body])
+        values = [_value(plan, actor, operand, on.where) for operand in actor.operands]
+        for _ in range(2):  # the first calls allocate, and wake threads
+            kernel(list(values))
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return None
+    times: list[float] = []
+    least, most = RUNS
+    while len(times) < least or (len(times) < most and sum(times) < EACH):
+        on.synchronize()
+        start = time.perf_counter()
+        kernel(list(values))
+        on.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _value(plan: Plan, actor: Actor, operand: Operand, device: torch.device) -> Any:
+    """A value like those of a run: numbers in [0, 1), whole numbers 0, which are legal indices."""
+    match operand:
+        case FromRegister(register, index):
+            return _tensor(plan.register(register).tensors[index], device)
+        case OfVariable(name):
+            variable = plan.variable(name)
+            if variable is not None:
+                return _tensor(TensorSpec(variable_shape(variable, actor.rank), variable.dtype, ""), device)
+            constant = next(c for c in plan.constants if c.name == name)
+            return decode([constant.data], [TensorSpec(constant.shape, constant.dtype, "")], device)[0]
+        case OfScalar(name):
+            return 0 if name == SEED else 0.001
+        case OfPiece():
+            return 0
+        case OfInput():
+            raise TypeError("the shape of a call's argument is not in the plan")
+
+
+def _tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.rand(spec.shape, dtype=dtype, device=device)
+    return torch.zeros(spec.shape, dtype=dtype, device=device)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _probe() -> tuple[float, float]:
+    """Latency and bandwidth of a send between two ranks, from a run of two; zeros if that fails."""
+    command = [sys.executable, "-m", "actorflow", "run", str(PROBE), "--devices", "2"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ACTORFLOW_") or k == "ACTORFLOW_CACHE"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=True, env=environment
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        return float(found["latency"]), float(found["bandwidth"])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError):
+        return 0.0, 0.0

@@ -1,0 +1,287 @@
+"""The arguments of one call go in; its tensors, named, and a key of all that decides which plan runs come out."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.standins.owned import real
+from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.expressions import number_of
+from actorflow_compiler.core.flat import contents
+from actorflow_compiler.core.torch_internals import in_transform, modes_around, packs_saved
+
+__all__ = ["Arguments", "checksum", "flatten", "glance", "refuse_modes", "shapes_text"]
+
+SAMPLED = 256  # elements of a tensor that a glance looks at
+
+_ARRAYS = (Tensor, np.ndarray)
+_SAYS_ITSELF = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """One call's arguments, taken apart."""
+
+    tensors: tuple[Tensor, ...]  # copies on the CPU's side of the call: the script may reuse its own
+    specs: tuple[Argument, ...]
+    key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
+    spoken: str  # for people: train_step(x: float32[8,4], flag=True)
+    leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
+    structure: pytree.TreeSpec
+    numbers: Mapping[str, int | float]  # ints and floats, by path: whether they decide anything, a capture finds out
+    objects: dict[str, Any]  # what the step can look into, by path: modules, functions, parameters, any objects
+
+    @property
+    def spoken_numbers(self) -> str:
+        """The numbers for people: ``step=3, kl=0.1``."""
+        return ", ".join(f"{path}={number!r}" for path, number in self.numbers.items())
+
+    def restore(
+        self, tensors: Sequence[Tensor], open_: Callable[[str, Any], Any] = lambda _, number: number
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments again, with other tensors, and with what ``open_`` gives for numbers.
+
+        Parameters are those that ``objects`` has.
+        """
+        given, paths = iter(tensors), iter(self.numbers)
+        parameters = (thing for thing in self.objects.values() if isinstance(thing, Tensor))
+        leaves = [
+            next(given) if isinstance(leaf, _Here)
+            else open_(next(paths), leaf) if number_of(leaf)
+            else next(parameters) if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in self.leaves
+        ]  # fmt: skip
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return tuple(args), dict(kwargs)
+
+
+class _Same:
+    """Equal only to what stands for the same object, while that is there; it does not keep the object, if it can.
+
+    An object that has the place in memory of one that is gone is another one.
+    """
+
+    __slots__ = ("_get", "_id")
+
+    def __init__(self, thing: object) -> None:
+        self._get: Callable[[], object]
+        self._id = id(thing)  # a hash stays as it is
+        try:
+            self._get = weakref.ref(thing)
+        except TypeError:
+            self._get = partial(_given, thing)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        mine = self._get()
+        return isinstance(other, _Same) and mine is not None and mine is other._get()
+
+    def __hash__(self) -> int:
+        return self._id
+
+
+def _given(thing: object) -> object:
+    return thing
+
+
+class _Here:
+    """Marks where a tensor was."""
+
+
+_HERE = _Here()
+
+
+def flatten(
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    room: Callable[[int], Tensor] | None = None,
+    graph: bool = False,
+) -> Arguments:
+    """Take a call of the job ``name`` apart.
+
+    Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
+    of the script's.  ``room`` makes the flat uint8 memory of so many bytes that tensors on the CPU are copied to: what
+    a device reads best.  Raises CallError when the arguments do not fit the function's signature, and for tensors that
+    take gradients where PyTorch would make a ``graph``.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallError(f"{name}{signature} was called with arguments that do not fit: {error}") from None
+    found, structure = pytree.tree_flatten_with_path((list(bound.args), bound.kwargs))
+    tensors: list[Tensor] = []
+    specs: list[Argument] = []
+    leaves: list[Any] = []
+    plain: list[Any] = []
+    numbers: dict[str, int | float] = {}
+    objects: dict[str, Any] = {}
+    said: list[str] = []
+    batch = -1
+    for where, leaf in found:
+        path = _path(where, signature)
+        data = isinstance(leaf, _ARRAYS) and not isinstance(leaf, nn.Parameter)
+        if not data:
+            leaves.append(leaf)
+            if number_of(leaf):
+                numbers[path] = leaf
+            elif not isinstance(leaf, _SAYS_ITSELF):
+                objects[path] = leaf
+            plain.append((path, type(leaf), None if number_of(leaf) else _key_of(leaf)))
+            says = isinstance(leaf, _SAYS_ITSELF) and not number_of(leaf)
+            said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
+            continue
+        _refuse_unusual(name, path, leaf)
+        if graph and isinstance(leaf, Tensor) and leaf.requires_grad:
+            _refuse_gradients(name, path)
+        tensor = _own_copy(leaf, room)
+        if tensor.ndim and batch < 0:
+            batch = tensor.shape[0]
+        leaves.append(_HERE)
+        tensors.append(tensor)
+        specs.append(Argument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch))
+        said.append(f"{path}: {_shape_text(specs[-1])}")
+    key = (str(structure), tuple(specs), tuple(plain))
+    spoken = f"{name}({', '.join(said)})"
+    return Arguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
+
+
+def shapes_text(specs: Sequence[Argument]) -> str:
+    """The arguments, one on each line, with their shapes and what they count as."""
+    return "\n".join(f"    {s.name}: {_shape_text(s)}{' (batch)' if s.batch else ''}" for s in specs)
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """A checksum of the contents, in order."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(contents(tensor), found)
+    return found
+
+
+def glance(arguments: Arguments) -> str:
+    """For each tensor in the memory of the host a checksum of elements all over it: ``x 1f3a5c77, y 00000000``.
+
+    Takes a few microseconds a tensor.  Batches of different samples differ in it; a difference in a few elements
+    may not show.
+    """
+    said = []
+    for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
+        if tensor.device.type == "cpu" and tensor.numel():
+            sample = tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)]
+            said.append(f"{spec.name} {zlib.crc32(contents(sample)):08x}")
+    return ", ".join(said)
+
+
+def _refuse_unusual(name: str, path: str, leaf: Any) -> None:
+    """Raise CallError for a tensor or an array that is not simply numbers in memory."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "biufc":
+        raise CallError(
+            f"{name} was called with {path}, an array of {leaf.dtype}; a plan computes with numbers: pass "
+            f"these (tokens, classes), or a list of strings for what the step only looks at"
+        )
+    if not isinstance(leaf, Tensor):
+        return
+    what = "quantized" if leaf.is_quantized else "nested" if leaf.is_nested else ""
+    what = what or ("" if leaf.layout == torch.strided else "sparse")
+    if what:
+        instead = {"quantized": "x.dequantize()", "nested": "x.to_padded_tensor(0)", "sparse": "x.to_dense()"}[what]
+        raise CallError(
+            f"{name} was called with {path}, a {what} tensor ({leaf.layout}, {leaf.dtype}); a plan holds dense "
+            f"tensors: pass {instead.replace('x', path.rpartition('.')[2], 1)}, or its parts"
+        )
+
+
+def refuse_modes(name: str, train: bool) -> None:
+    """Raise CallError where something around a call would see, or change, what a plan does without Python."""
+    if around := modes_around():
+        raise CallError(
+            f"{name} was called under {around[-1]}, a mode that torch's functions and ops pass through; a plan runs "
+            f"them without it; expected: enter the mode in the step, which is captured with it, or leave it away"
+        )
+    if train and packs_saved():
+        raise CallError(
+            f"{name} was called under hooks for saved tensors (torch.autograd.graph.saved_tensors_hooks, save_on_cpu); "
+            f"a plan keeps tensors itself; expected: leave them away, or enter them in the step"
+        )
+    if in_transform():
+        raise CallError(
+            f"{name} was called within a transform of torch.func (vmap, grad, jvp, ...); a plan takes whole tensors; "
+            f"expected: the transform in the step"
+        )
+
+
+def _refuse_gradients(name: str, path: str) -> NoReturn:
+    own = path.rpartition(".")[2]
+    raise CallError(
+        f"{name} was called with {path}, a tensor that takes gradients (requires_grad=True); none come out of a job, "
+        f"whose backward() ends at its arguments: pass {own}.detach(), or predict under torch.no_grad(). Where its "
+        f"gradient is wanted, the step can call {own}.requires_grad_() and return {own}.grad; where it goes on into a "
+        f"model, call the model in the step"
+    )
+
+
+def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
+    if isinstance(leaf, np.ndarray):
+        return torch.tensor(leaf)
+    if getattr(leaf, "is_global", False):  # jobs take whole tensors
+        return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+    tensor = real(leaf).detach()
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if room is None or not plain or not tensor.numel():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return room(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _shape_text(spec: Argument) -> str:
+    return f"{str(spec.dtype).removeprefix('torch.')}[{','.join(map(str, spec.shape))}]"
+
+
+def _key_of(leaf: Any) -> Any:
+    """Equal for leaves that may share a plan."""
+    if isinstance(leaf, _SAYS_ITSELF):
+        return repr(leaf)  # keeps 0.0 and -0.0 apart
+    if isinstance(leaf, types.MethodType):  # is made anew whenever it is read
+        return leaf.__func__, _key_of(leaf.__self__)
+    kind: Any = type(leaf)
+    if isinstance(leaf, Tensor) or (kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__):
+        return _Same(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return _Same(leaf)
+    return leaf  # equal by what it says
+
+
+def _path(path: tuple[Any, ...], signature: inspect.Signature) -> str:
+    """A name for a leaf of ``[positional…], {keyword…}``: its parameter, and the way from there."""
+    keyword, first, *rest = (_step(key) for key in path)
+    if keyword == "1":
+        return ".".join([first, *rest])
+    parameters = signature.parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    index = int(first)
+    name = positional[index] if index < len(positional) else f"{several}.{index - len(positional)}"
+    return ".".join([name, *rest])
+
+
+def _step(key: Any) -> str:
+    """One step of a path of torch's pytree."""
+    return str(next((getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)), key))

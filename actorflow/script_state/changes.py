@@ -1,0 +1,576 @@
+"""One run of a step, while it is captured, goes in; what it does to Python, and how each call does it, comes out.
+
+A tensor that took the place of one that the plan has as a variable is written into that variable by the step itself,
+without its graph: PyTorch's is gone, too, when the next call could go through it.
+Everything else that a step leaves in attributes, globals, dictionaries and closures is put there after each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.script_state import tree
+from actorflow.script_state.compared import Compared
+from actorflow.script_state.find import Found
+from actorflow.script_state.generators import Generators
+from actorflow.script_state.guards import NOTHING, same, say
+from actorflow.script_state.keyed import key_here, key_to_send
+from actorflow.script_state.looked import (
+    Array,
+    Cache,
+    Entries,
+    Generator,
+    Hooks,
+    Items,
+    Length,
+    Looked,
+    OfLibrary,
+    Scheduler,
+    Script,
+)
+from actorflow.script_state.open_floats import open_floats
+from actorflow.script_state.refusing import instead, refusing_clocks
+from actorflow.standins.lazy import Result
+from actorflow.standins.spans import overlap, span
+from actorflow_compiler.core.errors import CallError, CaptureError
+from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
+from actorflow_compiler.core.torch_internals import is_read
+from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
+from actorflow_compiler.numbers.late import is_late
+from actorflow_compiler.numbers.numbers import Milestones, Number, Numbers, plain_now
+from actorflow_compiler.substitutes.random_streams import UNSEEDED
+
+__all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
+
+OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
+GONE = {"gone": True}
+DRAWS = frozenset((  # functions of Python's and NumPy's generators
+    "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
+    "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers", "seed",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step leaves at one place."""
+
+    at: int  # whose value it is, in the order of the search
+    key: Any  # as ``key_to_send`` has it
+    where: str  # for people
+    value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
+    read: bool  # whether the step can read it
+    plain: bool = True  # whether it is the same value after each call: no tensors, nothing that is computed
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return asdict(self)
+
+
+def carry_out(
+    changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor], known: Known = tree.nothing
+) -> None:
+    """Put what a call of a plan leaves where its step has put it; numbers are ``known`` as the call has begun.
+
+    Nothing is waited for: a plan that needs it is yet to be made.  Raises CallError where this rank's script holds
+    something else at that place.
+    """
+    changes = tuple(changes)
+    values = [None if c.value == GONE else tree.rebuild(c.value, results, {}, known) for c in changes]
+    for change, value in zip(changes, values, strict=True):
+        one, key = looked[change.at], key_here(change.key, looked)
+        if one.say(key) != change.where:
+            raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(key)}")
+        if change.value == GONE:
+            one.drop(key)
+            continue
+        for leaf in pytree.tree_leaves(value):
+            if isinstance(leaf, Result):
+                leaf.kept = change.read
+        one.put(key, value)
+
+
+def is_as(change: Change, looked: Sequence[Looked]) -> bool:
+    """Whether a place has the value of a change now."""
+    values, key = looked[change.at].values(), key_here(change.key, looked)
+    return bool((_described(values[key], []) if key in values else GONE) == change.value)
+
+
+def often(values: Collection[str], now: str) -> bool:
+    """Whether plans have left so many values at a place that another one is taken to be new in every call."""
+    return len(values) >= OFTEN and now not in values
+
+
+@dataclass(frozen=True, slots=True)
+class Rebinding:
+    """A place that a step gives another tensor, or a list, a tuple or a dictionary of others."""
+
+    at: int  # whose value it is, in the order of the search
+    key: Any  # as ``key_to_send`` has it
+    changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
+
+
+class _Text(str):
+    """See ``Run``: equal to what was there, and another object than whatever the step puts there."""
+
+
+class _Whole(int):
+    """See ``_Text``."""
+
+
+class _Real(float):
+    """See ``_Text``."""
+
+
+class _Tuple(tuple[Any, ...]):
+    """See ``_Text``."""
+
+
+COPIES: Mapping[type, type] = MappingProxyType({str: _Text, int: _Whole, float: _Real, tuple: _Tuple})
+
+
+class Counting(BaseException):  # no error: nobody is to catch it on its way
+    """A step changes numbers that it reads: it is to run again with these as its own."""
+
+    def __init__(self, places: Sequence[Source]) -> None:
+        super().__init__(", ".join(map(str, places)))
+        self.places = places
+
+
+class Run:
+    """Sees what one run of a step changes; used as a context, after which the script is as it was before.
+
+    ``before`` has, for each place, the values that plans leave there already.  With ``numbers`` those of ``own`` places
+    are computed with by stand-ins, so that a call leaves there what it computes.
+    """
+
+    def __init__(
+        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: Numbers | None = None,
+        own: Sequence[Source] = (),
+    ) -> None:  # fmt: skip
+        self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
+        self._numbers, self._own = numbers, own
+        self._counting: list[Source] = []
+        self._read = {(id(one.holder), type(one)) for one in found.read}
+        self._codes, self._counts = found.codes, before
+
+    def __enter__(self) -> Run:
+        self.rebound: list[Rebinding] = []
+        held = [one.holder for one in self._looked if isinstance(one, Generator)]
+        self._generators = Generators(one for one in held if not isinstance(one, torch.Generator))
+        self._values = [one.values() for one in self._looked]
+        there = [(_at(place), h) for h in self._state.held.values() for place in h.places]
+        self._held = {id(tensor): h for tensor, h in there}
+        self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
+        self._held.pop(id(None), None)
+        self._seeded = [(g, g.get_state()) for g in {id(g): g for g in map(_of_torch, self._looked) if g}.values()]
+        for generator, _ in self._seeded:
+            generator.manual_seed(UNSEEDED)
+        self._instead = []
+        for one, values in zip(self._looked, self._values, strict=True):
+            for key, value in values.items():
+                as_it_is = isinstance(one, Array | Generator | Hooks | OfLibrary)
+                stand_in = None if as_it_is else instead(value, one.say(key))
+                if isinstance(one, Scheduler) and type(value) is Counter:
+                    stand_in = Milestones(value)
+                if stand_in is not None:
+                    with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
+                        one.put(key, stand_in)
+                        self._instead.append((one, key, value, stand_in))
+        self._now = [dict(values) for values in self._values]  # with the stand-ins
+        for source in self._own:
+            assert self._numbers is not None
+            one, key, values = self._looked[int(source.at)], place_key(source), self._now[int(source.at)]
+            if key == source.key and source.index >= 0:
+                items = [*values[key]]
+                items[source.index] = self._numbers.stand_in(source, items[source.index])
+                values[key] = type(values[key])(items)
+                one.put(key, type(values[key])(items))  # another one, as the step may change it
+            else:
+                values[key] = self._numbers.stand_in(source, values[key])
+                one.put(key, values[key])
+        self._mark()
+        self._during = contextlib.ExitStack()
+        self._during.enter_context(refusing_clocks())
+        self._compared = Compared(self._looked, self._found.read)
+        self._during.enter_context(self._compared.watching())
+        if self._numbers is not None:
+            self._during.enter_context(open_floats(self._found))
+        return self
+
+    def _mark(self) -> None:
+        """Put copies where the step sets values without reading them, so that it is seen where it sets the same."""
+        numbers = {id(one): at for at, one in enumerate(self._looked)}
+        for one, key in self._found.only_set():
+            values = self._now[numbers[id(one)]]
+            if (kind := COPIES.get(type(values[key]))) is not None:
+                copy = kind(values[key])
+                with contextlib.suppress(Exception):  # of a class that lets nobody set it
+                    one.put(key, copy)
+                    values[key] = copy
+
+    def _put_back(self) -> None:
+        for one, key, value, stand_in in self._instead:
+            if one.values().get(key) is stand_in:
+                one.put(key, value)
+
+    def __exit__(self, *_: object) -> None:
+        self._during.close()
+        self._generators.put_back()
+        for generator, state in self._seeded:
+            generator.set_state(state)
+        for one, old in zip(self._looked, self._values, strict=True):
+            if not isinstance(one, Array | Generator | Hooks | Length):
+                _restore(one, old)
+
+    def so_far(self) -> tuple[list[Change], str]:
+        """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
+        found, lost = [], ""
+        for at, (one, old) in enumerate(zip(self._looked, self._now, strict=True)):
+            if isinstance(one, Array | Generator | Hooks | Length):
+                continue
+            now, kept = one.values(), one.read() if one.foreign else None
+            if isinstance(one, Items) and len(now) != len(old):
+                lost = lost or one.path
+                continue
+            for key in {**old, **now}:
+                if key in old and key in now and (same(old[key], now[key]) or _alike(old[key], now[key])):
+                    continue
+                if kept is not None and key not in kept:
+                    continue
+                tensors: list[Tensor] = []
+                shape = _described(now[key], tensors) if key in now else GONE
+                if shape is None or tensors:
+                    lost = lost or one.say(key)
+                else:
+                    found.append(Change(at, self._sent(one.say(key), key), one.say(key), shape, True))
+        return found, lost
+
+    def begun(self, changes: Iterable[Change]) -> list[Change]:
+        """What there was before where the step leaves a value that it does not read; of such places no guard says so.
+
+        Those only where it cannot be seen that the step sets them to what there was.
+        """
+        found = []
+        for one in changes:
+            values, key = self._values[one.at], key_here(one.key, self._looked)
+            if one.plain and not one.read and key in values and type(values[key]) not in COPIES:
+                found.append(replace(one, value=_described(values[key], [])))
+        return found
+
+    def changes(self, results: list[Tensor]) -> list[Change]:
+        """What the run has changed; tensors that are left somewhere are appended to ``results``.
+
+        Raises CaptureError for what calls of a plan could not repeat.
+        """
+        self._during.close()
+        self._put_back()
+        self._results: list[tuple[int, Tensor]] = []
+        pairs = [*zip(self._looked, self._now, strict=True)]
+        for one in self._looked:
+            if (generator := _of_torch(one)) and generator.initial_seed() != UNSEEDED:
+                instead = f"{one.path}.manual_seed(...) before the call, or torch.manual_seed(...) in the step"
+                self._refuse(one.path, "is seeded in the step", instead, one.path)
+        if (unseen := self._compared.unseen) is not None:
+            path, name = unseen
+            self._refuse(
+                path, f"is compared as a whole in the step, which reads {path}.{name} without that a call could tell "
+                f"that it has changed", f"its fields one by one ({path}.{name} == …), or @dataclass(frozen=True)", path,
+            )  # fmt: skip
+        if self._generators.moved:
+            raise CaptureError(
+                f"{self._line(DRAWS)}: {self._name} draws random numbers of Python or NumPy, or seeds them, which it "
+                f"would do once, when it is captured, and not in every call; expected: draw them outside and pass them "
+                f"as arguments, or draw them with torch (torch.rand, torch.manual_seed) in the step"
+            )
+        found = []
+        writes: list[tuple[Tensor, Tensor]] = []
+        for at, (one, old) in enumerate(pairs):
+            unread = one.foreign and (id(one.holder), type(one)) not in self._read
+            alone = isinstance(one, Generator | Length) or (unread and isinstance(one, Items | Entries | Array))
+            now = old if alone else one.values()
+            if isinstance(one, Items) and len(now) != len(old):
+                self._refuse(one.path, f"has {len(old)} items before the step and {len(now)} after it", holder=one.path)
+            for key in (*old, *(key for key in now if key not in old)):
+                if key in old and key in now and same(old[key], now[key]):
+                    continue
+                change = self._change(at, one, key, old, now, results, writes)
+                if change is not None:
+                    found.append(change)
+        if self._counting:
+            raise Counting(self._counting)
+        for at, result in enumerate(results):  # as it is before variables are written
+            if any(_shared(result, held) for held, _ in writes):
+                results[at] = result.detach().clone()
+        with torch.no_grad():
+            fresh = [(held, new.detach().clone()) for held, new in writes]
+            for held, new in fresh:
+                held.copy_(new)
+        return found
+
+    def _change(
+        self, at: int, one: Looked, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any], results: list[Tensor],
+        writes: list[tuple[Tensor, Tensor]],
+    ) -> Change | None:  # fmt: skip
+        where = one.say(key)
+        read = (id(one.holder), type(one)) in self._read and (isinstance(one, Scheduler) or key in one.read())
+        if isinstance(one, Array | Hooks):
+            self._refuse(where, "is changed in the step")
+        if isinstance(one, Cache):
+            if key not in now:
+                return None
+            instead = f"@functools.cache in place of @functools.lru_cache, or {one.path} called before the step"
+            self._refuse(where, "gets a tensor that the step makes, which no other call could have", instead, one.path)
+        if isinstance(one, Script) and not isinstance(now.get(key), bool | Tensor | None):
+            self._refuse(
+                where, f"changes from {say(old.get(key))} to {say(now.get(key))} in code of torch.jit",
+                "the plain module, or a buffer: torch.zeros(()) that is counted up",
+            )  # fmt: skip
+        mine = _stand_ins(old.get(key))
+        own = bool(mine)  # of this step: what it computes is left there
+        if own and key in now and _alike(old[key], now[key]):
+            return None
+        alone = one.by_name and self._numbers is None  # the plan's ops would read what was there before
+        if one.counts and (alone or not (own or read or number_of(plain_now(now.get(key))))):
+            there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
+            self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
+        if key not in now:
+            return Change(at, self._sent(where, key), where, GONE, read)
+        value = now[key]
+        tensors: list[Tensor] = []
+        if any(is_late(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
+            self._refuse(
+                where, "would be a number that is there only when a call has run (.item() or float() of a tensor)",
+                "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
+            )  # fmt: skip
+        shape = _described(value, tensors)
+        if one.foreign and not read and not tensors:
+            return None
+        if shape is None:
+            if not read or one.whole:  # what it was before is there again
+                return None
+            self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
+        was: list[Tensor] = []
+        alike = key in old and _described(old[key], was) == shape
+        fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
+        fit = fit and self._alone(old[key])
+        for index, tensor in enumerate(tensors):
+            if not alike or (tensor is not was[index] and not (fit and _moves(tensor, was, tensors))):
+                self._check(where, tensor)
+        if fit and any(map(is_read, was)):  # of what is only written a call needs no variable
+            for a, b in zip(was, tensors, strict=True):
+                if any(a is held and b is new for held, new in writes):  # two holders of one thing: a class, say
+                    continue
+                if a is not b and any(_shared(b, other) for _, other in writes):
+                    said = "and another one that the step sets would be one tensor"
+                    self._refuse(where, said, "keep a copy (.clone())")
+                writes += [(a, b)] if a is not b else []
+            kept = all(a._version == self._versions[id(a)] for a in was)
+            changed = () if kept else tuple(self._result(tensor, results) for tensor in was)
+            self.rebound.append(Rebinding(at, self._sent(where, key), changed))
+            return None
+        if read and (kind := _other_kind(value)):
+            self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
+        if own and value.__class__ is not old[key].__class__:
+            own = False  # it is a number of another kind from now on
+        counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(plain_now(value))
+        if not own and self._numbers is not None and counted:
+            self._counting.append(self._place(at, key, where))
+            return None
+        sources = [number.expression for number in mine if isinstance(number.expression, Source)]
+        baked = not own or self._numbers is None or any(map(self._numbers.settled, sources))
+        if read and not tensors and baked and often(self._counts.get(where, ()), repr(shape)):
+            self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
+        numbers = [self._result(tensor, results) for tensor in tensors]
+        return Change(at, self._sent(where, key), where, _numbered(shape, numbers), read, not tensors and baked)
+
+    def _sent(self, where: str, key: Any) -> Any:
+        try:
+            return key_to_send(key, self._looked)
+        except LookupError:
+            what = f"is set in the step, by a key that no other rank could find, a {type(key).__name__}"
+            self._refuse(where, what, "a key that is a text or a number", where)
+
+    @staticmethod
+    def _place(at: int, key: Any, where: str) -> Source:
+        return Source("place", where, str(at), "" if isinstance(key, int) else key, key if isinstance(key, int) else -1)
+
+    def _result(self, tensor: Tensor, results: list[Tensor]) -> int:
+        """Which result of each call a tensor is: one that is left in two places is one afterwards, too."""
+        for number, known in self._results:
+            if known is tensor:
+                return number
+        self._results.append((len(results), tensor))
+        results.append(tensor.detach())
+        return len(results) - 1
+
+    def _fits(self, old: Tensor, new: Tensor) -> bool:
+        """Whether a variable of the plan can take the value of a tensor that took its place."""
+        held = self._held.get(id(old))
+        return (
+            held is not None
+            and held.kind != "parameter"
+            and len(held.places) == 1
+            and old.shape == new.shape
+            and old.dtype == new.dtype
+        )
+
+    def _alone(self, value: Any) -> bool:
+        """Whether nothing else that was found holds a container that is replaced, or one in it."""
+        if not isinstance(value, list | dict | deque):
+            return not isinstance(value, tuple) or all(map(self._alone, value))
+        pairs = zip(self._looked, self._values, strict=True)
+        holders = {(id(one.holder), key) for one, values in pairs for key, v in values.items() if v is value}
+        return len(holders) == 1 and all(map(self._alone, value.values() if isinstance(value, dict) else value))
+
+    def _check(self, where: str, tensor: Tensor) -> None:
+        """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
+        base = tensor if tensor._base is None else tensor._base
+        held = self._held.get(id(base))
+        if held is not None and any(_at(place) is base for place in held.places):
+            self._refuse(where, f"and {held.name} would be one tensor after the step", "keep a copy (.clone())")
+        if STANDS_FOR_A_VIEW in vars(base):
+            self._refuse(where, "would be a view of another tensor after the step", "keep a copy (.clone())")
+        if isinstance(tensor, nn.Parameter):
+            self._refuse(where, "is a parameter that the step makes", "make it before the first call")
+
+    def _refuse(self, where: str, what: str, instead: str = "", holder: str = "") -> NoReturn:
+        names = re.findall(r"[^\W\d]\w*", holder or where.rpartition(".")[2].partition("[")[0])
+        line = self._line({*names}, stores=not holder)
+        raise CaptureError(
+            f"{line}: {where} {what}. {self._name} is captured once, and its calls run a plan, not Python; expected: "
+            + (instead or "do this outside of the step, return it from the step, or keep it in a tensor of fixed shape")
+        )
+
+    def _line(self, names: frozenset[str] | set[str], stores: bool = False) -> str:
+        """The first line of the user's that writes one of these names, or that reads one."""
+        for wanted in ("STORE_", "LOAD_")[not stores :]:
+            for code in sorted(self._codes, key=lambda code: code.co_name == "__init__"):
+                line = code.co_firstlineno
+                for instruction in dis.get_instructions(code):
+                    line = instruction.starts_line or line
+                    if str(instruction.argval) in names and instruction.opname.startswith(wanted):
+                        return f"{code.co_filename}:{line}"
+        return "in the step"
+
+
+def place_key(source: Source) -> Any:
+    """The key of a place, where it is held."""
+    return source.index if source.index >= 0 and not source.key else source.key
+
+
+def counted(found: Found) -> list[Source]:
+    """The numbers of schedulers that a step can read, as its own: it may count with them."""
+    read = {id(one.holder) for one in found.read if isinstance(one, Scheduler)}
+    places = []
+    for at, one in enumerate(found.looked):
+        if isinstance(one, Scheduler) and id(one.holder) in read:
+            for key, value in one.values().items():
+                several = range(len(value)) if isinstance(value, list | tuple) else (-1,)
+                places += [Source("place", one.say(key), str(at), key, i) for i in several if has_numbers(value)]
+    return places
+
+
+def _stand_ins(value: Any) -> list[Number]:
+    """Those that a value is, or a list or a tuple is made of."""
+    items = value if type(value) in (list, tuple) else (value,)
+    return [item for item in items if type(item) is Number]
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Whether a list or a tuple has the same stand-ins as before."""
+    return (
+        type(old) in (list, tuple)
+        and type(new) is type(old)
+        and len(old) == len(new)
+        and all(a is b or same(a, b) for a, b in zip(old, new, strict=True))
+    )
+
+
+def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:
+    """What ``tree.describe`` says of a value; None where it can say nothing, or the value cannot be looked into."""
+    try:
+        return tree.describe(value, tensors)
+    except Exception:  # of anybody's own kind
+        return None
+
+
+def _other_kind(value: Any) -> str:
+    """The class of a dictionary in a value that ``tree`` rebuilds as another one."""
+    if isinstance(value, Mapping):
+        plain = type(value) in (dict, OrderedDict) or is_dataclass(value)
+        return next(filter(None, map(_other_kind, value.values())), "") if plain else type(value).__name__
+    return next(filter(None, map(_other_kind, value)), "") if isinstance(value, list | tuple) else ""
+
+
+def _at(place: Any) -> Any:
+    return place.get() if hasattr(place, "get") else None
+
+
+def _numbered(shape: tree.Shape, numbers: Sequence[int]) -> tree.Shape:
+    """A described value whose tensors have other numbers."""
+    if isinstance(shape, list):
+        return [_numbered(item, numbers) for item in shape]
+    if isinstance(shape, dict):
+        plain = ("value", "number")
+        return {
+            k: numbers[v] if k == "tensor" else v if k in plain else _numbered(v, numbers) for k, v in shape.items()
+        }
+    return shape
+
+
+def _moves(tensor: Tensor, was: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+    """Whether a tensor of a container has another place in the one that takes its place, and none but that."""
+    before, after = ([i for i, t in enumerate(tensors) if t is tensor] for tensors in (was, now))
+    return len(before) == len(after) == 1 and before != after
+
+
+def _shared(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a capture would have some element in common."""
+    if one is other:
+        return True
+    a, b = span(one), span(other)
+    return a is not None and b is not None and overlap(a, b)
+
+
+def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
+    now = one.values()
+    if isinstance(one, Cache):
+        if any(all(value is not was for was in old.values()) for value in now.values()):
+            one.holder.cache_clear()
+        return
+    if isinstance(one, Items):
+        if len(now) != len(old) or any(now[i] is not old[i] for i in old):
+            one.holder.clear()
+            (one.holder.update if isinstance(one.holder, set) else one.holder.extend)(old.values())
+        return
+    kept = one.read() if one.foreign else now
+    for key, value in now.items():
+        tensors: list[Tensor] = []
+        if key not in kept:  # its own affair, but for tensors of the capture
+            _described(value, tensors)
+        if old.get(key, NOTHING) is value or (key not in kept and not tensors):
+            continue
+        if key in old:
+            one.put(key, old[key])
+        else:
+            one.drop(key)
+    for key in old:
+        if key not in now:
+            one.put(key, old[key])
+
+
+def _of_torch(one: Looked) -> torch.Generator | None:
+    """A generator of torch's that the script has made."""
+    mine = isinstance(one, Generator) and isinstance(one.holder, torch.Generator)
+    return one.holder if mine and one.holder is not torch.default_generator else None

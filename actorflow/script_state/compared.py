@@ -1,0 +1,74 @@
+"""What a search looked at goes in; which dataclasses a step compares by fields that no guard looks at comes out.
+
+Dataclasses make their own ``==``, ``<`` and the like, which read all fields without that code names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from actorflow.script_state.looked import Attributes, Looked, Slots, WrittenOfClass
+
+__all__ = ["Compared"]
+
+COMPARE = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
+MADE = "<string>"  # the file of methods that dataclasses make
+
+
+class Compared:
+    """Notes what is compared while a step runs in ``watching``."""
+
+    def __init__(self, looked: Sequence[Looked], read: Sequence[Looked]) -> None:
+        self._classes = dict.fromkeys(
+            one.holder for one in looked if isinstance(one, WrittenOfClass) and dataclasses.is_dataclass(one.holder)
+        )
+        self._paths = {id(one.holder): one.path for one in looked}
+        self._read = {id(one.holder): one for one in read}
+        self._compared: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the step runs."""
+        were = [(owner, name, owner.__dict__.get(name)) for owner in self._classes for name in COMPARE]
+        made = [
+            (owner, name, f) for owner, name, f in were
+            if isinstance(f, types.FunctionType) and f.__code__.co_filename == MADE
+        ]  # fmt: skip
+        try:
+            for owner, name, function in made:
+                setattr(owner, name, self._noting(function))
+            yield
+        finally:
+            for owner, name, function in made:
+                setattr(owner, name, function)
+
+    def _noting(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        @functools.wraps(function)
+        def compare(one: Any, other: Any) -> Any:
+            if type(one) is type(other):
+                self._compared |= {id(one): one, id(other): other}
+            return function(one, other)
+
+        return compare
+
+    @property
+    def unseen(self) -> tuple[str, str] | None:
+        """An object of the script's that was compared, and a field of it that may change without that a guard sees."""
+        for one in self._compared.values():
+            holder = getattr(one, "__dict__", one)  # itself where it has slots
+            path = self._paths.get(id(holder))
+            if path is None or type(one).__dataclass_params__.frozen:  # it was made in the step, or stays as it is
+                continue
+            guard = self._read.get(id(holder))
+            guarded = guard.read() if isinstance(guard, Attributes | Slots) else {}
+            for field in dataclasses.fields(one):
+                value = getattr(one, field.name, None)
+                inner = isinstance(value, list | dict | set) and id(value) not in self._read
+                if field.compare and (field.name not in guarded or inner):
+                    return path, field.name
+        return None

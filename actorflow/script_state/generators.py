@@ -1,0 +1,53 @@
+"""Random generators of Python and NumPy go in; whether a step has drawn from them, or has seeded them, comes out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from actorflow.script_state.looked import state_of
+from actorflow_compiler.substitutes.random_streams import UNSEEDED
+
+__all__ = ["Generators"]
+
+
+class Generators:
+    """Those of the modules ``random`` and ``numpy.random``, and others that a step can reach.
+
+    A step may be captured several times, and finds them the same each time.
+    """
+
+    def __init__(self, others: Iterable[object]) -> None:
+        """Learn how they are.  The modules' are seeded, so that one that a step seeds is another one."""
+        numpys: Any = np.random.mtrand._rand
+        self._before = [(one, _saved(one)) for one in (random, numpys, *others)]
+        random.seed(UNSEEDED)
+        numpys.seed([UNSEEDED >> 32, UNSEEDED & 0xFFFFFFFF])
+        self._unseeded = self._states()
+
+    @property
+    def moved(self) -> bool:
+        """Whether one is not as it was."""
+        return self._states() != self._unseeded
+
+    def put_back(self) -> None:
+        """The step has ended: they are as they were before it."""
+        for one, state in self._before:
+            if isinstance(one, np.random.Generator):
+                one.bit_generator.state = state
+            elif isinstance(one, np.random.RandomState):
+                one.set_state(state)
+            else:
+                one.setstate(state)
+
+    def _states(self) -> list[object]:
+        return [random.getstate() if one is random else state_of(one) for one, _ in self._before]
+
+
+def _saved(one: Any) -> Any:
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator.state
+    return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()

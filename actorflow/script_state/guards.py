@@ -1,0 +1,209 @@
+"""What a search looked at goes in; whether it is still what a plan was made with, and if not what changed, comes out.
+
+A plan holds for what its capture could read of Python: values by type and value, everything else by identity.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import chain
+from operator import attrgetter
+from types import FunctionType, MethodType, NoneType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from actorflow.script_state.find import PLAIN, Found
+from actorflow.script_state.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfTensor
+from actorflow_compiler.core.torch_internals import hooks_made
+from actorflow_compiler.numbers.numbers import is_stand_in, plain_now
+
+__all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
+
+StandsFor = Callable[[Tensor, Tensor], bool]
+NOTHING = "nothing"  # what is said of what is there no more, or was not
+LONGEST = 60  # characters of a value that is said
+_END = object()
+_ATTRIBUTES = attrgetter("__dict__")
+FEW = (NoneType, bool, Enum, FunctionType, type)  # kinds of values that are one and the same wherever they are
+CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
+
+
+class Guards:
+    """What code could read when a plan was asked for.
+
+    ``stands_for`` says whether a tensor that took another one's place makes no difference.
+    """
+
+    def __init__(self, found: Found, stands_for: StandsFor) -> None:
+        self.stands_for = stands_for
+        self._looked = found.read
+        self._own: dict[tuple[int, type], set[Any]] = {}
+        self._set: dict[tuple[int, type], set[Any]] = {}  # keys that code sets, to what was there before
+        self._take()
+
+    def renew(self) -> None:
+        """Take things as they are now for what they have to be."""
+        self._take()
+
+    def without(self, places: Iterable[tuple[Looked, Any]]) -> None:
+        """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
+        for one, key in places:
+            self._own.setdefault((id(one.holder), type(one)), set()).add(key)
+        if self._own:
+            self._take()
+
+    def stays(self, found: Found, changed: Iterable[tuple[Looked, Any]]) -> None:
+        """Look also at what code only sets, and what is the same after a step as before it: a call leaves it alone.
+
+        Of what is ``changed``, values of holders, by key, a call leaves what it has to be, whatever is there before.
+        Only values of which there are few: of others a run of the step tells whether it has set them.
+        """
+        leaves = {(id(one.holder), key) for one, key in changed}
+        for one, key in found.only_set():
+            if isinstance(one.values()[key], FEW) and (id(one.holder), key) not in leaves:
+                self._set.setdefault((id(one.holder), type(one)), set()).add(key)
+                self._looked = self._looked if one in self._looked else (*self._looked, one)
+        if self._set:
+            self._take()
+
+    def _read(self, one: Looked) -> dict[Any, Any]:
+        """What of a holder has to be as it was."""
+        at = id(one.holder), type(one)
+        found = one.read()
+        if at in self._set:
+            found |= {key: value for key, value in one.values().items() if key in self._set[at]}
+        return {key: value for key, value in found.items() if key not in self._own[at]} if at in self._own else found
+
+    @property
+    def read(self) -> list[tuple[Looked, Mapping[Any, Any]]]:
+        """The holders that code reads, with what they had."""
+        return [*zip(self._looked, self._before, strict=True)]
+
+    def _take(self) -> None:
+        """Take things as they are now."""
+        self._before = [self._read(one) for one in self._looked]
+        fast: dict[Get, list[Any]] = {}
+        self._slow = []
+        self._keyed: list[dict[str, Any]] = []
+        for one, old in zip(self._looked, self._before, strict=True):
+            gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
+            if gets is None:
+                self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
+            elif old or not isinstance(one, Entries | Items | OfTensor):  # of which the lengths are looked at
+                if isinstance(one, Entries) and one.has_plain_keys:
+                    self._keyed.append(one.holder)
+                    gets = (dict.values,)
+                for get in gets:
+                    fast.setdefault(get, []).append(one.holder)
+        sized = (Attributes, Entries, Items)
+        holders = [one.holder for one in self._looked if isinstance(one, sized)]
+        self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
+        self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
+        self._lengths = list(map(len, self._sized))
+        self._bare = [one.holder for one, old in zip(self._looked, self._before, strict=True) if _is_bare(one, old)]
+        self._keys = list(map(tuple, self._keyed))
+        self._own_attributes = self._attributes()
+        self._fast = [*fast.items()]
+        self._values = [*chain.from_iterable(self._now())]
+        self._addresses = _addresses(self._values, len(self._values))  # of what is held here: no other thing has them
+        self._made = hooks_made()
+
+    def _now(self) -> Iterator[Iterable[Any]]:
+        """What is there, and an end, so that what is shorter or longer is another."""
+        return chain.from_iterable([*(map(get, holders) for get, holders in self._fast), ((_END,),)])
+
+    def _attributes(self) -> list[int]:
+        """How many attributes tensors have to which the script has given none."""
+        return list(map(len, map(_ATTRIBUTES, self._bare)))
+
+    def _untouched(self) -> bool:
+        """Whether all is identical, which is soon found."""
+        try:
+            identical = _addresses(chain.from_iterable(self._now()), len(self._values)) == self._addresses
+        except (KeyError, ValueError, AttributeError):  # an attribute or a cell's content is gone, or there is less
+            return False
+        return (
+            identical
+            and not any(self._empty)
+            and list(map(len, self._sized)) == self._lengths
+            and list(map(tuple, self._keyed)) == self._keys
+            and self._attributes() == self._own_attributes
+            and hooks_made() == self._made
+            and all(_identical(self._read(one), old) for one, old in self._slow)
+        )
+
+    def difference(self) -> str:
+        """What changed first, for people; nothing where the plan holds."""
+        if self._untouched():
+            return ""
+        for one, old in zip(self._looked, self._before, strict=True):
+            found = self._difference(one, old)
+            if found:
+                return found
+        self._take()  # equal, and perhaps not identical
+        return ""
+
+    def _difference(self, one: Looked, old: Mapping[Any, Any]) -> str:
+        now = self._read(one)
+        for key in (*old, *(key for key in now if key not in old)):
+            was, is_now = old.get(key, NOTHING), now.get(key, NOTHING)
+            if (key in old) != (key in now) or not self._same(was, is_now):
+                there = say(was) if key in old else NOTHING
+                return f"{one.say(key)} changed from {there} to {say(is_now) if key in now else NOTHING}"
+        if isinstance(one, Entries) and [*old] != [*now]:
+            return f"the order of {one.path or 'keyword arguments'} changed"
+        return ""
+
+    def _same(self, old: Any, new: Any) -> bool:
+        return same(old, new, self.stands_for)
+
+
+def _addresses(things: Iterable[Any], count: int) -> bytes:
+    """The addresses of things, which an array of objects consists of: to compare all in one go, not one by one.
+
+    Raises ValueError where there are less than ``count``; what comes behind those is not looked at.
+    """
+    there = np.fromiter(things, object, count)
+    return np.ndarray(count, np.intp, buffer=there.data).tobytes()
+
+
+def _is_bare(one: Looked, old: Mapping[Any, Any]) -> bool:
+    return isinstance(one, OfTensor) and not old
+
+
+def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
+    """Whether a holder has the same things; tensors are not compared by value."""
+    return now.keys() == old.keys() and all(value is old[key] or same(old[key], value) for key, value in now.items())
+
+
+def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lambda old, new: False) -> bool:
+    """Whether code that reads the new value does what it did with the old one."""
+    if old is new:
+        return True
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return stands_for(old, new)
+    if type(old) is not type(new) or is_stand_in(old):
+        return False
+    if isinstance(old, tuple):
+        return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
+    if isinstance(old, PLAIN):
+        return repr(old) == repr(new)  # 0.0 is not -0.0, and nan is nan
+    if isinstance(old, MethodType):
+        return old.__func__ is new.__func__ and old.__self__ is new.__self__
+    return False
+
+
+def say(value: Any) -> str:
+    """A value, for people."""
+    value = plain_now(value)
+    if isinstance(value, Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, (*PLAIN, tuple)):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    name = getattr(value, "__qualname__", "") or f"a {type(value).__name__}"
+    return str(name)

@@ -1,0 +1,61 @@
+"""A key of a holder that a step writes goes in; what travels, and on every rank the key that it has there, come out."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from actorflow.script_state.looked import Hooks, Kind, Looked
+
+__all__ = ["key_here", "key_to_send"]
+
+PLAIN = (str, int, float, bool, type(None))  # as JSON has them
+KEYWORDS = next(one for one in gc.get_referents(functools.cache(id)) if type(one) is object)  # between (args) and names
+
+
+def key_to_send(key: Any, looked: Sequence[Looked]) -> Any:
+    """A key as JSON; raises LookupError for an object that other ranks could not find."""
+    if type(key) in PLAIN:
+        return key
+    if type(key) is tuple:
+        return {"tuple": [key_to_send(item, looked) for item in key]}
+    if isinstance(key, torch.dtype | torch.device):
+        return {type(key).__name__: str(key).removeprefix("torch.")}
+    if isinstance(key, enum.Enum):
+        return {"member": [type(key).__module__, type(key).__qualname__, key.name]}
+    if isinstance(key, type):
+        return {"class": [key.__module__, key.__qualname__]}
+    if key is KEYWORDS:
+        return {"keywords": True}
+    for at, one in enumerate(looked):
+        if isinstance(one, Kind | Hooks) and one.holder is key:
+            return {"holder": at}
+    raise LookupError(f"no other rank could find {key!r}")
+
+
+def key_here(key: Any, looked: Sequence[Looked]) -> Any:
+    """The key that was sent, among what this rank's search has looked at."""
+    if not isinstance(key, dict):
+        return key
+    ((kind, content),) = key.items()
+    if kind == "tuple":
+        return tuple([key_here(item, looked) for item in content])
+    if kind == "dtype":
+        return getattr(torch, content)
+    if kind == "device":
+        return torch.device(content)
+    if kind == "keywords":
+        return KEYWORDS
+    if kind == "holder":
+        return looked[content].holder
+    module, path, *member = content
+    found: Any = sys.modules[module]
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found[member[0]] if member else found

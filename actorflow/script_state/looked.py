@@ -1,0 +1,666 @@
+"""A holder of values, as the search for a job's state found it, goes in; its values by key, and writing them, come out.
+
+What a step reads of Python, it reads from such holders: globals, closures, defaults, attributes, dictionaries, lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import random
+import re
+import types
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.standins.beside import BESIDE
+from actorflow_compiler.core.expressions import has_numbers, number_of
+from actorflow_compiler.core.torch_internals import hooks_of, script_attributes, script_constants, users_step_hooks
+from actorflow_compiler.values.variables import RECURRENT, attributes_given
+
+__all__ = [
+    "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment",
+    "Generator", "Get", "Hooks", "Items", "Kind", "Length", "Level", "Looked", "Named", "OfClass", "OfLibrary",
+    "OfModule", "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "StepHooks", "Stream",
+    "Subclasses", "Written", "WrittenOfClass", "getter", "state_of", "table_of",
+]  # fmt: skip
+
+_MISSING = object()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+CONSTANTS = "its constants"  # tensors that are written into code
+Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
+
+OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries are looked at by name
+# attributes by which modules and we work
+INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
+
+
+@functools.lru_cache(1024)
+def getter(*keys: Any) -> Get:
+    """What gets the values of these keys; one for all holders that have the same, which are asked together."""
+    return itemgetter(*keys, *keys) if len(keys) == 1 else itemgetter(*keys)
+
+
+class Looked:
+    """A holder of values, all of which code can read; ``path`` is how the script gets to it."""
+
+    names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
+    reads: frozenset[str] | None = None  # attributes that code reads of it; None: any
+    whole = False  # whether a library reads it, all of it
+    foreign = False  # whether it is an object of a library, whose own affairs are let alone
+    counts = False  # whether its numbers go on from call to call, and a plan says itself what they have to be
+    by_name = False  # whether plans read its numbers without Python
+
+    def __init__(self, path: str, holder: Any) -> None:
+        self.path, self.holder = path, holder
+
+    def values(self) -> dict[Any, Any]:
+        """What it holds, by key."""
+        raise NotImplementedError
+
+    def read(self) -> dict[Any, Any]:
+        """What of it code can read."""
+        return self.values()
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """What gets soon what was ``read``, from the holder; None where it has to be made anew."""
+        return None
+
+    def put(self, key: Any, value: Any) -> None:
+        """Let it hold something else."""
+        raise TypeError(f"{self.say(key)} is not to be written")
+
+    def drop(self, key: Any) -> None:
+        """Let it hold nothing there."""
+        raise TypeError(f"{self.say(key)} is not to be written")
+
+    def say(self, key: Any) -> str:
+        """Where one of the values is, as people write it."""
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+class _Mapped(Looked):
+    """What is a dictionary."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return dict(self.holder.items())
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder[key] = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del self.holder[key]
+
+
+class Named(_Mapped):
+    """Globals: of a dictionary what code names."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: self.holder[name] for name in self.names if name in self.holder}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: also those that it does not have, as a global may come to hide what is built in."""
+        missing = [name for name in self.names if name not in read]
+        return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
+
+
+class Environment(Named):
+    """The environment of the process: of its variables those that code may name."""
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: one that comes counts, too."""
+        return None
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key!r}]"
+
+
+class OfLibrary(Looked):
+    """A module of a library: of its attributes those that code names."""
+
+    foreign = True
+
+    def __init__(self, path: str, holder: types.ModuleType, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found = {}
+        for name in self.names:
+            with contextlib.suppress(Exception):  # a property of anybody's kind
+                found[name] = getattr(self.holder, name)
+        return found
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        get = attrgetter(*read)
+        return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        setattr(self.holder, key, value)
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        delattr(self.holder, key)
+
+
+class Written(Named):
+    """Globals: of a dictionary what code sets, whether it reads it or not."""
+
+
+class OfClass(Looked):
+    """What a class itself has: of its attributes those that code names."""
+
+    def __init__(self, path: str, holder: type, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: self.holder.__dict__[name] for name in self.names if name in self.holder.__dict__}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        names = self.names  # also those that it does not have: it may get them
+        return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        setattr(self.holder, key, value)
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        delattr(self.holder, key)
+
+
+class Subclasses(Looked):
+    """The classes that have been made of one, where code asks for them."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {f"__subclasses__()[{at}]": made for at, made in enumerate(self.holder.__subclasses__())}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (lambda owner: owner.__subclasses__(),)
+
+
+class WrittenOfClass(OfClass):
+    """What code sets of a class, whether it reads it or not."""
+
+
+class Attributes(_Mapped):
+    """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
+
+    def __init__(self, path: str, holder: dict[str, Any], whole: bool, foreign: bool = False) -> None:
+        super().__init__(path, holder)
+        self.whole, self.foreign = whole, foreign
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: value for name, value in self.holder.items() if name not in INTERNAL}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found = self.values()
+        reads = None if self.whole else self.reads
+        return found if reads is None else {name: value for name, value in found.items() if name in reads}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``: of what is not read, that it is there, as another may come for one that goes."""
+        unread = [name for name in self.values() if name not in read]
+        return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
+
+
+class OfModule(Attributes):
+    """What a module has in its ``__dict__``, with the dictionaries that hold its parameters, buffers and modules."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {**super().values(), **{name: self.holder[name] for name in OWN_DICTS}}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {**super().read(), **{name: self.holder[name] for name in OWN_DICTS}}
+
+
+class Counting(Attributes):
+    """What has numbers that calls change from what they are."""
+
+    counts = True
+
+    def __init__(self, path: str, holder: dict[str, Any]) -> None:
+        super().__init__(path, holder, whole=True)
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {key: value for key, value in super().read().items() if not has_numbers(value)}
+
+
+class Scheduler(Counting):
+    """What a scheduler of learning rates has."""
+
+
+class Settings(Counting):
+    """The settings of a group of an optimizer's parameters; plans may read its rates ``by_name``."""
+
+    def __init__(self, path: str, holder: dict[str, Any], by_name: bool) -> None:
+        super().__init__(path, holder)
+        self.by_name = by_name
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: a rate in a tensor is a number, too."""
+        return {key: value for key, value in super().read().items() if key != "lr"}
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``; a tensor that a rate is in is filled, as schedulers do it."""
+        now = self.holder.get(key)
+        if isinstance(now, Tensor) and number_of(value):
+            now.fill_(value)
+        else:
+            self.holder[key] = value
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key!r}]"
+
+
+class Entries(_Mapped):
+    """A dictionary, or what a module has by name (``dots``); its keys count, and their order."""
+
+    def __init__(self, path: str, holder: Any, dots: bool = False) -> None:
+        super().__init__(path, holder)
+        self.dots = dots
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (iter, dict.values) if isinstance(self.holder, dict) else None
+
+    @property
+    def has_plain_keys(self) -> bool:
+        """Whether its keys are texts of Python's, of which those that are equal are the same."""
+        return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # the same on every rank
+        return super().say(key) if self.dots or not self.path else f"{self.path}[{said}]"
+
+
+class Items(Looked):
+    """A list, a deque or a set."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return dict(enumerate(self.holder))
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (iter,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder[key] = value
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"{self.path}[{key}]"
+
+
+class Closure(Looked):
+    """A variable of an enclosing function."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        try:
+            return {self.path: self.holder.cell_contents}
+        except ValueError:  # the enclosing function has not set it yet
+            return {}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_content,) if read else None
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder.cell_contents = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del self.holder.cell_contents
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Slots(Looked):
+    """Attributes of an object that are not in its ``__dict__``."""
+
+    def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
+        super().__init__(path, holder)
+        self.names = tuple(names)
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {n: v for n, v in self.values().items() if self.reads is None or n in self.reads}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        wanted = [name for name in self.names if self.reads is None or name in self.reads]
+        if len(read) != len(wanted):  # one that was not set may be
+            return None
+        return (attrgetter(*read, *read),) if read else ()  # of one name alone it would give no tuple
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        object.__setattr__(self.holder, key, value)  # frozen dataclasses too
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        object.__delattr__(self.holder, key)
+
+
+class Defaults(Looked):
+    """What makes a function what it is: its code, and the default values of its parameters."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        code = self.holder.__code__
+        defaults = self.holder.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        return {"": code, "*": self.holder.__kwdefaults__, **found}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_defaults,)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        if key in ("", "*"):
+            return f"the {'defaults of keywords' if key else 'code'} of {self.path}"
+        return f"{key} (a default of {self.path})"
+
+
+class Array(Looked):
+    """An array of NumPy, Python or C, or bytes that may change: its contents."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        array = self.holder
+        if not isinstance(array, np.ndarray):
+            return {"": array.tobytes() if isinstance(array, np.void) else bytes(array)}
+        contents = tuple(array.ravel().tolist()) if array.dtype.hasobject else zlib.crc32(array.tobytes())
+        return {"": (str(array.dtype), array.shape, contents)}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Stream(Array):
+    """A file in memory: its contents, and where it goes on."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {"": (self.holder.getvalue(), self.holder.tell()) if not self.holder.closed else None}
+
+
+class Context(Looked):
+    """A variable of a context: what it is now."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        try:
+            return {"": self.holder.get()}
+        except LookupError:  # nobody has set it
+            return {}
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        self.holder.set(value)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Level(Array):
+    """A logger: from which level on it writes."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        log = self.holder
+        return {"": (log.getEffectiveLevel(), bool(log.disabled), log.manager.disable)}
+
+
+class Decimals(Array):
+    """The module ``decimal``: how this thread computes with its numbers."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        context = self.holder.getcontext()
+        return {"": (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)}
+
+
+class Kind(Looked):
+    """Of which class an object is, and what that is made of."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return {"": type(self.holder), "bases": type(self.holder).__mro__}
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_type,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        if not key:
+            self.holder.__class__ = value
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the {'bases of the ' * bool(key)}class of {self.path}"
+
+
+class Generator(Looked):
+    """A generator of random numbers of Python, NumPy or torch: how far it is."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``: of torch's the draws are seen where they are made."""
+        return {} if isinstance(self.holder, torch.Generator) else {"": state_of(self.holder)}
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: a step may not draw, and what is drawn outside of it makes no difference."""
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class Cache(Looked):
+    """A function with a cache of functools: the tensors in it, which only calls of the function put there.
+
+    A cache without a limit is a dictionary beside (``table_of``), and nothing is seen of it here.
+    """
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        if table_of(self.holder) is not None:
+            return {}
+        leaves = pytree.tree_leaves(gc.get_referents(self.holder))
+        return dict(enumerate(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+
+    def read(self) -> dict[Any, Any]:
+        """See ``Looked``: what is in it is what its function gives."""
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the cache of {self.path}"
+
+
+def table_of(function: Any) -> dict[Any, Any] | None:
+    """The results of a function with a cache of functools, by what it was called with; None where they are limited."""
+    if function.cache_parameters()["maxsize"] is not None:
+        return None
+    dicts = (one for one in gc.get_referents(function) if type(one) is dict)
+    return next((one for one in dicts if one is not vars(function)), None)
+
+
+class Script(Looked):
+    """What a module, a function or a method of torch.jit has besides parameters, buffers and modules.
+
+    Of tensors that are written into its code it has how often they were changed.
+    """
+
+    def __init__(self, path: str, holder: Any) -> None:
+        super().__init__(path, holder)
+        self.program: Any = None
+        scripts = [holder]
+        if isinstance(holder, torch.jit.ScriptModule):
+            self.program, self.names = script_attributes(holder)
+            scripts = [self.program._get_method(name) for name in self.program._method_names()]
+        self.constants = [constant for script in scripts for constant in script_constants(script)]
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        found: dict[Any, Any] = {name: self.program.getattr(name) for name in self.names}
+        found = {name: _frozen(value) for name, value in found.items()}
+        if self.constants:
+            found[CONSTANTS] = tuple(constant._version for constant in self.constants)
+        return found
+
+    def tensors(self) -> Iterable[tuple[str, int, Tensor]]:
+        """The tensors among its attributes, and in lists: the attribute, the position, -1 for the attribute itself."""
+        for name in self.names:
+            value = self.program.getattr(name)
+            items = enumerate(value) if isinstance(value, list) else [(-1, value)]
+            yield from ((name, at, item) for at, item in items if isinstance(item, Tensor))
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``; lists and dictionaries, which come as texts, are let alone."""
+        if key != CONSTANTS and not isinstance(self.program.getattr(key), list | dict | tuple):
+            self.program.setattr(key, value)
+
+
+class Hooks(Looked):
+    """The hooks of a module, a tensor or an optimizer."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return hooks_of(self.holder)
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"a hook of {self.path} ({key})"
+
+
+class Length(Looked):
+    """How many items an object of a library says to have."""
+
+    foreign = True
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``; nothing where it does not know."""
+        with contextlib.suppress(Exception):  # a method of anybody's kind
+            return {"": len(self.holder)}
+        return {}
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return f"the length of {self.path}"
+
+
+class StepHooks(Hooks):
+    """The script's hooks of all optimizers."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return users_step_hooks()
+
+    def say(self, key: Any) -> str:
+        """See ``Looked``."""
+        return self.path
+
+
+class OfTensor(Looked):
+    """What a script has given a tensor as attributes."""
+
+    def values(self) -> dict[Any, Any]:
+        """See ``Looked``."""
+        return attributes_given(self.holder)
+
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+        """See ``Looked``."""
+        return (_all_attributes,)
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``Looked``."""
+        vars(self.holder)[key] = value
+
+    def drop(self, key: Any) -> None:
+        """See ``Looked``."""
+        del vars(self.holder)[key]
+
+
+def _frozen(value: Any) -> Any:
+    """A value of torch.jit, which gives another copy of a container each time, as what can be compared."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
+
+
+def state_of(generator: Any) -> object:
+    """How far a generator is: equal where it would draw the same numbers next."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False))
+    return repr(generator.bit_generator.state)
+
+
+def _got(read: Mapping[Any, Any]) -> tuple[Get, ...]:
+    """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
+    return (getter(*read),) if read else ()
+
+
+def _all_attributes(tensor: Any) -> Iterable[Any]:
+    return tensor.__dict__.values()  # type: ignore[no-any-return]
+
+
+def _content(cell: types.CellType) -> Iterable[Any]:
+    return (cell.cell_contents,)
+
+
+def _defaults(function: types.FunctionType) -> Iterable[Any]:
+    return (function.__code__, function.__kwdefaults__, *(function.__defaults__ or ()))
+
+
+def _type(thing: Any) -> Iterable[Any]:
+    return type(thing), type(thing).__mro__

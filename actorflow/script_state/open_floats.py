@@ -1,0 +1,65 @@
+"""Functions that call ``float`` or ``int`` go in; while a step is captured, what they call leaves stand-ins open.
+
+``float(step) / float(warmup)`` is how schedules are written, and ``ptr = int(self.queue_ptr)`` how queues are; Python
+would have both give plain numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from actorflow.script_state.find import Found
+from actorflow.script_state.looked import Named, Scheduler
+from actorflow_compiler.numbers.late import as_float, as_int
+
+__all__ = ["open_floats"]
+
+OPEN: Mapping[str, Callable[..., Any]] = {"float": as_float, "int": as_int}
+
+
+@contextlib.contextmanager
+def open_floats(found: Found) -> Iterator[None]:
+    """In which the script's functions, and those of schedulers, have a ``float`` and an ``int`` of their own.
+
+    Not where some of them name it otherwise than to call it: as a type it has to be what it is.
+    """
+    opened = []
+    for name, function in OPEN.items():
+        for scope in [*_of_script(found, name), *_of_schedulers(found, name)]:
+            if name not in scope:
+                scope[name] = function
+                opened.append((scope, name))
+    try:
+        yield
+    finally:
+        for scope, name in opened:
+            del scope[name]
+
+
+def _of_script(found: Found, name: str) -> Iterable[dict[str, Any]]:
+    """The globals of functions of the script that call it."""
+    if not all(_only_calls(code, name) for code in found.codes):
+        return []
+    return [one.holder for one in found.looked if type(one) is Named and name in one.names]
+
+
+def _of_schedulers(found: Found, name: str) -> Iterable[dict[str, Any]]:
+    """The globals of functions that schedulers ask for factors."""
+    for one in found.looked:
+        for function in one.holder.get("lr_lambdas", ()) if isinstance(one, Scheduler) else ():
+            while isinstance(function, functools.partial):
+                function = function.func
+            if isinstance(function, FunctionType) and _only_calls(function.__code__, name):
+                yield function.__globals__
+
+
+def _only_calls(code: CodeType, name: str) -> bool:
+    """Whether a function that names it calls it, in each place: it is loaded together with the place of a callee."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    loads = (i for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL" and i.argval == name)
+    return all(i.arg is not None and i.arg & 1 for i in loads) and all(_only_calls(one, name) for one in inner)

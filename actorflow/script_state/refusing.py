@@ -1,0 +1,146 @@
+"""What a script reads that gives something else each time (clocks, files, iterators) goes in; what refuses comes out.
+
+While a step is captured these stand where the others were: a plan would have what they gave once.  Other threads get
+what they ask for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import genericpath
+import io
+import os
+import pathlib
+import posixpath
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader
+
+from actorflow.script_state.find import is_user_class, is_user_file
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.lines import STDLIB
+
+__all__ = ["instead", "refusing_clocks"]
+
+CLOCKS = tuple(
+    getattr(time, name)
+    for name in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time")
+)
+RANDOM = (os.urandom, torch.seed)  # the system's
+SEEDS = (torch.initial_seed,)  # while a step is captured it has a seed of ours
+THREADS = (threading.Thread.start, ThreadPoolExecutor.submit)  # what they compute is no part of a trace
+LOADS = (DataLoader.__iter__,)
+OPENS = (builtins.open,)
+ASKS = {"asks the system for random numbers": RANDOM, "asks for torch's seed": SEEDS}
+FILES = (*OPENS, os.stat, os.listdir, os.scandir)
+_IN = (  # modules and classes, and which functions of theirs
+    (time, CLOCKS), (os, RANDOM), (random, RANDOM), (threading.Thread, THREADS), (ThreadPoolExecutor, THREADS),
+    (DataLoader, LOADS), (builtins, FILES), (io, FILES), (os, FILES), (torch, (*RANDOM, *SEEDS)),
+    (torch.random, (*RANDOM, *SEEDS)),
+)  # fmt: skip
+_OF_FILES = tuple(  # Python's own that ask for users
+    text for one in (genericpath, os, pathlib, posixpath) for text in (str(one.__file__), f"<frozen {one.__name__}>")
+)
+
+
+class _Refused:
+    """Stands for an iterator."""
+
+    def __init__(self, iterator: Iterator[Any], name: str) -> None:
+        self._iterator, self._name, self._thread = iterator, name, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __iter__(self) -> _Refused:
+        return self
+
+    def __next__(self) -> Any:
+        if threading.get_ident() == self._thread:
+            _refuse(f"takes the next item of {self._name}", "take it outside and pass it as an argument")
+        return next(self._iterator)
+
+
+def instead(value: Any, name: str) -> Any:
+    """What stands for a value called ``name``; None for a value that is the same each time."""
+    if any(value is function for function in (*CLOCKS, *RANDOM)):
+        return _refused(value)
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
+        return _Refused(value, name)
+    return None
+
+
+@contextlib.contextmanager
+def refusing_clocks() -> Iterator[None]:
+    """In which code of the user's that asks for the time, for files or for the system's random numbers is refused."""
+    were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
+    try:
+        for module, name, function in were:
+            setattr(module, name, _refused(function))
+        yield
+    finally:
+        for module, name, function in were:
+            setattr(module, name, function)
+
+
+def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+    asking = False  # whether we look ourselves, for files of the user's
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asking
+        if asking:
+            return function(*args, **kwargs)
+        if threading.get_ident() == thread and function in LOADS:
+            _refuse("takes batches from a DataLoader", "iterate over it outside, and pass each batch as an argument")
+        through = STDLIB if function in THREADS else _OF_FILES if function in FILES else ()
+        asking = threading.get_ident() == thread
+        try:
+            asked = asking and _asked_by_user(sys._getframe(1), through)
+        finally:
+            asking = False
+        if asked:
+            if function in FILES:
+                if function in OPENS and not _reads(*args, **kwargs):
+                    return function(*args, **kwargs)
+                _refuse("looks at a file", "read it outside, and pass what it says as an argument")
+            if function in THREADS:
+                _refuse("has another thread work", "all of it on one thread: ops of a plan run side by side anyway")
+            what = next((text for text, some in ASKS.items() if function in some), "asks for the time")
+            _refuse(what, "do this outside, and pass it as an argument if the step needs it")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _reads(file: object, mode: str = "r", *_: object, **__: object) -> bool:
+    """Whether a file that is opened so may be read."""
+    return "r" in mode or "+" in mode
+
+
+def _asked_by_user(frame: FrameType | None, through: str | tuple[str, ...]) -> bool:
+    """Whether the user's code calls, also ``through`` these folders and files of Python's own."""
+    while through and frame is not None and frame.f_code.co_filename.startswith(through):
+        if "-packages" in frame.f_code.co_filename:
+            return False
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    raise CaptureError(
+        f"{frame.f_code.co_filename}:{frame.f_lineno}: the step {what}, which it would do once, when it is captured, "
+        f"and not in every call; expected: {instead}"
+    )

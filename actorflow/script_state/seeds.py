@@ -1,0 +1,122 @@
+"""A seed goes in; for each call of a job, the number that its random ops start from comes out, equal on every rank."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from actorflow_compiler.core.torch_internals import real_tensors
+from actorflow_compiler.custom_ops.random import mixed
+
+__all__ = ["Seeding", "Seeds", "manual_seed", "seeding", "seeds", "use"]
+
+
+class Seeds:
+    """Counts the calls since the seed was set."""
+
+    def __init__(self) -> None:
+        self.seed: int | None = None  # as the script set it
+        self._calls = 0
+
+    def set(self, seed: int) -> None:
+        """Start anew."""
+        self.seed, self._calls = seed, 0
+
+    def swap(self, state: tuple[int | None, int]) -> tuple[int | None, int]:
+        """Be as ``state`` says, which came from here; returns how it was."""
+        before = self.seed, self._calls
+        self.seed, self._calls = state
+        return before
+
+    def next(self, default: int, device: int = 0) -> float:
+        """The number of the next call: whole, below 2**53; ``default`` is the seed where the script has set none.
+
+        Where devices draw numbers of their own, ``device`` is one's number; 0 draws what all draw together.
+        """
+        start = mixed(((default if self.seed is None else self.seed) + mixed(device) * (device > 0)) % 2**64) >> 11
+        self._calls += 1
+        return float((start + self._calls - 1) % 2**53)
+
+
+seeds = Seeds()  # of this process, as torch's default generator is
+
+
+@dataclass(frozen=True, slots=True)
+class Seeding:
+    """How a step that seeds torch's random numbers leaves them: what the script draws afterwards depends on it.
+
+    What the step itself draws moves no generator, as calls draw it elsewhere.
+    """
+
+    state: str  # of torch's default generator, in base64
+    jobs: int | None  # the seed of the random ops of jobs, where flow.manual_seed has set it
+
+    def carry_out(self) -> None:
+        """Leave them so after a call."""
+        state = torch.frombuffer(bytearray(base64.b64decode(self.state)), dtype=torch.uint8)
+        torch.default_generator.set_state(state)
+        torch.manual_seed(torch.default_generator.initial_seed())  # which seeds the generators of GPUs, too
+        torch.default_generator.set_state(state)
+        if self.jobs is not None:
+            seeds.set(self.jobs)
+
+
+@contextlib.contextmanager
+def seeding() -> Iterator[list[Seeding]]:
+    """In which a step is captured: gives a list that has its seeding afterwards, if it seeds.
+
+    The random numbers of jobs are then as they were; torch's are the caller's to put back.
+    """
+    found: list[Seeding] = []
+    torch_before, jobs_before = torch.default_generator.initial_seed(), seeds.swap((None, 0))
+    try:
+        yield found
+    finally:
+        jobs, _ = seeds.swap(jobs_before)
+    if torch.default_generator.initial_seed() != torch_before:
+        with real_tensors():
+            state = torch.default_generator.get_state().numpy().tobytes()
+        found.append(Seeding(base64.b64encode(state).decode(), jobs))
+
+
+class _Here(threading.local):
+    generator: torch.Generator | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def use(generator: torch.Generator) -> Iterator[None]:
+    """Let this thread be another rank in the body, which draws its global tensors from a generator of its own."""
+    before = _here.generator
+    _here.generator = generator
+    try:
+        yield
+    finally:
+        _here.generator = before
+
+
+def manual_seed(seed: int) -> torch.Generator:
+    """Seed torch, as ``torch.manual_seed`` does, and the random ops of all jobs; returns torch's default generator.
+
+    The random numbers of a job depend on the seed, on how many calls of jobs there were since it was
+    set, and on the op; not on the number of devices, the layout or the micro-batches.  Call it on
+    every rank with the same seed.  A script that does not gets the numbers of the seed that torch has
+    on the master when the first job is called.
+
+    >>> flow.manual_seed(0)
+    >>> first = step(x)
+    >>> flow.manual_seed(0)
+    >>> again = step(x)  # drops the same elements
+    """
+    generator = torch.manual_seed(seed)
+    seeds.set(generator.initial_seed())
+    if _here.generator is not None:
+        _here.generator.manual_seed(seed)
+    return generator

@@ -1,0 +1,57 @@
+"""What the search has come to goes in; a refusal leaves where nobody can see what it does, or what is not for a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.torch_internals import script_attributes
+
+__all__ = ["prepared", "refuse_compiled"]
+
+
+def refuse_compiled(path: str, root: nn.Module) -> None:
+    """Raise CaptureError where a module, or one below it, holds packed weights, or tensors where nobody can put others.
+
+    A module of torch.jit gives copies of its lists and dictionaries.
+    """
+    for name, module in root.named_modules():
+        where = f"{path}.{name}" if name else path
+        values = vars(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            program, names = script_attributes(module)
+            values = {name: program.getattr(name) for name in names}
+            for attribute, value in values.items():
+                inner = () if isinstance(value, Tensor | list) else pytree.tree_leaves(value)
+                if any(isinstance(leaf, Tensor) for leaf in inner):
+                    raise CaptureError(
+                        f"{where}.{attribute} of a module of torch.jit holds tensors in a {type(value).__name__}, "
+                        f"which a job cannot follow; expected: a parameter or a buffer for each"
+                    )
+        if any(isinstance(value, torch.ScriptObject) for name, value in values.items() if name != "_c"):
+            kind = getattr(module, "original_name", type(module).__name__)
+            raise CaptureError(
+                f"{where} ({kind}) holds quantized weights in a form that only torch knows; expected: "
+                f"the plain module in the job, or the quantized one outside of it"
+            )
+
+
+def prepared(path: str, optimizer: Any) -> Any:
+    """The optimizer that accelerate has put into another one; None for any other.
+
+    Raises CaptureError for one that is prepared for several processes.
+    """
+    if type(optimizer).__module__.partition(".")[0] != "accelerate":
+        return None
+    state: Any = getattr(optimizer, "accelerator_state", None)
+    if getattr(state, "num_processes", 1) > 1:
+        raise CaptureError(
+            f"{path} was prepared by accelerate for {state.num_processes} processes, each with batches of its own and "
+            f"a copy of the model, and a job takes whole batches and lays them out itself; expected: the plain model, "
+            f"optimizer and loader, without accelerator.prepare (for accumulation, see docs/steps.md)"
+        )
+    return getattr(optimizer, "optimizer", None)

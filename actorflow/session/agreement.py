@@ -1,0 +1,116 @@
+"""What each rank's search found goes in; nothing, or a CallError with the first difference, comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+
+from torch import Tensor
+
+from actorflow import deferred
+from actorflow.deferred import Deferred
+from actorflow.rendezvous.device_assignment import NOWHERE, Seat
+from actorflow.script_state.arguments import checksum
+from actorflow.session import keys
+from actorflow.standins.owned import Owned
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.hints.constrain import show_wish
+from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.values.variables import State, real_optimizer_state
+
+__all__ = ["Report", "compare", "differing", "let_go", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One rank's state as it tells it: a line for each thing, in the order of the search."""
+
+    lines: tuple[str, ...]
+    checksums: dict[str, int]  # of the variables that no plan owns yet
+    seat: Seat = NOWHERE
+    plans: frozenset[int] = frozenset()  # that its script has let go of
+    variables: frozenset[str] = frozenset()
+
+    def to_bytes(self) -> bytes:
+        """As it travels."""
+        gone = sorted(self.plans), sorted(self.variables)
+        return json.dumps([self.lines, self.checksums, asdict(self.seat), gone]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Report:
+        """As another rank sent it."""
+        lines, checksums, seat, (plans, variables) = json.loads(data)
+        seat = Seat(**seat | {"gpus": tuple(seat["gpus"])})
+        return cls(tuple(lines), checksums, seat, frozenset(plans), frozenset(variables))
+
+
+def report(
+    state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
+) -> Report:
+    """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
+    lines = keys.lines(state)
+    for held in state.held.values():
+        gradient = ", requires grad" if held.tensor.requires_grad else ""
+        lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
+    lines += [f"hint {n}: {show_wish(h.wish)}" for n, h in hints.layouts.items()]
+    lines += [f"home of {n}: {home}" for n, home in hints.homes.items()]
+    lines += [f"hint for the optimizer's state of {n}: {show_wish(h.wish)}" for n, h in hints.optimizer.items()]
+    lines += [f"ZeRO for {n}: stage {z.stage}, mesh axis {z.axis}" for n, z in hints.zero.items()]
+    modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
+    names = {id(m): f"{root}.{n}" if n else root for root, n, m in modules}
+    lines += [f"place {names.get(module, '?')}: {placement}" for module, placement in hints.places.items()]
+    if hints.stages is not None:
+        at = ", ".join(map(str, hints.stages.placements)) or "found automatically"
+        lines.append(f"{hints.stages.count} stages: {at}")
+    lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
+    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
+    lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
+    lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
+    if not contents:
+        return Report(tuple(lines), {}, seat)
+    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
+    tensors |= gradients
+    return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
+
+
+def compare(job: str, reports: Sequence[Report]) -> None:
+    """Raise CallError with the first thing that a rank found and the master did not, or the other way round."""
+    own = reports[0].lines
+    for rank, other in enumerate(reports):
+        if other.lines == own:
+            continue
+        here, there = next((a, b) for a, b in zip_longest(own, other.lines, fillvalue="nothing more") if a != b)
+        raise CallError(
+            f"what job {job!r} works on differs between ranks:\n  rank 0 has {here}\n  rank {rank} has {there}\n"
+            f"Every rank runs the whole script and must make the same models, optimizers and hints; look for a branch "
+            f"that depends on the rank"
+        )
+
+
+def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
+    """Variable → the ranks whose contents are not the master's."""
+    found: dict[str, list[int]] = {}
+    for name, value in reports[0].checksums.items():
+        ranks = [rank for rank, other in enumerate(reports) if other.checksums.get(name) != value]
+        if ranks:
+            found[name] = ranks
+    return found
+
+
+def let_go(reports: Sequence[Report]) -> tuple[list[int], list[str]]:
+    """The plans and the variables that no rank's script can come to any more."""
+    plans = frozenset.intersection(*(one.plans for one in reports))
+    return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))
+
+
+def _contents(tensor: Tensor) -> int:
+    """Equal for tensors of equal contents; of a deferred one, for what will be; of one without memory, none."""
+    if tensor.is_meta and not isinstance(tensor, Deferred):
+        return 0
+    return deferred.digest(tensor) if isinstance(tensor, Deferred) else checksum([tensor])
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

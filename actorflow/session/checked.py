@@ -1,0 +1,28 @@
+"""What a call's checks have found goes in; the exception that the script would have raised comes out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from actorflow_compiler.values.checks import Check
+
+__all__ = ["failure_of", "first_failed"]
+
+
+def first_failed(checks: Sequence[Check], results: Sequence[Tensor]) -> Check | None:
+    """The first check of a call that raises; waits for all of them.  Raises what the call was given up for."""
+    return next((check for check, raises in zip(checks, results[-1].tolist(), strict=True) if raises), None)
+
+
+def failure_of(check: Check, job: str) -> BaseException:
+    """The exception of a check, once what comes before it was printed."""
+    for stream, text in check.raised.printed:
+        print(text, end="", file=getattr(sys, stream), flush=True)
+    error = check.raised.error()
+    lost = f"it had changed {check.lost} before, and no call can follow it"
+    after = lost if check.lost else "other calls are done as ever"
+    error.add_note(f"raised by a call of {job} at {check.where}\nwhat the step does behind that was not done; {after}")
+    return error

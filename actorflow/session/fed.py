@@ -1,0 +1,49 @@
+"""A call's tensors and the rank's device go in; a warning leaves, once, for one that lies where no batch comes from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from actorflow.script_state.arguments import Arguments
+from actorflow_compiler.core.errors import CallError
+
+__all__ = ["Fed"]
+
+
+class Fed:
+    """Looks at where the arguments of jobs lie.
+
+    A tensor on the CPU is where batches come from, and goes to the device through pinned memory.  One that is on
+    another device than the rank's is moved, which costs a copy with every call that nothing hides.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()  # (job, argument)
+
+    def look(self, job: str, arguments: Arguments, needed: Iterable[str], device: torch.device) -> None:
+        """Warn of tensors among those ``needed`` that have to be moved.  Raises CallError for one without memory."""
+        for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
+            if tensor.device != device and spec.name in needed:
+                self._moves(job, spec.name, tensor, device)
+
+    def _moves(self, job: str, name: str, tensor: Tensor, device: torch.device) -> None:
+        at = tensor.device
+        if at.type == "meta":
+            raise CallError(
+                f"{job} was called with {name} on the meta device, which has no values; a tensor on the CPU"
+                f"{'' if device.type == 'cpu' else f' or on {device}'} was expected"
+            )
+        same = at.type == device.type and device.index in (None, at.index)
+        if at.type == "cpu" or same or (job, name) in self._told:
+            return
+        self._told.add((job, name))
+        warnings.warn(
+            f"{job} was called with {name} on {at}, and this rank works on {device}: it is moved in every call (this "
+            f"is told once); make it on {device}, or leave it on the CPU, from where it is copied behind other work",
+            UserWarning,
+            stacklevel=2,
+        )

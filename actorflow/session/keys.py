@@ -1,0 +1,206 @@
+"""A call's arguments and state go in; the key of its plan, and the call as people write it, come out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+from actorflow.script_state.arguments import Arguments
+from actorflow_compiler.capture.stepping import is_fused, is_torchs
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.expressions import has_numbers, number_of
+from actorflow_compiler.core.torch_internals import scaler_settings
+from actorflow_compiler.custom_ops.optimizers import READ
+from actorflow_compiler.values.variables import State
+
+__all__ = ["Keys", "fresh", "lines", "refuse_mixed", "spoken"]
+
+BUFFER = "momentum_buffer"
+
+
+class Keys:
+    """Makes the keys of one job's calls.
+
+    What a key is made of besides the arguments: the flags of the modules and parameters that the
+    search found, autocast, and the settings of optimizers that are constants of a plan.  ``shared`` is a module
+    whose flags never change, and that grows as other jobs need more of it: what is in it makes no difference.
+    """
+
+    def __init__(self, state: State, shared: torch.nn.Module | None = None) -> None:
+        self.state = state
+        self._modules = tuple(m for root in state.modules.values() for m in root.modules())
+        apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
+        self._fused = _fused(state)
+        self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
+        self._groups: dict[tuple[str, int], tuple[list[torch.Tensor], tuple[int, ...]]] = {}
+
+    def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
+        """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
+        training = tuple([m.training for m in self._modules])
+        with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
+            gradients = tuple([h.tensor.requires_grad for h in self._held])
+        settings = self._grouped(), _optimizers(self.state, self._fused), _scalers(self.state)
+        return arguments.key, training, gradients, _modes(), *settings, first
+
+    def _grouped(self) -> tuple[tuple[int, ...], ...]:
+        """For each group of each optimizer: which parameters it has, as a plan reads its settings by its place."""
+        return tuple(
+            [
+                self._places(name, g, group["params"])
+                for name, optimizer in self.state.optimizers.items()
+                for g, group in enumerate(optimizer.param_groups)
+            ]
+        )
+
+    def _places(self, name: str, g: int, parameters: list[torch.Tensor]) -> tuple[int, ...]:
+        before, places = self._groups.get((name, g), ([], ()))
+        if len(before) != len(parameters) or not all(map(is_, before, parameters)):
+            known = {id(h.tensor): at for at, h in enumerate(self.state.held.values())}
+            places = tuple([known.get(id(p), -1) for p in parameters])
+            self._groups[name, g] = [*parameters], places
+        return places
+
+    def rates(self) -> str:
+        """The settings that are read at each call, as they are now: ``optimizer.0: lr 0.001, weight_decay 0.01``."""
+        return "; ".join(
+            f"{name}.{g}: {', '.join(f'{key} {_floats(group[key])!r}' for key in self._read(name, group))}"
+            for name, optimizer in self.state.optimizers.items()
+            for g, group in enumerate(optimizer.param_groups)
+        )
+
+    def _read(self, name: str, group: Mapping[str, Any]) -> list[str]:
+        if name in self._fused:
+            return [key for key in group if key in READ]
+        return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
+
+
+def fresh(state: State) -> bool:
+    """Whether an optimizer's coming step is its first one, or one without state, and differs from those after it."""
+    return any(
+        group.get("dampening") and group.get("momentum")
+        for optimizer in state.optimizers.values()
+        if not optimizer.state
+        for group in optimizer.param_groups
+    )
+
+
+def refuse_mixed(state: State, used: Collection[str]) -> None:
+    """Raise StateError where a plan of these variables takes some parameters' first step with others' later ones."""
+    names = {id(h.tensor): h.name for h in state.held.values()}
+    first: dict[bool, str] = {}
+    for title, optimizer in state.optimizers.items():
+        for group in optimizer.param_groups:
+            for p in group["params"] if group.get("dampening") and group.get("momentum") else ():
+                if f"{title}.{names.get(id(p))}.{BUFFER}" in used:
+                    first.setdefault(optimizer.state.get(p, {}).get(BUFFER) is None, names[id(p)])
+    if len(first) == 2:
+        raise StateError(
+            f"{first[False]} has been stepped by SGD with dampening, and {first[True]} has not, whose first step is "
+            f"another one; expected: all of its parameters from the first step on, or dampening=0"
+        )
+
+
+def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
+    """A call as people write it, with what else of its key can differ between ranks; the same for the same key."""
+    (structure, specs, plain), training, gradients, *others = key
+    values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
+    digest = hashlib.sha256(repr([structure, specs, values, training, gradients, others]).encode()).hexdigest()[:8]
+    return (
+        f"{arguments.spoken} [{sum(training)} of {len(training)} modules training, {sum(gradients)} of "
+        f"{len(gradients)} tensors with gradients, settings {digest}"
+    )
+
+
+def lines(state: State) -> list[str]:
+    """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
+    modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
+    found = [f"autocast, modes and dtype of torch: {_modes()}"]
+    found += [
+        f"module {f'{root}.{n}' if n else root}: {type(m).__name__}, {'training' if m.training else 'evaluating'}"
+        for root, n, m in modules
+    ]
+    for (name, optimizer), *groups in zip(state.optimizers.items(), _optimizers(state, _fused(state)), strict=True):
+        found.append(f"optimizer {name}: {type(optimizer).__name__} {groups}")
+    for name, settings in zip(state.scalers, _scalers(state), strict=True):
+        found.append(f"scaler {name}: growth, backoff and interval {settings}")
+    return found
+
+
+def _modes() -> tuple[Any, ...]:
+    kinds = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
+    torchs = torch.is_grad_enabled(), torch.get_default_dtype()
+    strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return *kinds, *torchs, *strict, _precision()
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set in two of torch's ways, of which the kernels know what to make
+        return ""
+
+
+def _fused(state: State) -> frozenset[str]:
+    """The optimizers whose rates are read in each call."""
+    return frozenset(name for name, optimizer in state.optimizers.items() if is_fused(optimizer))
+
+
+def _optimizers(state: State, fused: frozenset[str]) -> tuple[Any, ...]:
+    """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
+
+    With them for an optimizer that is not torch's which of them have state: a step without is another one.  Of torch's
+    the same, where the script's code looks at that, too.
+    """
+    return tuple(
+        tuple(
+            (
+                len(group["params"]),
+                _kept(optimizer.state, group["params"], state.looks_at_steps, is_torchs(optimizer)),
+                *_constants(group, optimizer.defaults, name in fused),
+            )
+            for group in optimizer.param_groups
+        )
+        for name, optimizer in state.optimizers.items()
+    )
+
+
+def _kept(kept: Any, parameters: Sequence[torch.Tensor], looked_at: bool, torchs: bool) -> tuple[Any, ...]:
+    if not torchs:
+        return tuple([bool(kept.get(p)) for p in parameters])
+    if not looked_at:
+        return ()
+    names = [tuple([(key, value is None) for key, value in kept[p].items()]) if p in kept else None for p in parameters]
+    return len(kept), *names
+
+
+def _scalers(state: State) -> tuple[Any, ...]:
+    return tuple(map(scaler_settings, state.scalers.values()))
+
+
+def _constants(group: Mapping[str, Any], known: Mapping[str, Any], fused: bool) -> Iterator[tuple[str, Any]]:
+    """The settings that are constants of a plan; schedulers add keys that the optimizer does not know."""
+    for key, value in group.items():
+        if key in known and not (fused and key in READ):
+            yield key, repr(value) if fused else _constant(value, rate=key == "lr")
+        elif fused and key == "momentum":
+            yield key, bool(value)  # without it there is no buffer
+
+
+def _constant(value: Any, rate: bool = False) -> str:
+    """A setting, but for numbers (a ``rate`` may be in a tensor), of which a plan says itself what they have to be."""
+    if rate and isinstance(value, torch.Tensor):
+        return "a tensor"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(map(_constant, value))}"
+    return type(value).__name__ if number_of(value) else repr(value)
+
+
+def _floats(value: Any) -> Any:
+    """Numbers, also those in tensors, as Python's; what is none (a rate that an optimizer finds itself) as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_floats, value))
+    return float(value) if value is not None else None

@@ -1,0 +1,183 @@
+"""A call's arguments go in; the plan of its job that holds for it comes out, or why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.changes import Change
+from actorflow.script_state.find import Found
+from actorflow.script_state.guards import Guards
+from actorflow.session.keys import Keys
+from actorflow.session.numbers import Reading, known_to
+from actorflow.variables.parked import Parked
+from actorflow_compiler.values.decided import Decisions
+
+__all__ = ["Known"]
+
+OFTEN = 3  # plans that one value has cost, after which that is said
+WORTH = 20  # calls of a plan, after which nobody asks what it was made for
+PARTS = (  # what a key has, in order
+    "arguments", "which modules train", "which parameters take gradients", "autocast, or a mode or dtype of torch",
+    "which parameters the optimizers' groups have", "settings of the optimizers", "settings of the gradient scaler",
+    "the optimizer's first step",
+)  # fmt: skip
+
+
+class Binding(Protocol):
+    """What of the script a plan was made with."""
+
+    keys: Keys
+    guards: Guards
+    found: Found
+
+
+class Holding(Protocol):
+    """What is known of a plan here."""
+
+    @property
+    def bound(self) -> Binding:
+        """What of the script it was made with."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What its arguments, modes and settings have to be."""
+
+    @property
+    def reading(self) -> Reading:
+        """What it reads of numbers of the script, and what they have to be."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What it leaves in the script."""
+
+    @property
+    def calls(self) -> int:
+        """How many there were."""
+
+    @property
+    def decisions(self) -> Decisions:
+        """What it depends on of the values of small variables."""
+
+    @property
+    def parked(self) -> Parked | None:
+        """Whether it is put aside."""
+
+
+P = TypeVar("P", bound=Holding)
+
+
+class Known(Generic[P]):
+    """The plans of one job, each with what it was made for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._of: dict[Any, list[P]] = {}  # by the arguments' key, the one that was used last at the end
+        self._all: list[P] = []
+        self._aside: list[tuple[Any, P]] = []  # with their arguments' keys; those that are parked
+        self._costs: dict[str, int] = {}  # where a value is that changed → plans made for it
+        self._told: list[str] = []
+        self.why = ""  # why the last call had no plan
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._all)
+
+    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
+        """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
+
+        ``misfit`` says what a plan takes for granted of gradients and values that is not so.
+        """
+        alike = self._of.get(arguments.key, [])
+        self.why = "" if alike or not self._all else "other arguments"
+        for at in range(len(alike) - 1, -1, -1):
+            plan = alike[at]
+            key = plan.bound.keys.key(arguments, fresh(plan.bound.keys))
+            if key == plan.key:
+                bound = plan.bound
+                numbers = known_to(arguments, bound.found.state, bound.found.looked)
+                changed = plan.reading.difference(numbers) or bound.guards.difference() or misfit(plan)
+                if not changed:
+                    if at != len(alike) - 1:
+                        alike.append(alike.pop(at))
+                    return plan
+            else:
+                parts = [said for said, a, b in zip(PARTS, key, plan.key, strict=True) if a != b]
+                changed = f"{', '.join(parts)} changed"
+            self.why = self.why or changed  # against the plan that was used last
+        return None
+
+    def add(self, arguments: Arguments, plan: P) -> None:
+        """A plan was made for the last call that ``find`` was asked for."""
+        self._of.setdefault(arguments.key, []).append(plan)
+        self._all.append(plan)
+        self._told.append(self.why or "the first call")
+
+    def park(self, stays: Callable[[P], bool]) -> list[P]:
+        """Put aside plans that do not ``stay``; returns them."""
+        found = []
+        for key, plans in [*self._of.items()]:
+            leaving = [plan for plan in plans if not stays(plan)]
+            if leaving:
+                plans[:] = [plan for plan in plans if plan not in leaving]
+                self._aside += [(key, plan) for plan in leaving]
+                if not plans:
+                    del self._of[key]
+                found += leaving
+        return found
+
+    def unpark(self, binds: Callable[[P], bool]) -> bool:
+        """Take back those that ``bind`` again, and forget those that never can; whether any bound."""
+        found = False
+        for key, plan in self._aside:
+            if plan.parked is not None and plan.parked.gone:
+                self._all.remove(plan)
+            elif binds(plan):
+                self._of.setdefault(key, []).append(plan)
+                found = True
+        self._aside = [(key, plan) for key, plan in self._aside if plan in self._all and plan.parked is not None]
+        return found
+
+    @property
+    def aside(self) -> int:
+        """How many are put aside."""
+        return len(self._aside)
+
+    def changed(self) -> dict[str, set[str]]:
+        """Where plans change a value that they can read, or depend on a number of a tensor → the values.
+
+        What is computed of numbers is taken to be another value in each plan.  Plans that have run often are left out:
+        a curriculum has many stages, and each is worth a plan.
+        """
+        values: dict[str, set[str]] = {}
+        for number, plan in enumerate(self._all):
+            if plan.calls >= WORTH:
+                continue
+            for change in plan.changes:
+                if change.read and change.plain:
+                    said = repr(change.value)
+                    values.setdefault(change.where, set()).add(f"{said} {number}" if "'number'" in said else said)
+            for asked in plan.decisions.numbers:
+                values.setdefault(asked.where, set()).add(repr(asked.found))
+        return values
+
+    def note(self) -> str:
+        """What to say where one value makes plan after plan; nothing where it is not worth a word."""
+        where, changed, _ = self.why.partition(" changed from ")
+        if not changed:
+            return ""
+        self._costs[where] = self._costs.get(where, 0) + 1
+        if self._costs[where] != OFTEN:
+            return ""
+        return (
+            f"{self._name} is compiled again: {self.why}, the {OFTEN}rd plan for another value of it. Keep it in a "
+            f"tensor, or pass a tensor as an argument of {self._name}, and it is data; flow.explain_recompiles() lists "
+            f"all plans"
+        )
+
+    def explain(self) -> str:
+        """A line for each plan: why it was made."""
+        return "\n".join(f"{self._name}, plan {n}: {told}" for n, told in enumerate(self._told, 1))

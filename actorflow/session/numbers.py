@@ -1,0 +1,198 @@
+"""What a capture has made of numbers of the script goes in; what its plan reads of them at each call comes out.
+
+That are its scalars, and whether it holds: what has decided something has to be what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import torch
+
+from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.changes import counted, place_key
+from actorflow.script_state.find import Found
+from actorflow.script_state.looked import Looked
+from actorflow_compiler.capture.stepping import counts_of, is_fused, settings_of
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.expressions import (
+    Condition,
+    Known,
+    Operand,
+    Source,
+    Value,
+    evaluate,
+    from_json,
+    of_python,
+    sources,
+    to_json,
+)
+from actorflow_compiler.custom_ops.optimizers import source_of
+from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.values.variables import State
+
+__all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a plan reads of the numbers of a script, and what they have to be for it."""
+
+    scalars: Mapping[str, Operand]  # of the plan, by name
+    conditions: tuple[Condition, ...]
+    kinds: Mapping[Source, str] = field(default_factory=dict)  # what kinds of numbers have to be there
+    written: Mapping[Source, Operand] = field(default_factory=dict)  # what optimizers hold → what a call leaves there
+    own: tuple[Source, ...] = ()  # places of the script that a call changes
+
+    def difference(self, known: Known) -> str:
+        """What is no longer as it has to be, for people; nothing where the plan holds."""
+        for source, kind in self.kinds.items():
+            try:
+                now = known(source)
+            except CallError as error:
+                return str(error)
+            if type(now).__name__ != kind:
+                return f"{source} changed from {kind} to {now!r}"
+        for condition in self.conditions:
+            if not condition.holds(known):
+                return _said(condition, known)
+        try:
+            self.values(known)
+        except CallError as error:
+            return str(error)
+        return ""
+
+    def values(self, known: Known) -> dict[str, Value]:
+        """The scalars of a call."""
+        return {name: of_python(evaluate(expression, known)) for name, expression in self.scalars.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return {
+            "scalars": {name: to_json(expression) for name, expression in self.scalars.items()},
+            "conditions": [[to_json(c.expression), c.value] for c in self.conditions],
+            "kinds": [[to_json(source), kind] for source, kind in self.kinds.items()],
+            "written": [[to_json(source), to_json(expression)] for source, expression in self.written.items()],
+            "own": [to_json(source) for source in self.own],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Reading:
+        """What ``to_json`` was given."""
+        scalars = {name: from_json(expression) for name, expression in data["scalars"].items()}
+        conditions = tuple(Condition(from_json(e), value) for e, value in data["conditions"])
+        written = {_source(source): from_json(expression) for source, expression in data["written"]}
+        kinds = {_source(source): kind for source, kind in data["kinds"]}
+        return Reading(scalars, conditions, kinds, written, tuple(map(_source, data["own"])))
+
+
+def _source(data: Any) -> Source:
+    source = from_json(data)
+    assert isinstance(source, Source)
+    return source
+
+
+def learned(numbers: Numbers, own: Sequence[Source]) -> Reading:
+    """What a capture has left open, and what not; ``own`` are places that the step changes."""
+    kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
+    return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
+
+
+def settled(arguments: Arguments, state: State, train: bool, found: Found | None) -> Reading:
+    """That all numbers are constants of the plan, but for rates that its ops read by name and its code does not."""
+    read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
+
+    def by_name(source: Source) -> bool:
+        optimizer = state.optimizers[source.name]
+        return is_fused(optimizer) and id(optimizer.param_groups[int(source.at)]) not in read
+
+    numbers = every_number(arguments, state, train, found)
+    fixed = ((s, value) for s, value in numbers if s.kind != "setting" or not by_name(s))
+    return Reading({}, tuple(Condition(s, of_python(value)) for s, value in fixed))
+
+
+def every_number(
+    arguments: Arguments, state: State, train: bool, found: Found | None
+) -> Iterator[tuple[Source, Value]]:
+    """The numbers that a step can compute with and that are not among what is compared at each call."""
+    for path, value in arguments.numbers.items():
+        yield Source("argument", path), value
+    if found is not None:
+        yield from ((source, _placed(source, found.looked)) for source in counted(found))
+    for title, optimizer in state.optimizers.items() if train else ():
+        yield from settings_of(title, optimizer)
+        yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
+
+
+def known_to(arguments: Arguments, state: State, looked: Sequence[Looked]) -> Known:
+    """What gives numbers as they are when a call begins.  Raises CallError for one that is no number any more."""
+    before: dict[Source, Value] = {}  # the call itself may change them
+
+    def now(source: Source) -> Value:
+        if source not in before:
+            before[source] = _now(source, arguments, state, looked)
+        return before[source]
+
+    return now
+
+
+def write(reading: Reading, state: State, known: Known) -> None:
+    """Put what a call leaves with optimizers."""
+    values = [(source, evaluate(expression, known)) for source, expression in reading.written.items()]
+    for source, value in values:
+        state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
+
+
+def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Looked]) -> Value:
+    if source.kind == "argument":
+        return arguments.numbers[source.name]
+    value: Any
+    if source.kind == "place":
+        value = _placed(source, looked)
+    elif source.kind == "state":
+        value = state.optimizers[source.name].state[state.held[source.at].tensor].get(source.key)
+    else:
+        group = state.optimizers[source.name].param_groups[int(source.at)]
+        value = _item(group.get(source.key), source.index)
+        if isinstance(value, torch.Tensor):
+            value = value.item()
+        elif isinstance(value, Real) and not isinstance(value, bool | int | float):  # of NumPy, say
+            value = float(value)
+    if not isinstance(value, int | float):
+        raise CallError(f"{source} is {value!r}; a number was expected, as it was when the step was captured")
+    return value
+
+
+def _placed(source: Source, looked: Sequence[Looked]) -> Any:
+    """What is at a place."""
+    key = place_key(source)
+    value = looked[int(source.at)].values().get(key)
+    return _item(value, source.index) if key == source.key else value
+
+
+def _item(value: Any, index: int) -> Any:
+    """What a tuple or a list has there; the value itself for an index below 0, None for what is not there."""
+    if index < 0:
+        return value
+    return value[index] if isinstance(value, tuple | list) and len(value) > index else None
+
+
+def fused(names: Iterable[str]) -> dict[str, Operand]:
+    """The scalars that ops of fused optimizers read, by name: settings of groups as they are."""
+    return {name: source_of(*name.rsplit(".", 1)) for name in names}
+
+
+def _said(condition: Condition, known: Known) -> str:
+    """A condition that does not hold any more, for people."""
+    was, expression = condition.value, condition.expression
+    try:
+        now: Any = evaluate(expression, known)
+    except CallError:
+        now = "nothing that can be computed"
+    if isinstance(expression, Source):
+        return f"{expression} changed from {was!r} to {now!r}"
+    names = ", ".join(dict.fromkeys(str(source) for source in sources(expression)))
+    return f"{names} changed, and with it {expression} from {was!r} to {now!r}"

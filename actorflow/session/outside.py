@@ -1,0 +1,81 @@
+"""A step of an optimizer outside of jobs, over parameters that plans own, goes in; a call of a job comes out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from actorflow.script_state.guards import say
+from actorflow.session.session import started
+from actorflow.standins.beside import beside
+from actorflow.standins.owned import Owned
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.torch_internals import step_hooks, users_step_hooks
+
+__all__ = ["step_in_jobs"]
+
+_JOB = "the job of its step"
+_HOOKS = "its hooks"  # while what is left of a step has nothing to do
+
+
+def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
+    """From now on, optimizers that step outside of jobs do it in one, which ``make`` makes of a function."""
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _is_ours(optimizer, args, kwargs):
+            return None
+        kept = beside(optimizer)
+        assert kept is not None
+        restore(kept)
+        if _JOB not in kept:
+            kept[_JOB] = make(lambda: optimizer.step(), name=f"{type(optimizer).__name__}.step", optimizer=optimizer)
+        kept[_JOB]()  # with its hooks
+        kept[_HOOKS] = [(hooks, {**hooks}) for hooks in step_hooks(optimizer)]
+        for hooks, _ in kept[_HOOKS]:
+            hooks.clear()
+        return (_with_nothing_to_do(optimizer),), {}  # of which the step itself is now
+
+    def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        restore(beside(optimizer) or {})
+
+    def restore(kept: dict[Any, Any]) -> None:
+        for hooks, before in kept.pop(_HOOKS, ()):
+            hooks.update(before)
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step is outside of jobs, and of what plans own.  Raises StateError where no job could do it."""
+    session = started()
+    if session is None or session.capturing:
+        return False
+    if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
+        return False
+    if others := users_step_hooks():
+        hook = say(next(iter(others.values())))
+        raise StateError(
+            f"{type(optimizer).__name__}.step was called outside of a job, over parameters that plans own, and a hook "
+            f"of all optimizers, {hook}, would run twice; expected: optimizer.register_step_pre_hook or "
+            f"register_step_post_hook, or the optimizer's step in the job"
+        )
+    if len(args) > 1 or any(value is not None for value in kwargs.values()):
+        raise StateError(
+            f"{type(optimizer).__name__}.step was called with a closure outside of a job, over parameters that a plan "
+            f"owns; expected: the closure's forward and backward pass in a job, and optimizer.step() without it"
+        )
+    return True
+
+
+def _with_nothing_to_do(optimizer: Optimizer) -> Optimizer:
+    """The optimizer without parameters."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
+    return twin

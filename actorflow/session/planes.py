@@ -1,0 +1,74 @@
+"""A plan, and what ranks have in common, go in; the plan leaves with the fastest plane for each transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.plan.plan import Actor, Comm, Plan
+from actorflow_scheduler.calls import order_calls
+from actorflow_scheduler.cost import CPU_CORE, Hardware
+
+__all__ = ["Spot", "choose", "share", "spots_of", "unshare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a rank is, as far as it matters for how tensors come there."""
+
+    machine: str = ""  # equal for ranks that can share memory; empty for one that cannot
+    gpu: str = ""  # what tells the GPU that it computes on from all others; empty where it computes on none
+    nccl: bool = False  # it can use NCCL
+
+
+def choose(plan: Plan, spots: Sequence[Spot], hardware: Hardware = CPU_CORE) -> Plan:
+    """A whole plan with a plane for each communication, and the order of the calls of those that need one.
+
+    NCCL among GPUs, each of one rank; else shared memory between ranks of one machine; else Gloo, or inside of the
+    message for what is small.  All but NCCL are staged through host memory where a GPU sends or receives.
+    """
+
+    def plane(actor: Actor, comm: Comm) -> str:
+        of = [spots[rank] for rank in comm.group]
+        if all(spot.gpu and spot.nccl for spot in of) and len({spot.gpu for spot in of}) == len(of):
+            return "nccl"
+        near = comm.kind == "send" and bool(of[0].machine) and of[0].machine == of[1].machine
+        return "shared" if near else comm.plane
+
+    return order_calls(_with_planes(plan, plane), "nccl", hardware)
+
+
+def share(plan: Plan, machines: Sequence[str]) -> Plan:
+    """Let ranks of one machine send through shared memory.
+
+    ``machines[rank]`` is equal for ranks that can share memory, and empty for those that cannot.
+    """
+    return choose(plan, [Spot(machine) for machine in machines])
+
+
+def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
+    """Let a rank send to, and receive from, peers that are not ``near`` without shared memory."""
+
+    def plane(actor: Actor, comm: Comm) -> str:
+        far = rank in comm.group and not set(comm.group) <= {rank, *near}
+        return "gloo" if far and comm.plane == "shared" else comm.plane
+
+    return _with_planes(plan, plane)
+
+
+def spots_of(machines: Sequence[str], kinds: Sequence[str], gpus: Sequence[str], nccl: Sequence[str]) -> list[Spot]:
+    """The spots of all ranks, of what each has: its machine, kind of device, GPU and version of NCCL."""
+    return [
+        Spot(machine, gpu if kind == "cuda" else "", kind == "cuda" and bool(version))
+        for machine, kind, gpu, version in zip(machines, kinds, gpus, nccl, strict=True)
+    ]
+
+
+def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], str]) -> Plan:
+    actors = tuple(
+        replace(actor, comm=replace(actor.comm, plane=plane(actor, actor.comm)))
+        if actor.comm is not None and (actor.operands or actor.comm.kind != "send")
+        else actor
+        for actor in plan.actors
+    )
+    return replace(plan, actors=actors)

@@ -1,0 +1,97 @@
+"""Tensors that a step can reach go in; an error comes out where one is sparse, or two share memory and one changes.
+
+A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from actorflow.script_state.find import Found
+from actorflow.script_state.keyed import key_here
+from actorflow.script_state.looked import Script
+from actorflow.session.compiling import Made, located, written_by
+from actorflow.standins.owned import Detached, Owned
+from actorflow.standins.spans import Span, overlap, span
+from actorflow_compiler.core.errors import CaptureError
+
+__all__ = ["refuse_shared", "refuse_sparse"]
+
+
+class Owns(Protocol):
+    """Who knows what plans have taken."""
+
+    def taken_from(self, span: Span) -> str:
+        """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
+
+
+def refuse_sparse(job: Any, found: Found) -> None:
+    """Raise CaptureError where a tensor that the step can reach is no dense one."""
+    for name, held in found.state.held.items():
+        if held.tensor.layout is not torch.strided and not isinstance(held.tensor, Owned):
+            layout = str(held.tensor.layout).removeprefix("torch.")
+            raise located(
+                CaptureError(
+                    f"{name} is a sparse tensor ({layout}, {list(held.tensor.shape)}), and a plan holds dense ones; "
+                    f"expected: {name.rpartition('.')[2]}.to_dense() outside of the job, and @ in it; or its indices "
+                    f"and values, and index_add: torch.zeros_like(x).index_add(0, rows, values[:, None] * x[columns])"
+                ),
+                job.function,
+            )
+
+
+def refuse_shared(
+    job: Any, made: Made, found: Found, owns: Owns | None, made_of: Mapping[str, weakref.ref[Owned]]
+) -> None:
+    """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach.
+
+    ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
+    """
+    looked = found.looked
+    replaced = Counter(id(looked[one.at].values().get(key_here(one.key, looked))) for one in made.changes)
+    plans = {v.name for v in made.plan.variables}
+    tensors = {
+        name: h.tensor
+        for name, h in found.state.held.items()
+        if name in plans  # else it shows what calls make of it, or nobody sees it once the call is done
+        or not (isinstance(h.tensor, Detached) or replaced[id(h.tensor)] >= len(h.places))
+    }
+    for script in (one for one in found.looked if isinstance(one, Script)):
+        tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
+    spans = {name: lies for name, tensor in tensors.items() if (lies := span(tensor)) is not None}
+    by_memory: dict[int, list[str]] = {}
+    for name, (memory, _, _) in spans.items():
+        by_memory.setdefault(memory, []).append(name)
+    changed, written = plans - made.lent, written_by(made.plan)
+    for name, where in spans.items():
+        other = "" if owns is None else owns.taken_from(where)
+        if isinstance(tensors[name], Detached) and job.type != "train" and other not in written:
+            continue  # it is read anew by each call
+        for beside in by_memory[where[0]]:
+            if beside != name and beside in changed and overlap(where, spans[beside]):
+                other = beside
+        if other:
+            raise located(
+                CaptureError(
+                    f"{name} and {other} share memory, as one is a view of the other, and a step changes {other}: a "
+                    f"plan would change only one of them; expected: take the view in the step, or keep a .clone() of it"
+                ),
+                job.function,
+            )
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    for name in tensors.keys() & made_of.keys():
+        other = names.get(id(made_of[name]()), "")
+        if other and not written.isdisjoint((name, other)):
+            raise located(
+                CaptureError(
+                    f"{name} was made of {other}, with which it would share memory, and a step changes one of them: a "
+                    f"plan would change only that one; expected: a new optimizer where the parameters of the model are "
+                    f"others, or nn.Parameter({other}.detach().clone())"
+                ),
+                job.function,
+            )

@@ -1,0 +1,84 @@
+"""A call's changes of the script go in; the script as PyTorch would leave it where an op fails comes out.
+
+A call leaves in the script what its step does as soon as it is issued.  One that is given up takes that back: what
+there was before is there again, and then what the step changes before the line that has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.script_state.changes import Change, carry_out, is_as
+from actorflow.script_state.keyed import key_here
+from actorflow.script_state.looked import Looked, Settings
+from actorflow_compiler.core.expressions import Known
+
+__all__ = ["Stops", "Undo"]
+
+_NOTHING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Where a step may stop."""
+
+    lines: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # where ops may fail → what it has changed
+    begins: Sequence[Change] = ()  # what there was before, in places that it may have set to that; see ``Run.begun``
+
+    def depend_on(self, change: Change) -> bool:
+        """Whether a step may have set a place to what there was before a line, or not come to setting it."""
+        place = change.at, change.where
+        unseen = any((one.at, one.where) == place for one in self.begins)
+        return unseen and any(place not in {(one.at, one.where) for one in there} for there in self.lines.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        lines = {line: [asdict(change) for change in changes] for line, changes in self.lines.items()}
+        return {"lines": lines, "begins": [asdict(change) for change in self.begins]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Stops:
+        """What ``to_json`` was given."""
+        lines = {line: tuple(Change(**change) for change in changes) for line, changes in data["lines"].items()}
+        return Stops(lines, tuple(Change(**change) for change in data["begins"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What a call changes in the script, and how that is taken back."""
+
+    changes: Sequence[Change]
+    lines: Mapping[str, Sequence[Change]]  # at which that can be done → what the step has changed there
+    _looked: Sequence[Looked]
+    _before: Sequence[tuple[Looked, Any, Any]]  # what holds it, its key there, and what it was
+    _known: Known
+
+    @staticmethod
+    def of(changes: Sequence[Change], stops: Stops, looked: Sequence[Looked], known: Known) -> Undo:
+        """That of a call which is about to be issued; numbers are ``known`` as it begins."""
+        places = [(looked[change.at], key_here(change.key, looked)) for change in changes]
+        before = [(one, key, one.values().get(key, _NOTHING)) for one, key in places]
+        others = {(one.at, one.where) for one in stops.begins if not is_as(one, looked)}
+        lines = {
+            line: there for line, there in stops.lines.items() if others <= {(one.at, one.where) for one in there}
+        }
+        filled = any(isinstance(one, Settings) and isinstance(old, Tensor) for one, _, old in before)
+        return Undo(changes, {} if filled else lines, looked, before, known)
+
+    @property
+    def places(self) -> list[str]:
+        """Where the call changes something, for people."""
+        return [change.where for change in self.changes]
+
+    def carry_out(self, line: str) -> None:
+        """Leave the script as PyTorch does where an op of this line fails."""
+        for one, key, old in self._before:
+            if old is not _NOTHING:
+                one.put(key, old)
+            elif key in one.values():
+                one.drop(key)
+        carry_out(self.lines[line], self._looked, (), self._known)

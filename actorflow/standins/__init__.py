@@ -1,0 +1,1 @@
+"""What the script holds in place of tensors that plans own, and where those lie in memory."""

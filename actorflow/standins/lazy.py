@@ -1,0 +1,113 @@
+"""A promise of a value goes in; a tensor that knows its shape now and waits for the value when it is used comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.replaced import original
+
+__all__ = ["METADATA", "Promise", "Result", "known_now"]
+
+_no_override = torch._C.DisableTorchFunctionSubclass
+
+
+def _getters(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name))  # versions differ
+
+
+# what is known of a tensor that has no memory
+METADATA: frozenset[Any] = _getters(
+    "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad_fn", "names", "itemsize", "nbytes",
+    "output_nr", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn",
+    "is_xla", "is_mps", "is_xpu", "is_ipu", "is_vulkan", "is_maia", "is_mtia",
+) | {
+    Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
+    Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.storage_offset,
+    Tensor.get_device, Tensor.__len__, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference,
+    torch.is_floating_point, torch.is_complex, torch.numel,
+}  # fmt: skip
+
+
+class Promise:
+    """The value of one result, fetched once, on the thread that reads it first; then it is kept.
+
+    ``fetch`` waits for the value and raises what ended the run.  It is let go of once it has
+    returned, and so is all that it holds.
+    """
+
+    __slots__ = ("__weakref__", "_fetch", "_lock", "_value")
+
+    def __init__(self, fetch: Callable[[], Tensor]) -> None:
+        self._fetch: Callable[[], Tensor] | None = fetch
+        self._lock = threading.Lock()
+        self._value: Tensor | None = None
+
+    def value(self) -> Tensor:
+        """Wait for the value."""
+        with self._lock:
+            if self._value is None:
+                assert self._fetch is not None
+                self._value = self._fetch()
+                self._fetch = None
+            return self._value
+
+    def settle(self) -> None:
+        """Fetch what is there already, so that its source can be let go of; an error is for its reader, later."""
+        with contextlib.suppress(Exception):
+            self.value()
+
+
+class Result(Tensor):
+    """A result of a call: shape, dtype and device are known at once, anything else waits for the value.
+
+    What comes out of an operation on it is a plain tensor.
+    """
+
+    _promise: Promise
+    kept = False  # whether a step has left it in the script: as a tensor of the script's, then
+
+    @staticmethod
+    def of(
+        promise: Promise,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        dropped: Callable[[], object] | None = None,
+    ) -> Result:
+        """A handle on ``promise``; ``dropped`` is called when nobody holds the handle any more."""
+        result: Result = Tensor._make_wrapper_subclass(Result, shape, dtype=dtype, device=device)
+        result._promise = promise
+        if dropped is not None:
+            weakref.finalize(result, dropped).atexit = False
+        return result
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METADATA:
+            with _no_override():
+                return func(*args, **(kwargs or {}))
+        args, kwargs = known_now((args, kwargs or {}))
+        return original(func)(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args, kwargs = known_now((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """What NumPy asks for: an array that shares the value's memory unless it has to be converted."""
+        array = self._promise.value().numpy()
+        return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
+
+
+def known_now(tree: Any) -> Any:
+    """The tree with every ``Result`` replaced by its value."""
+    return pytree.tree_map_only(Result, lambda r: r._promise.value(), tree)

@@ -1,0 +1,591 @@
+"""A tensor that a plan owns goes in; a stand-in for the script, with a shape and no memory, comes out."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred.tensor import Deferred
+from actorflow.standins.lazy import METADATA, Result, known_now
+from actorflow_compiler.capture.assigned import in_place
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.core.replaced import original
+from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of
+from actorflow_compiler.values.variables import attributes_given
+
+__all__ = ["Detached", "Owned", "Owner", "Past", "Several", "Whole", "real"]
+
+_no_override = torch._C.DisableTorchFunctionSubclass
+_GRAD: Any = Tensor.grad  # a descriptor
+_GRADIENT = {_GRAD.__get__, _GRAD.__set__}
+_DATA: Any = Tensor.data  # another one
+_KNOWN = METADATA | {_GRAD.__get__, _GRAD.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_HOOKS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}  # it keeps them; captures run them
+_LIKE = {  # need no values; optimizers use them, and what makes a hidden state
+    torch.empty_like, torch.full_like, torch.ones_like, torch.zeros_like, torch.rand_like, torch.randn_like,
+    Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros,
+}  # fmt: skip
+_NUMBERS = {"item", "tolist", "__float__", "__int__", "__bool__", "__complex__", "__index__"}  # which have no graph
+_ALIKE = {Tensor.type_as, Tensor.to, Tensor.view_as, Tensor.reshape_as, Tensor.expand_as}  # look at the second for that
+_SHARES = {Tensor.detach, Tensor.detach_, _DATA.__get__, Tensor.requires_grad_}
+_ADDRESSES = {  # that are of a copy here, or give it to somebody who may write it
+    "data_ptr", "untyped_storage", "storage", "set_", "resize_", "share_memory_", "is_shared", "as_subclass",
+    "__dlpack__", "__cuda_array_interface__", "backward", "register_hook",
+}  # fmt: skip
+_NOT_OF_COPIES = {"grad", "numpy", "__array__"}  # which want the tensor that a graph was made of, or one without
+_OF_GRAPHS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
+_MAKES_PARAMETERS = nn.Parameter.__new__.__code__
+_STATE_DICT = nn.Module._save_to_state_dict.__code__
+_REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
+
+
+class Owner(Protocol):
+    """Who holds the values."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a step is captured now, in which values are not to be had."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value as the last call that was issued leaves it."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value, after all calls that were issued and before any that follows."""
+
+    @property
+    def moment(self) -> object:
+        """Equal for as long as no value can have changed."""
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """The script has a copy of the value that stands for the variable's own memory."""
+
+    def unshare(self, copy: Tensor) -> None:
+        """The copy stands for it no more."""
+
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """In PyTorch the stand-in would lie in the memory of this tensor from now on; None: in one of its own."""
+
+
+class Past:
+    """The owner of what plans have left to the script: a value that changes no more."""
+
+    capturing = False
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    @property
+    def moment(self) -> object:
+        """See ``Owner``."""
+        return self.value._version
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``: jobs have nothing of it."""
+
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """See ``Owner``."""
+
+    def read(self, name: str) -> Tensor:
+        """See ``Owner``."""
+        return self.value.clone()
+
+    def write(self, name: str, value: Tensor) -> None:
+        """See ``Owner``."""
+        self.value.copy_(value)
+
+
+class Gradients(Protocol):
+    """Who has the gradients of stand-ins."""
+
+    def get(self, owned: Owned) -> Tensor | None:
+        """The gradient as the last call that was issued leaves it."""
+
+    def copy(self, owned: Owned) -> Tensor | None:
+        """The same as a plain tensor; None where calls have left none that is kept."""
+
+    def set(self, owned: Owned, value: Tensor | None) -> None:
+        """Put another one in its place."""
+
+
+class Owned(Tensor):
+    """Stands in the script where the tensor was.
+
+    It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
+    ``state_dict`` uses), ``data``, copying and pickling read the value (see ``Detached``); ``copy_`` (which
+    ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
+    read it, and those in place write what they make of it.  Where it would, ops that make new tensors read it, too,
+    and a backward pass through what they make raises StateError.
+    Everything else raises StateError.
+    """
+
+    name_in_plan: str = ""
+    _owner: Owner = None  # type: ignore[assignment]  # none without one
+    _is_param: bool = False
+    gradients: Gradients | None = None
+    made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
+    refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
+    copies: weakref.WeakSet[Whole] = None  # type: ignore[assignment]  # that stand for the same memory
+
+    @staticmethod
+    def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
+        """A stand-in for ``tensor``, of the same shape, strides, dtype, device (or as given) and kind."""
+        owned: Owned = Tensor._make_wrapper_subclass(
+            Owned,
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=device or tensor.device,
+            requires_grad=tensor.requires_grad,
+        )
+        owned.name_in_plan = name
+        owned._owner = owner
+        owned.copies = weakref.WeakSet()
+        if isinstance(tensor, nn.Parameter):
+            owned._is_param = True
+        vars(owned).update(attributes_given(tensor))
+        return owned
+
+    def leave(self, past: Past) -> None:
+        """Stand for a value that is the script's from now on."""
+        self._owner, self.gradients = past, None
+
+    @property
+    def left(self) -> Tensor | None:
+        """The value that it stands for where that is the script's."""
+        return self._owner.value if isinstance(self._owner, Past) else None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it stands for an nn.Parameter."""
+        return self._is_param
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, kwargs = original(func), kwargs or {}
+        if func in _GRADIENT and isinstance(args[0], Owned) and args[0].gradients is not None:
+            return args[0].gradients.set(*args) if len(args) > 1 else args[0].gradients.get(args[0])
+        if func in _KNOWN or func in _HOOKS:
+            with _no_override():
+                return func(*args, **kwargs)
+        owned = next((a for a in args if isinstance(a, Owned)), None)
+        if owned is None:
+            owned = _first_owned((args, kwargs))
+        owner, name = owned._owner, owned.name_in_plan
+        if args and args[0] is owned:
+            if func in _LIKE:
+                like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
+                return func(like, *args[1:], **{**kwargs, "device": kwargs.get("device") or owned.device})
+            if func == Tensor.detach and sys._getframe(1).f_code is _MAKES_PARAMETERS:
+                return owned._another()
+            if func == Tensor.detach:
+                value = owner.read(name)
+                return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
+            if func == Tensor.copy_:
+                owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
+                return owned
+            if func == SHARES_SHAPE:  # asked by ``model.to``, of what it has made of it
+                owned._converted(args[1])
+                return True
+            if func == _DATA.__get__ and not owner.capturing:
+                return Detached.of(owner.read(name), owned)
+            if func == _DATA.__set__ and not owner.capturing:
+                owned._assign(args[1])
+                return None
+            if func == Tensor.__deepcopy__:
+                return owned._deepcopy(args[1])
+            if func in _REDUCE:
+                return owned._as_real().__reduce_ex__(*args[1:]) if args[1:] else owned._as_real().__reduce_ex__(2)
+            if func == Tensor.__repr__ or func == Tensor.__format__:
+                kind = "parameter" if owned.is_parameter else "tensor"
+                return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
+        if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], Owned):
+            like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
+            return func(args[0], like, *args[2:], **kwargs)
+        if not owner.capturing and _has_no_graph(func, (args, kwargs)):
+            return _on_values(func, args, kwargs)
+        if not owner.capturing and _may_have_a_graph(func, kwargs):
+            return _on_values(func, args, kwargs, graph=True)
+        raise owned._refused(func)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func == torch.ops.aten.set_.source_Tensor and isinstance(args[0], Owned) and not args[0]._owner.capturing:
+            args[0]._assign(args[1])  # as where a parametrization is taken off
+            return args[0]
+        owned = _first_owned((args, kwargs or {}))
+        if not owned._owner.capturing and not torch.is_grad_enabled():  # code of torch.jit comes here
+            return _on_values(func, args, kwargs or {})
+        Owned.refused_last = owned._refused(func)
+        raise Owned.refused_last
+
+    def _refused(self, func: Any) -> StateError:
+        if self._owner.capturing:  # of an optimizer, where a job does not step it, or the search did not find it
+            return StateError(
+                f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): this job does not have its "
+                f"value, as only jobs that train have what optimizers keep; expected: compute with it in a job that "
+                f"steps, or read it outside of jobs under torch.no_grad(), and pass that as an argument"
+            )
+        return StateError(
+            f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
+            f"the first call of a job; expected: use it in a job, for example one of "
+            f'@flow.global_function(type="predict"), or under torch.no_grad(), where it is read and changed; '
+            f"state_dict() and load_state_dict() work anywhere"
+        )
+
+    def _refuse_gradient(self, gradient: Tensor) -> NoReturn:
+        raise StateError(
+            f"a backward pass outside of jobs reaches {self.name_in_plan} (shape {tuple(self.shape)}), whose value and "
+            f"gradient belong to the plan since the first call of a job; expected: backward() in a job, or no gradient "
+            f"of it: requires_grad_(False), torch.autograd.grad() for other tensors, or torch.no_grad()"
+        )
+
+    def _assign(self, data: Tensor) -> None:
+        """``p.data = data``: as a copy.
+
+        What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
+        ``data`` was taken of it before, that is its memory again.  See ``Owner.tie`` for who else has that memory.
+        """
+        self._converted(data)
+        if isinstance(data, Owned) and data is not self:
+            data = data.detach()
+        mine = data.stands_for if isinstance(data, Detached) else None
+        if data is self or (mine is not None and mine in self.copies):
+            return
+        value = real(data)
+        for copy in [*self.copies]:
+            copy.release()
+        self._owner.tie(self, None)
+        self._owner.write(self.name_in_plan, value)
+        if mine is not None and mine.released:
+            mine.take(self)
+        else:
+            self._owner.tie(self, data)
+
+    def _converted(self, data: Tensor) -> None:
+        """Raise StateError for what cannot take its place."""
+        if data.shape != self.shape or data.dtype != self.dtype or data.device.type != self.device.type:
+            now, then = (f"{t.dtype}{list(t.shape)} on {t.device.type}" for t in (self, data))
+            raise StateError(
+                f"{self.name_in_plan}, {now}, would become {then}: "
+                f"after its first call a job works with the same parameters, of the same shape and dtype; expected: "
+                f"convert the model before, or a copy of it (copy.deepcopy(model).half())"
+            )
+
+    def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = copy = self._as_real()
+            if not self.is_parameter and self.gradients is not None:  # as torch does
+                copy.grad = self.gradients.copy(self)
+        copied: Tensor = memo[id(self)]
+        return copied
+
+    def _another(self) -> Owned:
+        """What ``nn.Parameter`` makes another parameter of, which has to be of the same class."""
+        value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
+        another = Owned.of(value, self.name_in_plan, self._owner)
+        another.leave(Past(value))
+        another.made_of = weakref.ref(self)
+        return another
+
+    def _as_real(self) -> Tensor:
+        value = self._owner.read(self.name_in_plan)
+        if self.is_parameter:
+            return nn.Parameter(value, self.requires_grad)
+        return value.requires_grad_(self.requires_grad)
+
+
+class Gradient(Owned):
+    """Stands for a gradient that plans keep: every op reads it, and those in place write what they make of it."""
+
+    gone = False  # whether something else is in its place
+    _parameter: Owned
+
+    @staticmethod
+    def of_parameter(parameter: Owned, name: str, owner: Owner) -> Gradient:
+        """The stand-in for the gradient of a parameter, as the variable ``name``."""
+        gradient: Gradient = Tensor._make_wrapper_subclass(
+            Gradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        )
+        gradient.name_in_plan, gradient._owner, gradient.copies = name, owner, weakref.WeakSet()
+        gradient._parameter = parameter  # whose variables go when nobody holds it
+        return gradient
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, kwargs = original(func), kwargs or {}
+        if func in METADATA or func in _GRADIENT or func in _SHARES:
+            with _no_override():
+                return args[0] if func in _SHARES else func(*args, **kwargs)
+        if func in (Tensor.__repr__, Tensor.__format__):
+            return super().__torch_function__(func, types, args, kwargs)
+        values: dict[int, Tensor] = {}
+
+        def value(gradient: Gradient) -> Tensor:
+            if gradient.gone:
+                raise StateError(
+                    f"{gradient.name_in_plan} is used, and the call of a job or zero_grad() has put another one in its "
+                    f"place since it was taken: take p.grad anew, and .clone() what is to be kept"
+                )
+            return values.setdefault(id(gradient), gradient._owner.read(gradient.name_in_plan))
+
+        plain = pytree.tree_map_only(Gradient, value, (args, kwargs))
+        result = func(*plain[0], **plain[1])
+        if not in_place(func, kwargs):
+            return result
+        changed = kwargs["out"] if "out" in kwargs else args[0]
+        for gradient in pytree.tree_leaves(changed):
+            if isinstance(gradient, Gradient):
+                gradient._owner.write(gradient.name_in_plan, values[id(gradient)])
+        return changed
+
+
+class Whole:
+    """A copy of a variable's whole value, which stands for the variable's memory until that is another one."""
+
+    def __init__(self, value: Tensor, owned: Owned) -> None:
+        self.value = value
+        self.take(owned)
+
+    @property
+    def name(self) -> str:
+        """The variable's."""
+        return self._owned.name_in_plan
+
+    @property
+    def released(self) -> bool:
+        """Whether it stands for no variable any more."""
+        return self._released
+
+    @property
+    def parts(self) -> Sequence[Whole]:
+        """Copies of one variable each."""
+        return (self,)
+
+    def take(self, owned: Owned) -> None:
+        """Stand for the memory of a variable, whose value it is."""
+        self._owned, self._moment, self._released = owned, owned._owner.moment, False
+        owned.copies.add(self)
+        owned._owner.share(owned.name_in_plan, self.value)
+
+    def release(self) -> None:
+        """Keep the value that the variable has now."""
+        self.refresh()
+        self._released = True
+        self._owned.copies.discard(self)
+        self._owned._owner.unshare(self.value)
+
+    def refresh(self) -> None:
+        """Take the value that the variable has now."""
+        owned = self._owned
+        if not self.released and self._moment != owned._owner.moment:
+            with torch.no_grad():  # it may be what a view with a graph is of
+                self.value.copy_(owned._owner.read(owned.name_in_plan))
+            self._moment = owned._owner.moment
+
+    def write(self) -> None:
+        """Let the variable have what the copy has."""
+        if not self.released:
+            self._owned._owner.write(self._owned.name_in_plan, self.value)
+            self._moment = self._owned._owner.moment
+
+
+class Several(Whole):
+    """Memory in parts of which there are copies of variables, as of a flat vector of parameters."""
+
+    def __init__(self, value: Tensor, parts: Sequence[Whole]) -> None:
+        self.value, self._parts, self._owned = value, parts, parts[0]._owned
+
+    @property
+    def released(self) -> bool:
+        """See ``Whole``."""
+        return all(part.released for part in self._parts)
+
+    @property
+    def parts(self) -> Sequence[Whole]:
+        """See ``Whole``."""
+        return self._parts
+
+    def refresh(self) -> None:
+        """Take the values that the variables have now."""
+        for part in self._parts:
+            part.refresh()
+
+    def write(self) -> None:
+        """Let the variables have what is there."""
+        for part in self._parts:
+            part.write()
+
+
+class Detached(Tensor):
+    """What ``detach`` of a stand-in gives: a copy that stands for the same memory, as in PyTorch.
+
+    It has what the variable has whenever it is used, and an op in place on it changes them; so do its views.
+    What ops make of it are plain tensors, and it is saved and copied as one.
+    """
+
+    _all: Whole  # in whose memory it lies
+    _plain: Tensor
+
+    @staticmethod
+    def of(value: Tensor, owned: Owned, whole: Whole | Tensor | None = None) -> Detached:
+        """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
+        detached: Detached = torch.Tensor._make_subclass(Detached, value)
+        detached._plain = value
+        detached._all = whole if isinstance(whole, Whole) else Whole(value if whole is None else whole, owned)
+        return detached
+
+    @staticmethod
+    def become(tensor: Tensor, plain: Tensor, whole: Whole) -> None:
+        """Make a tensor of the script's one, whoever holds it; ``plain`` is the same memory."""
+        tensor.__class__ = Detached
+        assert isinstance(tensor, Detached)
+        tensor._plain, tensor._all = plain, whole
+
+    @property
+    def whole(self) -> Whole:
+        """The copy that it is a view of."""
+        return self._all
+
+    @property
+    def plain(self) -> Tensor:
+        """The copy as a tensor that changes nothing else."""
+        self._all.refresh()
+        return self._plain
+
+    @property
+    def is_released(self) -> bool:
+        """Whether no variable has to do with it any more."""
+        return self._all.released
+
+    @property
+    def stands_for(self) -> Whole | None:
+        """The copy of a variable, or of what was one, that is just what it has; None where it is a view otherwise."""
+        return next((part for part in self._all.parts if _is_alike(part.value, self._plain)), None)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, kwargs = original(func), kwargs or {}
+        if func in METADATA:
+            with _no_override():
+                return func(*(args if func not in _OF_GRAPHS else (args[0]._plain,)), **kwargs)
+        plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d.plain, (args, kwargs))
+        if not in_place(func, kwargs):
+            found = func(*plain_args, **plain_kwargs)
+            if isinstance(found, np.ndarray):  # it has the memory of the copy, and what is written there is lost
+                found.flags.writeable = False
+            one = args[0] if args and isinstance(args[0], Detached) else None
+            return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
+        plain_args, plain_kwargs = pytree.tree_map_only(Owned, real, (plain_args, plain_kwargs))
+        changed = kwargs["out"] if "out" in kwargs else next(iter((*args, *kwargs.values())))
+        written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
+        func(*plain_args, **plain_kwargs)
+        for d in written.values():
+            d._all.write()
+        return changed
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all.value):
+            return tensor
+        return self if tensor is self._plain else Detached.of(tensor, self._all._owned, self._all)
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+    return same and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _has_no_graph(func: Any, tree: Any) -> bool:
+    """Whether PyTorch would make no graph of what a function does with stand-ins, and values are all that it needs."""
+    if getattr(func, "__name__", "") in _ADDRESSES:
+        return False
+    if not torch.is_grad_enabled() or getattr(func, "__name__", "") in _NUMBERS:
+        return True
+    if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
+        return True
+    return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
+
+
+def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
+    """Whether what a function makes of stand-ins may be looked at though it has a graph, which ends in an error."""
+    name = getattr(func, "__name__", "")
+    return not (name in _ADDRESSES or name in _NOT_OF_COPIES or in_place(func, kwargs))
+
+
+def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
+    """Call a function with values in place of stand-ins; what it changes of them is written.
+
+    With a ``graph`` it is one of copies that refuse gradients.
+    """
+    copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
+
+    def value(owned: Owned) -> Tensor:
+        if id(owned) not in copies:
+            with torch.inference_mode(False):  # a tensor that counts its changes
+                copy = owned._owner.read(owned.name_in_plan)
+            if graph and owned.requires_grad:
+                copy.requires_grad_().register_hook(owned._refuse_gradient)  # type: ignore[no-untyped-call]
+            # kernels of norms change running statistics, and count no version
+            copies[id(owned)] = owned, copy, copy._version, None if owned.is_parameter else copy.clone()
+        return copies[id(owned)][1]
+
+    def back(tensor: Tensor) -> Tensor:
+        for owned, copy, _, _ in copies.values():
+            if tensor is copy:
+                return owned
+            if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
+                return Detached.of(tensor, owned, copy)
+        return tensor
+
+    plain_args, plain_kwargs = pytree.tree_map_only(Owned, value, (args, kwargs))
+    found = func(*plain_args, **plain_kwargs)
+    for owned, copy, version, before in copies.values():
+        if copy._version != version or (before is not None and not torch.equal(copy, before)):
+            owned._owner.write(owned.name_in_plan, copy)
+    return pytree.tree_map_only(Tensor, back, found)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout == torch.strided
+
+
+def _saves(frame: Any) -> bool:
+    """Whether a module's ``state_dict`` asks, which gives plain tensors."""
+    for _ in range(3):
+        if frame is None or frame.f_code is _STATE_DICT:
+            return frame is not None
+        frame = frame.f_back
+    return False
+
+
+def real(tensor: Tensor) -> Tensor:
+    """The value of any tensor of the script: a result is waited for, an owned one is read, a deferred one is made."""
+    if isinstance(tensor, Gradient):
+        return tensor.clone()
+    if isinstance(tensor, Owned):
+        return tensor._owner.read(tensor.name_in_plan)
+    if isinstance(tensor, Detached):
+        return tensor.plain
+    if isinstance(tensor, Deferred):
+        return tensor.materialised()
+    value: Tensor = known_now(tensor) if isinstance(tensor, Result) else tensor
+    return value
+
+
+def _spoken(func: Any) -> str:
+    """A function as people write it; an attribute's getter by the attribute."""
+    name = str(getattr(func, "__name__", func))
+    return f".{func.__self__.__name__}" if name in ("__get__", "__set__") else name
+
+
+def _first_owned(tree: Any) -> Owned:
+    return next(leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Owned))

@@ -1,0 +1,1 @@
+"""What every room may use: threads of ours, progress lines, errors of scripts for people, where output goes."""

@@ -1,0 +1,127 @@
+"""An exception that ended a user's script goes in; what people are to read of it comes out, and one sentence.
+
+What is shown begins in the script and has the frames of the user's own code and of the libraries that it
+uses.  Frames of actorflow and of torch between and below them say nothing of the script, and are counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
+from typing import Any, TextIO
+
+from actorflow_compiler.core.errors import ActorflowError
+
+__all__ = ["FULL", "drop_echoes", "print_script_error", "sentence"]
+
+FULL = "ACTORFLOW_FULL_TRACEBACK"  # "1": nothing is left out
+_OURS = ("actorflow", "actorflow_compiler", "actorflow_protos", "actorflow_scheduler")
+_LIBRARY = str(Path(traceback.__file__).parent)
+_ECHO = "torch._subclasses.fake_tensor"  # logs the traceback of what it is about to raise
+
+
+class _Shown(StackSummary):
+    """The frames of a traceback, of which some are only counted."""
+
+    hidden: frozenset[int] = frozenset()  # positions
+
+    def format(self, **options: Any) -> list[str]:
+        """The lines of those that are shown, and one for those that are not."""
+        shown = StackSummary.from_list([frame for i, frame in enumerate(self) if i not in self.hidden])
+        lines = shown.format(**options)
+        count = len(self.hidden)
+        if count:
+            lines.append(f"  [{count} frame{'s' * (count > 1)} of actorflow and torch; {FULL}=1 shows them]\n")
+        return lines
+
+
+def print_script_error(error: BaseException, script: str, file: TextIO | None = None) -> None:
+    """Print an exception as Python does, from the user's script on; see the top of this file for what is left out."""
+    found = TracebackException.from_exception(error)
+    own = _folders(_OURS)
+    outer = [*own, *_folders(("torch", "functorch"))]
+    _begin_in(script, found, error)
+    if os.environ.get(FULL, "0") in ("", "0") and not _is_bug(error, found, own):
+        _fold(found, error, outer)
+    for line in found.format():
+        print(line, file=file or sys.stderr, end="")
+
+
+def sentence(error: BaseException, script: str) -> str:
+    """The exception, and the user's line that it came from: "ValueError: no (train.py:3: check(x))"."""
+    if isinstance(error, SyntaxError):
+        text, line = f"{type(error).__name__}: {error.msg}", (error.text or "").strip()
+        return f"{text} ({Path(error.filename or script).name}:{error.lineno}: {line})"
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if frame.filename == script]
+    if not mine:
+        return text
+    return f"{text} ({Path(script).name}:{mine[-1].lineno}: {mine[-1].line})"
+
+
+def drop_echoes() -> None:
+    """Have torch not log the traceback of an op that refuses its shapes: the exception is on its way, and says it."""
+    if os.environ.get(FULL, "0") in ("", "0"):
+        logging.getLogger(_ECHO).addFilter(_not_an_echo)
+
+
+def _not_an_echo(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and str(record.msg).startswith("failed while attempting to run meta"))
+
+
+def _folders(packages: Iterable[str]) -> list[str]:
+    """Where packages lie, with what an exception went through: those that nobody has imported raised none."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in packages]
+    return [str(Path(file).parent) + os.sep for file in files if file]
+
+
+def _begin_in(script: str, found: TracebackException, error: BaseException) -> None:
+    """Leave out what ran the script; all, where Python could not even read it."""
+    starts = [i for i, frame in enumerate(found.stack) if frame.filename == script]
+    if starts:
+        del found.stack[: starts[0]]
+    elif isinstance(error, SyntaxError):
+        del found.stack[:]
+
+
+def _is_bug(error: BaseException, found: TracebackException, own: list[str]) -> bool:
+    """Whether our own code raised what it never should: then its frames are what matters."""
+    inner = found.stack[-1].filename if found.stack else ""
+    return not isinstance(error, ActorflowError) and inner.startswith(tuple(own))
+
+
+def _fold(found: TracebackException, error: BaseException, outer: list[str]) -> None:
+    """Hide frames, also those of what is behind the exception; of our own errors that is one and the same story."""
+    frames = list(found.stack)
+    cause, context = error.__cause__, error.__context__
+    if isinstance(error, ActorflowError) and found.__cause__ is not None:  # it says itself what was raised
+        behind: TracebackException | None = found.__cause__
+        found.__cause__ = found.__context__ = None
+        while behind is not None:
+            frames += behind.stack
+            behind = behind.__cause__
+    elif found.__cause__ is not None and cause is not None:
+        _fold(found.__cause__, cause, outer)
+    elif found.__context__ is not None and context is not None:
+        _fold(found.__context__, context, outer)
+    for nested, one in zip(found.exceptions or (), getattr(error, "exceptions", ()), strict=False):
+        _fold(nested, one, outer)
+    stack = _Shown(frames)
+    stack.hidden = frozenset(_hidden(frames, outer))
+    found.stack = stack
+
+
+def _hidden(frames: Iterable[FrameSummary], outer: list[str]) -> Iterable[int]:
+    """The positions of frames of these folders, and of what Python and generated code do for them."""
+    inside = False
+    for i, frame in enumerate(frames):
+        plain = frame.filename.startswith((_LIBRARY + os.sep, "<")) and "-packages" not in frame.filename
+        inside = frame.filename.startswith(tuple(outer)) or (inside and plain)
+        if inside:
+            yield i

@@ -1,0 +1,1 @@
+"""Ways to move tensors between ranks; each implements ``actorflow.transport.messages.DataPlane``."""

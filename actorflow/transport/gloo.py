@@ -1,0 +1,156 @@
+"""Tensors of one rank enter, those of its peers leave, moved by Gloo.
+
+Gloo silently mixes up collectives that two ranks issue in different orders in one group, and a small
+message waits behind a large one in the same group.  So each directed pair of ranks and each group of
+a collective has a communicator of its own, which one thread uses in the plan's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from actorflow.transport.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
+from actorflow.transport.redistribution import check, dtype_of
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.flat import as_bytes
+from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
+
+# Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
+# another one and cut down again.
+_SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_CPU = torch.device("cpu")
+
+
+class _Work(Protocol):
+    def wait(self) -> Any: ...
+
+
+class _Communicator(Protocol):
+    """What the plane uses of ``torch.distributed.ProcessGroupGloo``; ranks are positions in the group."""
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work: ...
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work: ...
+    def allreduce(self, tensors: list[Tensor]) -> _Work: ...
+    def alltoall_base(self, output: Tensor, input: Tensor, receive: list[int], send: list[int]) -> _Work: ...
+
+
+class GlooPlane:
+    """A data plane over TCP for one rank, for tensors on the CPU; ``StagedPlane`` makes it one for other devices.
+
+    ``room`` makes the memory that it receives into.  ``store`` is shared by all ranks of the run.  A call that is
+    blocked when a peer dies fails within milliseconds; one whose peer stands still fails after ``timeout``, as
+    Gloo cannot be woken: the control plane has to notice that.
+    """
+
+    def __init__(
+        self, rank: int, store: Store, *, timeout: timedelta = timedelta(days=1), room: Room = plain_room
+    ) -> None:
+        self._rank = rank
+        self._store = PrefixStore("actorflow/gloo", store)
+        self._room = room
+        self._timeout = timeout
+        self._pairs: dict[tuple[int, int], _Communicator] = {}
+        self._groups: dict[tuple[int, ...], _Communicator] = {}
+
+    def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
+        """See ``DataPlane``.  Raises ClusterError when a member does not come within the timeout."""
+        for pair in peers:
+            if pair not in self._pairs:
+                self._pairs[pair] = self._communicator("pair", pair)
+        for group in groups:
+            if group not in self._groups:
+                self._groups[group] = self._communicator("group", group)
+
+    def _communicator(self, kind: str, ranks: tuple[int, ...]) -> _Communicator:
+        # dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
+        # process has, so it hangs where members are in different numbers of groups; names of our own do not.
+        store = PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
+        try:
+            made = ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
+        except RuntimeError as error:
+            raise ClusterError(
+                f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}"
+            ) from error
+        return cast(_Communicator, made)
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """See ``DataPlane``."""
+        pair = self._pairs[self._rank, to]
+        wires = [as_bytes(t) for t in tensors]
+        small, large = by_size([w.numel() for w in wires])
+        if small:
+            flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
+            for i, part in zip(small, parts, strict=True):
+                part.copy_(wires[i])
+            wires.append(flat)
+            large.append(len(tensors))
+        for work in [pair.send([wires[i]], 1, 0) for i in large]:
+            work.wait()
+
+    def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``."""
+        pair = self._pairs[source, self._rank]
+        small, large = by_size([spec.nbytes for spec in specs])
+        wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
+        if small:
+            flat, parts = side_by_side([specs[i].nbytes for i in small], self._room)
+            for i, part in zip(small, parts, strict=True):
+                wires[i] = part
+            wires.append(flat)
+            large.append(len(specs))
+        for work in [pair.recv([wires[i]], 0, 0) for i in large]:
+            work.wait()
+        return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
+
+    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``: one Gloo operation in all, or for each dtype of an all_reduce that is not small.
+
+        In a small all_reduce every member sends all to all, and sums in the order of the group.
+        """
+        check(comm, tensors, specs)
+        group = self._groups[comm.group]
+        if comm.kind != "all_reduce":
+            return self._exchange(group, comm, tensors, specs)
+        size = len(comm.group)
+        if (size - 1) * sum(t.nbytes for t in tensors) > SMALL:
+            return self._all_reduce(group, tensors)
+        whole = [((Box((0,) * t.dim(), tuple(t.shape)),),) * size for t in tensors]
+        terms = replace(comm, exchanges=tuple(Exchange(boxes, boxes, add=True) for boxes in whole))
+        return self._exchange(group, terms, tensors, specs)
+
+    def _all_reduce(self, group: _Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor | None] = [None] * len(tensors)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            flat = torch.cat([tensors[i].reshape(-1) for i in indices])
+            wide = flat.to(_SUMMED_AS.get(dtype, dtype))
+            group.allreduce([wide]).wait()
+            flat = wide.to(dtype)
+            for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
+                outputs[i] = part.view(tensors[i].shape)
+        return cast(list[Tensor], outputs)
+
+    def _exchange(
+        self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+    ) -> list[Tensor]:
+        parcels = Parcels.of(comm, self._rank, specs)
+        leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
+        parcels.pack(tensors, leaving)
+        group.alltoall_base(coming, leaving, list(parcels.come), list(parcels.to)).wait()
+        return parcels.unpack(tensors, coming, _CPU)
+
+    def explain(self) -> str:
+        """See ``DataPlane``."""
+        return ""
+
+    def close(self) -> None:
+        """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
+        self._pairs.clear()
+        self._groups.clear()

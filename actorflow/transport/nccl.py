@@ -1,0 +1,296 @@
+"""Tensors of one rank enter, those of its peers leave, moved by NCCL.
+
+NCCL promises nothing about two of its operations at a time, so a rank issues all of them, over all its
+communicators, on one thread and in the order that the plan freezes (``runtime/collective_order.py``).  On the device an
+operation is work of the calling thread's queue like any other; no call here waits for the device, but for ``open``.
+
+Memory follows: ``asyncOp=False`` has torch put an operation into the current stream itself.  Otherwise a stream of
+the communicator's own runs it, and torch holds the tensors until somebody waits; of its send and receive, which know
+no other way, it gives memory back only when that stream has passed, however far ahead the host is by then.  So
+between two ranks a broadcast from the first one moves what a send would (torch 2.11 and 2.13).
+
+The same class runs over Gloo on the CPU, where calls block until they are done: so all but NCCL itself is
+tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from actorflow.devices import Device
+from actorflow.transport.parcels import Parcels, by_size, side_by_side
+from actorflow.transport.redistribution import check, dtype_of
+from actorflow.transport.teardown import give_up
+from actorflow.transport.timeouts import Patience, Started
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.flat import as_bytes
+from actorflow_compiler.core.torch_internals import nccl_options
+from actorflow_compiler.plan.plan import Comm, TensorSpec
+
+__all__ = ["NcclPlane", "nccl_version"]
+
+_NOT_OURS = timedelta(days=1)  # of torch's watchdog, which would end the process without a word: see ``Patience``
+# What torch's own threads do when they see an error, a timeout or each other stand still, and poll the store for: end
+# the process, most of them.
+_QUIET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+# NCCL sums no numbers of these dtypes, and bools not as numbers; they are summed in another one and cut down again.
+_SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_making = threading.Lock()  # while the environment is changed
+
+
+class Communicator(Protocol):
+    """What the plane uses of ``torch.distributed``'s process groups.
+
+    Calls return torch's ``Work``, or None where the current stream does it.
+    """
+
+    def broadcast(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
+    def allreduce(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, receive: list[int], send: list[int], options: Any = ...
+    ) -> Any: ...
+    def abort(self) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+Maker = Callable[[Store, int, int], Communicator]
+
+
+def _in_order(options: Any) -> Any:
+    """Of a call that the current stream does."""
+    options.asyncOp = False
+    return options
+
+
+_MOVED = _in_order(distributed_c10d.BroadcastOptions())  # from position 0
+_SUMMED = _in_order(distributed_c10d.AllreduceOptions())
+_EXCHANGED = _in_order(distributed_c10d.AllToAllOptions())
+
+
+def over_nccl(store: Store, rank: int, size: int) -> Communicator:
+    """A communicator of NCCL.  Raises ClusterError where this torch has none.
+
+    Left to itself torch ends the process when an operation takes too long or a peer is lost; here the plane
+    tells how far the plan has come, and the control plane notices who was lost.
+    """
+    group: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
+    if group is None:
+        raise ClusterError("this torch has no NCCL; install one that was built for CUDA")
+    with _making, _unless_said(_QUIET):
+        return cast(Communicator, group(store, rank, size, nccl_options(_NOT_OURS)))
+
+
+def over_gloo(store: Store, rank: int, size: int) -> Communicator:
+    """A communicator of Gloo, which stands in for NCCL where there is no GPU."""
+    return cast(Communicator, ProcessGroupGloo(store, rank, size, _NOT_OURS))
+
+
+class NcclPlane:
+    """A data plane over NCCL for one rank; ``store`` is shared by all ranks of the run.
+
+    ``open`` is called on the thread that installs plans, everything else but ``close`` on one thread, in the plan's
+    order.  A call that has not ended ``patience`` seconds after it was issued goes to ``late``, once, which
+    has to end the run.  ``make`` makes a communicator.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        store: Store,
+        device: Device,
+        *,
+        make: Maker = over_nccl,
+        patience: float = 600.0,
+        late: Callable[[Started], None] = lambda started: None,
+    ) -> None:
+        self._rank = rank
+        self._store = PrefixStore("actorflow/nccl", store)
+        self._device = device
+        self._make = make
+        self._pairs: dict[tuple[int, int], Communicator] = {}
+        self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._patience = Patience(patience, late)
+        self._closed = threading.Event()
+
+    def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
+        """See ``DataPlane``.  Raises ClusterError when a communicator cannot be made.
+
+        Each is used once, so that nothing is connected in the middle of a step: there NCCL would do it in
+        the order of first use, and connecting blocks the thread that issues.
+        """
+        used: list[Tensor] = []
+        queue = self._device.queue("nccl")
+        with queue.context():
+            for pair in peers:
+                if pair not in self._pairs:
+                    made = self._pairs[pair] = self._communicator("pair", pair)
+                    with self._doing(f"connecting {pair[0]}>{pair[1]}") as started:
+                        mine = [self._room(1)]
+                        self._put(started, made.broadcast(mine, _MOVED))
+                    used += mine
+            for group in groups:
+                if group not in self._groups:
+                    made = self._groups[group] = self._communicator("group", group)
+                    with self._doing(f"connecting {list(group)}") as started:
+                        ones = [1] * len(group)
+                        mine = [torch.ones(len(group), dtype=torch.uint8, device=self._device.where) for _ in range(3)]
+                        self._put(started, made.allreduce([mine[0]], _SUMMED))
+                        self._put(started, made.alltoall_base(mine[1], mine[2], ones, ones, _EXCHANGED))  # its own way
+                    used += mine
+            mark = queue.mark() if used else None
+        if mark is not None:
+            mark.wait_on_host()
+
+    def _communicator(self, kind: str, ranks: tuple[int, ...]) -> Communicator:
+        store = PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
+        try:
+            return self._make(store, ranks.index(self._rank), len(ranks))
+        except (RuntimeError, ValueError) as error:
+            raise ClusterError(
+                f"rank {self._rank} could not make a communicator of NCCL with ranks {list(ranks)}: {error}. "
+                "NCCL_DEBUG=WARN in the environment makes NCCL say more."
+            ) from error
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """See ``DataPlane``; returns when the device knows what to do."""
+        pair = self._pairs[self._rank, to]
+        wires = [as_bytes(t) for t in tensors]
+        small, large = by_size([w.numel() for w in wires])
+        if small:
+            flat, parts = side_by_side([wires[i].numel() for i in small], self._room)
+            for i, part in zip(small, parts, strict=True):
+                part.copy_(wires[i])
+            wires.append(flat)
+            large.append(len(tensors))
+        with self._doing(f"send {self._rank}>{to}") as started:
+            for i in large:
+                self._put(started, pair.broadcast([wires[i]], _MOVED))
+
+    def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``; returns when the device knows what to do."""
+        pair = self._pairs[source, self._rank]
+        small, large = by_size([spec.nbytes for spec in specs])
+        wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
+        if small:
+            flat, parts = side_by_side([specs[i].nbytes for i in small], self._room)
+            for i, part in zip(small, parts, strict=True):
+                wires[i] = part
+            wires.append(flat)
+            large.append(len(specs))
+        with self._doing(f"receive {source}>{self._rank}") as started:
+            for i in large:
+                self._put(started, pair.broadcast([wires[i]], _MOVED))
+        return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
+
+    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``: one all-to-all, or for each dtype of an all_reduce one all-reduce."""
+        check(comm, tensors, specs)
+        group = self._groups[comm.group]
+        with self._doing(f"{comm.kind} {list(comm.group)}") as started:
+            if comm.kind == "all_reduce":
+                return self._all_reduce(group, tensors, started)
+            parcels = Parcels.of(comm, self._rank, specs)
+            leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
+            parcels.pack(tensors, leaving)
+            come, to = list(parcels.come), list(parcels.to)
+            self._put(started, group.alltoall_base(coming, leaving, come, to, _EXCHANGED))
+            return parcels.unpack(tensors, coming, self._device.where)
+
+    def _all_reduce(self, group: Communicator, tensors: Sequence[Tensor], started: Started) -> list[Tensor]:
+        outputs: dict[int, Tensor] = {}
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            flat = torch.cat([tensors[i].reshape(-1) for i in indices]).to(_SUMMED_AS.get(dtype, dtype))
+            self._put(started, group.allreduce([flat], _SUMMED))
+            flat = flat.to(dtype)
+            for i, part in zip(indices, torch.split(flat, [tensors[i].numel() for i in indices]), strict=True):
+                outputs[i] = part.view(tensors[i].shape)
+        return [outputs[i] for i in range(len(tensors))]
+
+    def close(self) -> None:
+        """See ``DataPlane``: operations under way are given up; returns at once."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._patience.close()
+            give_up(self._made(), "actorflow nccl end")
+
+    def finish(self) -> None:
+        """End in order, where all ranks are through with everything and do so, too; returns at once.
+
+        The process waits for the thread that does it.
+        """
+        if not self._closed.is_set():
+            self._closed.set()
+            self._patience.close()
+            threading.Thread(target=_shut_down, args=(self._made(),), name="actorflow nccl end").start()
+
+    def _made(self) -> list[Communicator]:
+        return [*self._pairs.values(), *self._groups.values()]
+
+    def explain(self) -> str:
+        """The oldest call that has not ended, for people; nothing where all have."""
+        return self._patience.explain()
+
+    def _room(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device.where)
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[Started]:
+        if self._closed.is_set():
+            raise ClusterError(f"rank {self._rank}: {what} came after the run had ended")
+        started = self._patience.start(what)
+        try:
+            yield started
+        except RuntimeError as error:
+            raise ClusterError(f"rank {self._rank}: {what} over NCCL failed: {error}") from error
+        finally:
+            started.issued = True
+
+    def _put(self, started: Started, work: Any) -> None:
+        """Note a call that is in the calling thread's queue; blocks only where calls do (on the CPU)."""
+        if work is not None:
+            work.wait()
+        mark = self._device.here().mark()
+        if mark is not None:
+            started.marks.append(mark)
+
+
+def nccl_version() -> str:
+    """Of the NCCL that this process runs: "2.27.5"; empty where there is none."""
+    if getattr(distributed_c10d, "ProcessGroupNCCL", None) is None or not torch.cuda.is_available():
+        return ""
+    found: object = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def _shut_down(made: Sequence[Communicator]) -> None:
+    for communicator in made:
+        with suppress(RuntimeError):
+            communicator.shutdown()
+
+
+@contextmanager
+def _unless_said(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that a constructor reads, but for those that the user has set."""
+    new = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]

@@ -1,0 +1,171 @@
+"""The registers that one rank fills on another of its machine enter; their slots leave, in memory that both map.
+
+A region is one anonymous file (memfd) for each plan and directed pair of ranks.  The rank that fills
+the registers makes it and hands its descriptor over; it has no name and does not depend on the size
+of /dev/shm, so no crash leaves anything behind.  Within a region slots follow each other register by
+register, tensors at multiples of ``ALIGN`` bytes; both ranks compute that from the plan.
+
+A token is read where it lies, so nothing may hold on to it once its slot is free again: see ``owned``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow.transport.redistribution import dtype_of
+from actorflow_compiler.core.errors import ClusterError, PlanError
+from actorflow_compiler.plan.plan import Plan, Register
+
+SHARED = "shared"
+ALIGN = 64  # bytes; a cache line, and what vector instructions like
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # so that no peer can pull it away from under us
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The slots of one register: tensors that lie in the region, and the addresses that they span."""
+
+    slots: tuple[tuple[Tensor, ...], ...]
+    start: int
+    stop: int
+
+
+def rooms_of(plan: Plan, source: int, home: int) -> tuple[Register, ...]:
+    """The registers of a plan that rank ``source`` fills on rank ``home`` through shared memory."""
+    return tuple(
+        register
+        for register in plan.registers
+        if (comm := plan.actor(register.producer).comm) is not None
+        and comm.plane == SHARED
+        and comm.group == (source, home)
+        and register.tensors
+    )
+
+
+def region_bytes(registers: Sequence[Register]) -> int:
+    """The size of a region for these registers."""
+    return sum(register.slots * _slot_bytes(register) for register in registers)
+
+
+def make_region(nbytes: int, rank: int, home: int) -> int:
+    """The descriptor of a new region of zeros.
+
+    Raises ClusterError where the machine, or the limit that this process runs under, has less memory left.
+    """
+    free = available_memory()
+    if nbytes > free:
+        raise ClusterError(
+            f"rank {rank} needs {nbytes / 1e6:,.1f} MB of shared memory for what it sends to rank {home}, and "
+            f"{free / 1e6:,.1f} MB are left on this machine, or below its limit. Use smaller micro-batches or fewer "
+            "slots, or more machines."
+        )
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("actorflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(descriptor, 0, nbytes)  # now, rather than a kill when the memory is first used
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as e:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise ClusterError(
+            f"rank {rank} could not make {nbytes / 1e6:,.1f} MB of shared memory for what it sends to rank {home}: "
+            f"{e}. Run with --no-local (ACTORFLOW_LOCAL=0) to do without."
+        ) from e
+    return descriptor
+
+
+def map_region(descriptor: int, registers: Sequence[Register]) -> dict[int, Room]:
+    """Map a region and cut it: register → its slots.
+
+    Raises ClusterError where the region is not of the size that the registers ask for, or could change it.
+    """
+    wanted, found = region_bytes(registers), os.fstat(descriptor).st_size
+    if found != wanted or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise ClusterError(f"shared memory of {found} bytes was found; the plan says {wanted}, sealed")
+    flat = torch.frombuffer(mmap.mmap(descriptor, wanted), dtype=torch.uint8)
+    rooms, start = {}, 0
+    for register in registers:
+        stop = start + register.slots * _slot_bytes(register)
+        slots = tuple(tuple(_tensors(flat, start + n * _slot_bytes(register), register)) for n in range(register.slots))
+        rooms[register.id] = Room(slots, flat.data_ptr() + start, flat.data_ptr() + stop)
+        start = stop
+    return rooms
+
+
+def fill(room: Room, sequence: int, tensors: Sequence[Tensor]) -> None:
+    """Copy a token into its slot.  Raises PlanError where it does not fit."""
+    for place, tensor in zip(room.slots[sequence % len(room.slots)], tensors, strict=True):
+        if place.shape != tensor.shape or place.dtype != tensor.dtype:
+            raise PlanError(
+                f"a {tensor.dtype} of shape {list(tensor.shape)} was found for a slot of shared memory; "
+                f"the plan says {place.dtype} of shape {list(place.shape)}"
+            )
+        place.copy_(tensor)
+
+
+def owned(outputs: Sequence[Any], rooms: Sequence[Room]) -> Sequence[Any]:
+    """The outputs of a firing that read from some rooms, without those that lie there: copies of these.
+
+    An output may be an operand itself or a view of it.  When the firing ends, its operands' slots
+    are given back and the peer overwrites them, while the output may live on in other registers.
+    """
+    for room in rooms:
+        start, stop = room.start, room.stop
+        outputs = [out.clone() if start <= out.data_ptr() < stop else out for out in outputs]
+    return outputs
+
+
+def available_memory() -> int:
+    """Bytes that this process can still use: of the machine, and below the limit of its control group."""
+    free = [_meminfo("MemAvailable")]
+    for limit, used, stat in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "/sys/fs/cgroup/memory/memory.stat",
+        ),
+    ):
+        try:
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()) + _cached(Path(stat).read_text()))
+        except (OSError, ValueError):  # no such group, or no limit ("max")
+            continue
+    return min(free)
+
+
+def _cached(stat: str) -> int:
+    """Of a control group's used memory, what holds copies of files and is given up where memory is short."""
+    found = dict(line.split() for line in stat.splitlines())
+    whole = "total_" if "total_inactive_file" in found else ""  # version 1 says it with the groups below, too
+    return sum(int(found.get(f"{whole}{kind}_file", 0)) for kind in ("inactive", "active"))
+
+
+def _meminfo(key: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == key:
+            return int(rest.split()[0]) * 1024
+    return 1 << 62
+
+
+def _slot_bytes(register: Register) -> int:
+    return sum(_padded(t.nbytes) for t in register.tensors)
+
+
+def _tensors(flat: Tensor, start: int, register: Register) -> Iterator[Tensor]:
+    for spec in register.tensors:
+        yield flat[start : start + spec.nbytes].view(dtype_of(spec.dtype)).view(spec.shape)
+        start += _padded(spec.nbytes)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN

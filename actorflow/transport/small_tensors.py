@@ -1,0 +1,29 @@
+"""A small tensor enters, bytes that fit in a control message leave; and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actorflow.transport.redistribution import dtype_of
+from actorflow_compiler.core.flat import contents
+from actorflow_compiler.plan.plan import TensorSpec
+
+_CPU = torch.device("cpu")
+
+
+def encode(tensors: Sequence[Tensor]) -> tuple[bytes, ...]:
+    """The elements of each tensor in order, as they lie in memory."""
+    return tuple(contents(t).tobytes() for t in tensors)
+
+
+def decode(payload: Sequence[bytes], specs: Sequence[TensorSpec], device: torch.device = _CPU) -> list[Tensor]:
+    """The tensors of ``encode``, which have memory of their own.  The sizes were checked before."""
+    found = []
+    for data, spec in zip(payload, specs, strict=True):
+        dtype = dtype_of(spec.dtype)
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        found.append(flat.view(spec.shape).to(device))
+    return found

@@ -1,0 +1,54 @@
+"""Tensors on a device enter and leave, moved by a plane that knows only host memory.
+
+For ranks that share a GPU, which NCCL refuses, for those of different kinds (CPU and CUDA), and where there
+is no NCCL.  The device copies through pinned memory; on a device that is done when a call returns nothing
+is copied at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from actorflow.devices import Device
+from actorflow.transport.messages import DataPlane
+from actorflow_compiler.plan.plan import Comm, TensorSpec
+
+__all__ = ["StagedPlane"]
+
+
+class StagedPlane:
+    """A data plane whose tensors lie on ``device``, over one (``host``) whose tensors lie in host memory.
+
+    The calling thread must launch into the queue that wrote what is sent, or into one that waits for it; it
+    blocks until the data have left, or until they are there and their copy to the device is launched into that queue.
+    """
+
+    def __init__(self, host: DataPlane, device: Device) -> None:
+        self._host = host
+        self._device = device
+
+    def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
+        """See ``DataPlane``."""
+        self._host.open(peers, groups)
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None:
+        """See ``DataPlane``."""
+        self._host.send(to, self._device.to_host(tensors))
+
+    def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``."""
+        return self._device.to_device(self._host.receive(source, specs))
+
+    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """See ``DataPlane``."""
+        return self._device.to_device(self._host.collective(comm, self._device.to_host(tensors), specs))
+
+    def explain(self) -> str:
+        """See ``DataPlane``."""
+        return self._host.explain()
+
+    def close(self) -> None:
+        """See ``DataPlane``."""
+        self._host.close()

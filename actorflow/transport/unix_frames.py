@@ -1,0 +1,106 @@
+"""Register messages go in, frames of bytes for a Unix socket come out; and back.
+
+A frame is 32 bytes, little endian, and for a token that travels inside, the size of each tensor (8
+bytes) and their bytes::
+
+    kind  parts  plan  register  0  sequence  nbytes
+     u16    u16   u32       u32 u32      u64     u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+
+from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
+from actorflow_compiler.core.errors import ClusterError
+
+FRAME = struct.Struct("<HHIIIQQ")
+SIZE = FRAME.size
+CREDIT, FILLED, READY, INLINE, REGION, BYE = range(1, 7)
+BYE_FRAME = FRAME.pack(BYE, 0, 0, 0, 0, 0, 0)
+LARGEST = 1 << 32  # bytes of a token inside a message; the register's size is checked later, against the plan
+
+
+def pack(message: Message) -> bytes:
+    """The frame of a message; the descriptor of a ``Region`` goes beside it."""
+    if type(message) is Credit:
+        return FRAME.pack(CREDIT, 0, message.plan, message.register, 0, 0, 0)
+    if type(message) is Filled:
+        return FRAME.pack(FILLED, 0, message.plan, message.register, 0, message.sequence, 0)
+    if type(message) is Region:
+        return FRAME.pack(REGION, 0, message.plan, 0, 0, 0, message.nbytes)
+    assert type(message) is Ready
+    payload = message.payload
+    head = (message.plan, message.register, 0, message.sequence, message.nbytes)
+    if payload is None:
+        return FRAME.pack(READY, 0, *head)
+    sizes = struct.pack(f"<{len(payload)}Q", *map(len, payload))
+    return b"".join((FRAME.pack(INLINE, len(payload), *head), sizes, *payload))
+
+
+class Parser:
+    """Takes the bytes of one peer as they come and cuts them into messages."""
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+        self._rest = b""  # of a frame that has not come whole
+        self.descriptors: deque[int] = deque()  # came beside the bytes, in their order; each belongs to a region
+        self.bye = False  # the peer closes on purpose
+
+    def feed(self, data: bytes | memoryview) -> list[Message]:
+        """The messages that are whole with these bytes.
+
+        Raises ClusterError, which names the peer, for bytes that are no frames.
+        """
+        if self._rest:
+            data = self._rest + bytes(data)
+        found: list[Message] = []
+        view, at, end = memoryview(data), 0, len(data)
+        while end - at >= SIZE:
+            kind, parts, plan, register, zero, sequence, nbytes = FRAME.unpack_from(view, at)
+            if zero:
+                raise self._refused("a frame with bits that mean nothing")
+            if kind == FILLED:
+                found.append(Filled(plan, register, sequence))
+            elif kind == CREDIT:
+                found.append(Credit(plan, register))
+            elif kind == READY:
+                found.append(Ready(plan, register, sequence, nbytes, None))
+            elif kind == INLINE:
+                payload = self._payload(view[at + SIZE :], parts)
+                if payload is None:
+                    break
+                found.append(Ready(plan, register, sequence, nbytes, payload))
+                at += 8 * parts + sum(map(len, payload))
+            elif kind == REGION and self.descriptors:
+                found.append(Region(plan, nbytes, self.descriptors.popleft()))
+            elif kind == BYE:
+                self.bye = True
+            else:
+                raise self._refused("memory without its descriptor" if kind == REGION else f"a frame of kind {kind}")
+            at += SIZE
+        self._rest = bytes(view[at:])
+        return found
+
+    def _payload(self, view: memoryview, parts: int) -> tuple[bytes, ...] | None:
+        """The tensors behind the head of a frame; None where they have not come whole."""
+        start = 8 * parts
+        if len(view) < start:
+            return None
+        sizes = struct.unpack_from(f"<{parts}Q", view)
+        if sum(sizes) > LARGEST:
+            raise self._refused(f"a token of {sum(sizes)} bytes inside a message")
+        if len(view) < start + sum(sizes):
+            return None
+        payload = []
+        for size in sizes:
+            payload.append(bytes(view[start : start + size]))
+            start += size
+        return tuple(payload)
+
+    def _refused(self, what: str) -> ClusterError:
+        return ClusterError(
+            f"rank {self._peer} sent {what} on its Unix socket; expected register messages of this version of "
+            "actorflow: install the same version for all ranks"
+        )

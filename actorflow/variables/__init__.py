@@ -1,0 +1,1 @@
+"""The variables of plans between calls: state, gradients, what optimizers keep, views, exchanged tensors."""

@@ -1,0 +1,213 @@
+"""Calls and the script's own ``p.grad`` go in; how gradients stand between calls comes out, and what reads them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Container, Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+from actorflow.standins.owned import Gradient, Owned, real
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.values.gradients import NONE, SUFFIX, Gradients, Standing
+from actorflow_compiler.values.variables import State
+
+__all__ = ["Kept", "made_by_script", "standing_before"]
+
+
+def standing_before(state: State, known: Standing) -> Standing:
+    """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
+    new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
+    return Standing(known.kept | new, known.lost)
+
+
+def made_by_script(state: State, kept: Kept | None) -> dict[str, Tensor]:
+    """Gradients that no plan has yet, by the names of the variables that they would be."""
+    found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
+    later = {} if kept is None else {name: kept.start_of(name + SUFFIX, state) for name in found}
+    return {name + SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
+
+
+class Holder(Protocol):
+    """Who holds the values of variables."""
+
+    @property
+    def layouts(self) -> Container[str]:
+        """The names of all variables."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a step is captured now."""
+
+    @property
+    def moment(self) -> object:
+        """Equal for as long as no value can have changed."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value."""
+
+
+class Kept:
+    """The gradients of what plans own, on one rank."""
+
+    def __init__(self, holder: Holder) -> None:
+        self.standing = NONE
+        self._holder = holder
+        self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
+        self._stand_ins: weakref.WeakValueDictionary[str, Gradient] = weakref.WeakValueDictionary()
+        self._after: dict[tuple[Standing, Gradients], Standing] = {}
+        self._fits: dict[tuple[Standing, Gradients], bool] = {}
+
+    @property
+    def capturing(self) -> bool:
+        """See ``Owner``."""
+        return self._holder.capturing
+
+    @property
+    def moment(self) -> object:
+        """See ``Owner``."""
+        return self._holder.moment
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``: a gradient is read anew by each op."""
+
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """See ``Owner``: a gradient is read anew by each op."""
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def fit(self, gradients: Gradients) -> bool:
+        """Whether they stand as a plan takes them to."""
+        key = self.standing, gradients
+        if key not in self._fits:
+            self._fits[key] = gradients.fit(self.standing)
+        return self._fits[key]
+
+    def moved_by(self, gradients: Gradients) -> tuple[str, ...]:
+        """What a call makes of those that are kept, for people: which plan comes next depends on it at once."""
+        return () if self._then(gradients).kept == self.standing.kept else ("which gradients there are",)
+
+    def _then(self, gradients: Gradients) -> Standing:
+        key = self.standing, gradients
+        if key not in self._after:
+            self._after[key] = gradients.after(self.standing)
+        return self._after[key]
+
+    def called(self, gradients: Gradients) -> None:
+        """A call of a plan was issued."""
+        self.standing = self._then(gradients)
+        for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
+            del self._scripts[name]
+        if self._stand_ins:
+            self._forget(gradients.cleared | gradients.keeps | gradients.loses)
+
+    def start_of(self, variable: str, state: State) -> Tensor | None:
+        """The value that a gradient begins with as a variable; None for zeros."""
+        name = variable.removesuffix(SUFFIX)
+        held = state.held.get(name)
+        eager = None if held is None else _eager_gradient(held.tensor)
+        return self._scripts.get(name) if eager is None else eager
+
+    def adopted(self, variable: str) -> None:
+        """A plan has a gradient as a variable now."""
+        self._scripts.pop(variable.removesuffix(SUFFIX), None)
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """A plan is about to own a parameter, which the script has until now."""
+        grad = _eager_gradient(parameter)
+        if grad is not None:
+            self._scripts[name] = grad
+            self._stands(name, kept=True)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """These parameters are no more."""
+        names = frozenset(names)
+        for name in self._scripts.keys() & names:
+            del self._scripts[name]
+        self.standing = Standing(self.standing.kept - names, self.standing.lost - names)
+        self._after.clear()
+        self._fits.clear()
+
+    # -- the script --------------------------------------------------------------------------------
+
+    def get(self, owned: Owned) -> Tensor | None:
+        """``p.grad``."""
+        name = owned.name_in_plan
+        if name in self._scripts:
+            return self._scripts[name]
+        if name not in self.standing.kept and name not in self.standing.lost:
+            return None
+        found = self._stand_ins.get(name)
+        if found is None:
+            found = self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
+        return found
+
+    def copy(self, owned: Owned) -> Tensor | None:
+        """What a copy of the tensor gets as its gradient: none where it was not kept, as hardly anybody asks for it."""
+        grad = None if owned.name_in_plan in self.standing.lost else self.get(owned)
+        return None if grad is None else real(grad).detach().clone()
+
+    def set(self, owned: Owned, value: Tensor | None) -> None:
+        """``p.grad = value``: as every rank's script has it."""
+        name = owned.name_in_plan
+        if value is not None and value is self.get(owned):
+            return
+        new = None if value is None else real(value).detach()
+        if new is not None and (new.shape != owned.shape or new.dtype != owned.dtype):
+            raise StateError(
+                f"a gradient {new.dtype}{list(new.shape)} was given to {name}; {owned.dtype}{list(owned.shape)}, as "
+                f"the parameter is, was expected"
+            )
+        self._forget([name])
+        self._scripts.pop(name, None)
+        self._stands(name, kept=new is not None)
+        if new is None:
+            return
+        if name + SUFFIX in self._holder.layouts:
+            self._holder.write(name + SUFFIX, new)
+        else:
+            self._scripts[name] = new.clone()
+
+    def read(self, variable: str) -> Tensor:
+        """See ``Owner``."""
+        self._refuse_lost(variable)
+        return self._holder.read(variable)
+
+    def write(self, variable: str, value: Tensor) -> None:
+        """See ``Owner``; in place."""
+        self._refuse_lost(variable)
+        self._holder.write(variable, value)
+
+    def _refuse_lost(self, variable: str) -> None:
+        """Raise StateError for a gradient that was not kept."""
+        if variable.removesuffix(SUFFIX) in self.standing.lost:
+            raise StateError(
+                f"{variable} was not kept: an optimizer's step has used it, and the job that computed it begins with "
+                f"zero_grad(). Let the job return what is wanted of it (a norm, say), or let it call zero_grad() after "
+                f"optimizer.step(), where nothing reads it any more"
+            )
+
+    def _stands(self, name: str, kept: bool) -> None:
+        one = frozenset([name])
+        without = self.standing.kept - one
+        self.standing = Standing(without | one if kept else without, self.standing.lost - one)
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name, gradient in [*self._stand_ins.items()]:
+            if name in names:
+                del self._stand_ins[name]
+                gradient.gone = True
+
+
+def _eager_gradient(tensor: Tensor) -> Tensor | None:
+    """The gradient of a tensor that no plan owns."""
+    if isinstance(tensor, Owned) or not tensor.is_leaf:
+        return None
+    return None if tensor.grad is None else tensor.grad.detach()

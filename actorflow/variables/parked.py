@@ -1,0 +1,113 @@
+"""What a plan was made with goes in; whether it is what a later search finds comes out, and nothing of it is held."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.script_state.find import PLAIN, Found, Names
+from actorflow.script_state.looked import Looked
+from actorflow.standins.owned import Owned
+from actorflow_compiler.values.variables import State
+
+__all__ = ["Parked", "names_in", "owned_in"]
+
+CONTAINERS = (list, dict, set)  # what is in them is looked at by itself
+NEVER = ("never",)
+
+
+def names_in(state: State) -> set[str]:
+    """The names of what a search found; they are of the same things wherever they are equal."""
+    return {*state.held, *state.modules, *state.optimizers, *state.scalers}
+
+
+def owned_in(state: State) -> set[str]:
+    """Those of modules, of optimizers and of tensors that plans own: a plain tensor may have others take its place."""
+    owned = {name for name, held in state.held.items() if isinstance(held.tensor, Owned)}
+    return owned | (names_in(state) - state.held.keys())
+
+
+class Parked:
+    """Knows by weak references what a plan works on, while its job works on something else.
+
+    ``read`` are the holders that its code reads, with what they had.  ``died`` is called, from anywhere, when a module,
+    an optimizer or a variable is no more.
+    """
+
+    def __init__(
+        self, found: Found, read: Sequence[tuple[Looked, Mapping[Any, Any]]], names: Names, died: Callable[[Any], None]
+    ) -> None:
+        state = found.state
+        self.names = names_in(state)
+        self._names = names
+        self._looked = _paths(found.looked)
+        self._read = [(type(one), one.path, [(_known(k), self._said(v)) for k, v in had.items()]) for one, had in read]
+        tensors = [held.tensor for held in state.held.values() if isinstance(held.tensor, Owned)]
+        things = [*state.modules.values(), *state.optimizers.values(), *state.scalers.values(), *tensors]
+        self._refs = [weakref.ref(thing, died) for thing in things]
+
+    @property
+    def gone(self) -> bool:
+        """Whether something of it is no more."""
+        return any(ref() is None for ref in self._refs)
+
+    def is_there(self, found: Found) -> bool:
+        """Whether a search has found what the plan was made with, as it was."""
+        if names_in(found.state) != self.names or _paths(found.looked) != self._looked:
+            return False
+        now = found.read
+        if [(kind, path) for kind, path, _ in self._read] != _paths(now):
+            return False
+        return all(
+            [(_known(key), self._said(value)) for key, value in one.read().items()] == had
+            for one, (_, _, had) in zip(now, self._read, strict=True)
+        )
+
+    def _said(self, value: Any) -> Any:
+        """A value in a form that is equal where code that reads it does the same, and that keeps nothing."""
+        if isinstance(value, Tensor):
+            return "tensor", self._names.known(self._names.current(value))
+        if isinstance(value, PLAIN):
+            return type(value), repr(value)
+        if isinstance(value, tuple):
+            return type(value), tuple(map(self._said, value))
+        if isinstance(value, CONTAINERS):
+            return "container", type(value)
+        if hasattr(value, "__func__") and hasattr(value, "__self__"):
+            return "method", self._said(value.__func__), self._said(value.__self__)
+        try:
+            return "thing", _Same(value)
+        except TypeError:
+            return NEVER, object()
+
+
+class _Same:
+    """Equal to another one that is of the same thing, while that is there."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, thing: Any) -> None:
+        self._ref = weakref.ref(thing)
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._ref()
+        return isinstance(other, _Same) and mine is not None and mine is other._ref()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _paths(looked: Sequence[Looked]) -> list[tuple[type, str]]:
+    return [(type(one), one.path) for one in looked]
+
+
+def _known(key: Any) -> Any:
+    """A key of a holder; another thing than plain ones by what it is called."""
+    if isinstance(key, PLAIN):
+        return key
+    try:
+        return "thing", _Same(key)
+    except TypeError:
+        return NEVER, object()

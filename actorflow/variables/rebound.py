@@ -1,0 +1,278 @@
+"""Places that steps give other tensors go in; what they hold stays apart from what the script holds beside.
+
+``self.hidden = h.detach()`` gives the attribute another tensor and leaves the one that was there alone.  Plans write
+into one variable instead.  So a stand-in that the script has taken from such a place keeps its value from then on, and
+whatever tensor the script puts there is read, and nothing else is done to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from operator import is_
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.script_state.guards import same, say
+from actorflow.script_state.looked import Looked
+from actorflow.standins.lazy import known_now
+from actorflow.standins.owned import Owned, Past, real
+from actorflow_compiler.values.variables import Held, State
+
+__all__ = ["Rebound", "Site", "leaves_of"]
+
+
+_TENSOR = object()  # where a tensor is
+
+
+class Holder(Protocol):
+    """Who holds the values of variables."""
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the stand-in of one."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value, once all calls that were issued are done."""
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace the value, on all ranks alike."""
+
+    def renew(self, owned: Owned) -> Owned:
+        """Another stand-in for the variable."""
+
+
+class Site:
+    """A place that steps give another tensor, or a list, a tuple or a dictionary of others."""
+
+    def __init__(self, looked: Looked, key: Any, value: Any) -> None:
+        self.looked, self.key = looked, key
+        self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
+        self._holders: list[int] = []  # references to what we have put there and to its parts; none: not counted yet
+        self._departed = False  # the script has put ours elsewhere: nobody has those that take their place
+        self._alone = False  # what is there was put there since the last call: nobody else has it
+        self._put(value)
+
+    def _put(self, value: Any) -> None:
+        self._value = value  # what we have put there
+        self.leaves, self._form = _flat(value)
+        self.looked.put(self.key, value)
+        self._departed, self._alone, self._holders = False, True, []
+
+    def is_at(self, other: Site) -> bool:
+        """Whether it is of the same place as another one, which plans for other variables may have made."""
+        return self.looked.holder is other.looked.holder and bool(self.key == other.key)
+
+    @property
+    def found(self) -> list[Tensor]:
+        """The tensors that are there now."""
+        return leaves_of(self.looked.values().get(self.key))
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The variables whose stand-ins are there."""
+        return (leaf.name_in_plan for leaf in self.leaves)
+
+    def misfit(self) -> str:
+        """What is there that the plan does not know, for people; nothing where all is ours."""
+        now = self.looked.values().get(self.key)
+        leaves, form = _flat(now)
+        if self._is_formed(form) and all(map(is_, leaves, self.leaves)):
+            return ""
+        return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
+
+    def refresh(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+        """Before a call: take over what the script has put there, and part with what it holds of what was there."""
+        self._alone = False
+        now = self.looked.values().get(self.key)
+        there = now is self._value
+        tensors = self._tensors(now, holder)
+        if tensors is None:
+            return
+        now = None
+        others = [number for number, (old, new) in enumerate(zip(self.leaves, tensors, strict=True)) if new is not old]
+        if not there or others:
+            if self._are_held(there):  # on this rank, perhaps not on others
+                self.leave_behind(holder, states())
+            else:
+                self._put(self._with(self.leaves))
+        for number in others:
+            holder.write(self.leaves[number].name_in_plan, real(tensors[number]).detach())
+            self.left.append((number, tensors[number]))
+
+    def make_way(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+        """Before a call that puts others there: part with what the script holds."""
+        if not self._alone and self._are_held(there=True):
+            self.leave_behind(holder, states())
+
+    def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
+        """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
+        self.left += enumerate(self.leaves)
+        self._put(self._with(self._renewed(holder, states)))
+
+    def depart(self, holder: Holder, states: Iterable[State]) -> None:
+        """The same, where the script has put what it holds into other places; what it has put here stays."""
+        self.leaves = self._renewed(holder, states)
+        self._departed = True
+
+    def _renewed(self, holder: Holder, states: Iterable[State]) -> list[Tensor]:
+        """Other stand-ins; those that there were have the value of now, and keep it."""
+        others: dict[int, Owned] = {}
+        for old in self.leaves:
+            past = Past(holder.read(old.name_in_plan))
+            others[id(old)] = holder.renew(old)
+            old.leave(past)
+        for state in states:
+            for held in state.held.values():
+                held.tensor = others.get(id(held.tensor), held.tensor)
+        return [others[id(leaf)] for leaf in self.leaves]
+
+    def changed(self, values: Sequence[Tensor]) -> None:
+        """This call's step has changed what was there, before it put others there: ``values`` are what it has made."""
+        for number, tensor in self.left:
+            value = known_now(values[number])
+            if isinstance(tensor, Owned):
+                tensor.leave(Past(value))
+            else:
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+    def settle(self) -> None:
+        """After a call: nobody but us holds what we have put there since the last one."""
+        self.left = []
+        if not self.misfit():
+            now = self.looked.values().get(self.key)
+            self._alone = self._alone or now is not self._value  # a capture has put others there: a tuple is made anew
+            self._value = now
+            now = None
+        if self._alone:
+            self._holders, self._alone = self._references(), False
+
+    def _is_formed(self, form: tuple[list[Any], Any]) -> bool:
+        return form[1] == self._form[1] and all(map(same, self._form[0], form[0]))
+
+    def _with(self, tensors: Sequence[Tensor]) -> Any:
+        """The same with other tensors."""
+        left = iter(tensors)
+        rest, form = self._form
+        return pytree.tree_unflatten([next(left) if one is _TENSOR else one for one in rest], form)
+
+    def _are_held(self, there: bool) -> bool:
+        """Whether the script holds something of what we have put ``there``, or had, where something else is."""
+        known = self._holders
+        if self._departed:
+            return False
+        return not known or self._references() != [known[0] - (not there), *known[1:]]
+
+    def _references(self) -> list[int]:
+        found: list[int] = []
+        _count(self._value, found)
+        return found
+
+    def _tensors(self, now: Any, holder: Holder) -> Sequence[Tensor] | None:
+        """The tensors that are there now, if they are plain or ours, and like what we had."""
+        leaves, form = _flat(now)
+        fits = self._is_formed(form) and all(
+            new is old or (_is_like(old, new) and not holder.owns(new))
+            for old, new in zip(self.leaves, leaves, strict=True)
+        )
+        return leaves if fits else None
+
+
+class Rebound:
+    """The places of one rank; plans hold them."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._refs: list[weakref.ref[Site]] = []  # in an order that is the same on all ranks
+
+    @property
+    def _sites(self) -> list[Site]:
+        return [site for ref in self._refs if (site := ref()) is not None]
+
+    def adopt(
+        self, places: Iterable[tuple[Looked, Any]], new: Mapping[int, Held], states: Iterable[State]
+    ) -> tuple[Site, ...]:
+        """A plan was taken in whose step rebinds these places.
+
+        ``new`` are tensors of the script, by id, whose stand-ins lie nowhere yet; the script may hold those of others.
+        """
+        found = []
+        states = [*states]
+        for looked, key in places:
+            value = looked.values().get(key)
+            same = (one for one in self._sites if one.looked.holder is looked.holder and one.key == key)
+            site = next((one for one in same if not one.misfit()), None)
+            if site is not None:
+                site.leave_behind(self._holder, states)
+                found.append(site)
+                continue
+            value = pytree.tree_map(lambda leaf: new[id(leaf)].tensor if id(leaf) in new else leaf, value)
+            owned = leaves_of(value)
+            if not owned or not all(isinstance(leaf, Owned) and self._holder.owns(leaf) for leaf in owned):
+                continue
+            known = any(not any(held.tensor is leaf for held in new.values()) for leaf in owned)
+            before = _flat(looked.values().get(key))[0]
+            site = Site(looked, key, value)
+            site.left = [(number, tensor) for number, tensor in enumerate(before) if id(tensor) in new]
+            self._refs = [*(ref for ref in self._refs if ref() is not None), weakref.ref(site)]
+            if known:
+                site.leave_behind(self._holder, states)
+            found.append(site)
+        placed = {id(leaf) for site in found for leaf in site.leaves}
+        for held in new.values():
+            if id(held.tensor) not in placed:
+                held.put(held.tensor)
+        return tuple(found)
+
+    def forget(self, names: Container[str]) -> None:
+        """Plans change these variables in place, or they are gone."""
+        left = (site for site in self._sites if not any(name in names for name in site.names))
+        self._refs = [weakref.ref(site) for site in left]
+
+    def among(self, holders: Callable[[], Container[int]]) -> list[Site]:
+        """The places of these holders, by id: what a job looks at, which is there on all ranks."""
+        sites = self._sites
+        of = holders() if sites else ()
+        return [site for site in sites if id(site.looked.holder) in of]
+
+    def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+        """Before a call."""
+        sites = [*sites]
+        ours = {id(leaf): site for site in sites for leaf in site.leaves}
+        moved = [ours[id(new)] for site in sites for new in site.found if not ours.get(id(new), site).is_at(site)]
+        for site in dict.fromkeys(moved):  # all of them before the first is written
+            site.depart(self._holder, states())
+        for site in sites:
+            site.refresh(self._holder, states)
+
+    def make_way(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+        """Before a call of a plan that puts other tensors there."""
+        for site in sites:
+            site.make_way(self._holder, states)
+
+
+def _flat(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
+    """The tensors in a value, and what else it is made of."""
+    leaves, form = pytree.tree_flatten(value)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, ([_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+
+
+def leaves_of(value: Any) -> list[Tensor]:
+    """The tensors that a value is, or that lists, tuples and dictionaries in it hold."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _is_like(ours: Tensor, now: Tensor) -> bool:
+    return (ours.shape, ours.dtype, ours.device) == (now.shape, now.dtype, now.device) and not now.requires_grad
+
+
+def _count(value: Any, found: list[int]) -> None:
+    found.append(sys.getrefcount(value))
+    if not isinstance(value, Tensor):
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, Iterable) else ():
+            _count(part, found)

@@ -1,0 +1,638 @@
+"""The variables that plans own: the script's tensors come in and become stand-ins; reads and writes of them are served.
+
+Every rank holds its parts in the worker.  The whole of a variable is put together from the parts of
+their owners when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from operator import getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from actorflow.deferred import Deferred
+from actorflow.runtime.parts import assemble, part, sources
+from actorflow.runtime.results import Peers, fetch_part
+from actorflow.script_state.find import Names
+from actorflow.script_state.scripts import hold
+from actorflow.standins.owned import Detached, Owned, Whole, real
+from actorflow.standins.places import OfProgram, OfProgramList, OfScript
+from actorflow.standins.spans import Span, overlap, span
+from actorflow.transport.redistribution import dtype_of
+from actorflow.transport.small_tensors import encode
+from actorflow.variables.gradients import Kept
+from actorflow.variables.optimizer_state import initial_state, python_state
+from actorflow.variables.stepped import Slot, States
+from actorflow.variables.values import Values
+from actorflow.variables.views import Given, Taken, follow, taken
+from actorflow_compiler.capture.stepping import is_torchs
+from actorflow_compiler.core.errors import StateError
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.plan.region import device_shape
+from actorflow_compiler.values.gradients import KEPT, SUFFIX
+from actorflow_compiler.values.variables import Held, State
+
+__all__ = ["Variables"]
+
+LOOKED_AT = 8192  # elements of a plain tensor that each call compares
+
+_WEAK: Any = StorageWeakRef  # has no types
+
+
+@dataclass(slots=True)
+class _Borrowed:
+    """A plain tensor that plans only read: the script keeps it, and the plans have copies."""
+
+    tensor: Tensor | None  # None while no plan that is kept ready reads it
+    get: Callable[[], Any]
+    put: Callable[[Tensor], None]  # puts another tensor where it was
+    version: int  # of the tensor when it was copied
+    alone: bool  # nothing else that a job reads holds it
+    stood: dict[int, weakref.ref[Tensor]]  # by id, the tensors that were here
+    memory: torch.UntypedStorage | None  # kept, so that other memory is elsewhere
+    seen: Tensor | None  # what was in it: NumPy, ``.data`` and copied views change memory and count no version
+
+    def is_as_before(self, now: Tensor) -> bool:
+        """Whether the plans' copy is what is there now."""
+        lies = self.memory is not None and _lies_in(now, self.memory)
+        same = now is self.tensor and now._version == self.version and lies
+        return same and (self.seen is None or _equal(_looked_at(now), self.seen))
+
+    def took(self, now: Tensor) -> None:
+        """The plans have what is there now."""
+        self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
+        on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, Deferred)
+        self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
+        self.stood.update(_referred(now))
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """Where a module holds what is owned: name → stand-in, of parameters and of buffers."""
+
+    module: weakref.ref[nn.Module]
+    parameters: dict[str, Owned]
+    buffers: dict[str, Owned]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    """All that modules hold of what is owned, as it is where nobody has changed it."""
+
+    tensors: tuple[Any, ...]  # for each what holds it, by what name, and the stand-in
+    keys: tuple[str, ...]
+    owned: tuple[Owned, ...]
+
+    @staticmethod
+    def of(watched: Iterable[_Watched]) -> _Holding:
+        """What these modules hold."""
+        there = ((one, one.module()) for one in watched)
+        held = [
+            (tensors, key, owned)
+            for one, module in there if module is not None
+            for known, tensors in ((one.parameters, module._parameters), (one.buffers, module._buffers))
+            for key, owned in known.items()
+        ]  # fmt: skip
+        return _Holding(*zip(*held, strict=True)) if held else _Holding((), (), ())
+
+    def is_there(self) -> bool:
+        """Whether nobody has changed it since."""
+        try:
+            return all(map(is_, map(getitem, self.tensors, self.keys), self.owned))
+        except KeyError:
+            return False
+
+
+class Variables:
+    """The state of all plans on one rank.
+
+    ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
+    call that this rank issued is done; ``progress`` is the number of those calls; ``together`` blocks until
+    every rank has come to the same thing; ``moved`` is called after each write and offer; ``capturing`` is whether
+    a step is captured now.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        names: Names,
+        parts: dict[str, Tensor],
+        device: torch.device,
+        settled: Callable[[], None],
+        progress: Callable[[], int],
+        together: Callable[[str], None],
+        moved: Callable[[], None],
+        capturing: Callable[[], bool],
+    ) -> None:
+        self.layouts: dict[str, Variable] = {}
+        self.writes = 0  # so far; equal on all ranks
+        self.offered = -1  # the last call during which values were offered
+        self.gradients = Kept(self)
+        self.values = Values(self)
+        self._peers, self._names, self._parts, self._device = peers, names, parts, device
+        self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
+        self._capturing = capturing
+        self._owned: dict[str, weakref.ref[Owned]] = {}
+        self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
+        self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
+        self._borrowed: dict[str, _Borrowed] = {}
+        self._reshaped: dict[str, Tensor] = {}  # borrowed tensors that are of another shape or dtype now
+        self._watched: dict[int, _Watched] = {}  # by id of the module
+        self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
+        self._ties: dict[str, Whole] = {}  # of variables that in PyTorch would share the memory of another one now
+        self._given: dict[str, Given] = {}  # the same of variables that would lie in the memory of other tensors
+        self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
+        self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
+        self._offers: dict[str, Tensor] = {}  # values that other ranks may take
+        self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
+        self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
+        self.states = States(self.read, self.write, self._another, self._created, self._creates.clear)
+
+    # -- taking in ---------------------------------------------------------------------------------
+
+    def part_of(self, variable: Variable, value: Tensor) -> Tensor | None:
+        """This rank's part of a variable's value; None if it has none."""
+        rank, placement = self._peers.rank, variable.placement
+        if rank not in placement:
+            return None
+        return part(value.detach(), placement, variable.sbp, placement.index(rank)).to(self._device)
+
+    def start_of(self, variable: Variable, state: State) -> Tensor:
+        """The value that a new variable starts from: the script's, or what its optimizer creates."""
+        held = state.held.get(variable.name)
+        if held is not None:
+            return held.tensor
+        if variable.kind == KEPT:
+            grad = self.gradients.start_of(variable.name, state)
+            return torch.zeros((), dtype=dtype_of(variable.dtype)).expand(variable.shape) if grad is None else grad
+        slot = self.slot(variable.name, state)
+        now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
+        if isinstance(now, Tensor):
+            return real(now).to(dtype_of(variable.dtype)).expand(variable.shape)  # another optimizer's, or parameter's
+        created = self._created(slot).get(slot.key)
+        fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
+        return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
+
+    def slot(self, name: str, state: State) -> Slot:
+        """Where an optimizer's state of this name is kept."""
+        if self._found is None or self._found[0] is not state:
+            by_id = {id(h.tensor): h for h in state.held.values()}
+            places = {
+                f"{title}.{by_id[id(p)].name}": (optimizer, by_id[id(p)])
+                for title, optimizer in state.optimizers.items()
+                for group in optimizer.param_groups
+                for p in group["params"]
+            }
+            self._found = state, places
+            self._creates.clear()
+        prefix, _, key = name.rpartition(".")
+        if prefix not in self._found[1]:
+            raise StateError(f"the plan has a variable {name!r}, which is nothing that this rank's script holds")
+        optimizer, held = self._found[1][prefix]
+        return Slot(optimizer, held.tensor, key)
+
+    def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
+        """Let other ranks take these values (``take``) during call ``number``, until the next offer."""
+        self._offers = dict(values)
+        self.offered = number
+        self._moved()
+
+    def take(self, number: int, variable: Variable) -> Tensor:
+        """The master's value of a variable that it offers during call ``number``; waits until it does."""
+        key, here = f"offer {number} {variable.name}", torch.device("cpu")
+        return fetch_part(self._peers, 0, key, variable.shape, variable.dtype, here)
+
+    def own(self, variable: Variable, state: State, apart: bool = False) -> None:
+        """Put a stand-in wherever the script holds the variable's tensor.
+
+        The tensor itself becomes one; where it is ``apart`` it stays what and where it is.
+        """
+        name = variable.name
+        self.layouts[name] = variable
+        held = state.held.get(name)
+        if held is not None:
+            self._borrowed.pop(name, None)
+            where = span(held.tensor)
+            known = None if where is None or apart else taken(held.tensor, where)
+            if where is not None and not apart:
+                self._remember(held.tensor, where, name)
+            owned = self._replace(held, state.optimizers.values(), apart)
+            self._stands_in(name, owned)
+            if known is not None:
+                self._taken.append(Taken(owned, *known))
+            return
+        if variable.kind == KEPT:
+            self.gradients.adopted(name)
+            return
+        slot = self.slot(name, state)
+        like = torch.empty(variable.shape, dtype=dtype_of(variable.dtype), device="meta")
+        owned = Owned.of(like, name, self, device=slot.parameter.device)
+        self._stands_in(name, owned)
+        self.states.hold(name, slot, owned)
+
+    def adopted(self) -> None:
+        """All variables of a plan are taken in: let go of what was only needed for that."""
+        follow(self._taken, {id(one.tensor) for one in self._borrowed.values()})
+        self._taken.clear()
+        self._found = None
+        self._creates.clear()
+
+    def lend(self, variable: Variable, held: Held) -> None:
+        """The script keeps a tensor that plans only read."""
+        place: Any = held.places[0]
+        self.layouts[variable.name] = variable
+        tensor, alone = held.tensor, len(held.places) == 1
+        borrowed = _Borrowed(tensor, place.get, place, tensor._version, alone, {}, None, None)
+        borrowed.took(tensor)
+        self._borrowed[variable.name] = borrowed
+        self._names.loosen(tensor)
+
+    def borrows(self, name: str) -> bool:
+        """Whether the script keeps the tensor of a variable."""
+        return name in self._borrowed
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the stand-in of a variable."""
+        one = self._owned.get(tensor.name_in_plan) if isinstance(tensor, Owned) else None
+        return one is not None and one() is tensor
+
+    def renew(self, owned: Owned) -> Owned:
+        """Another stand-in for a variable; the script may keep the one that there was."""
+        name = owned.name_in_plan
+        new = Owned.of(owned, name, self)
+        new.gradients, new.copies = owned.gradients, owned.copies
+        self._names.hand_over(owned, new)
+        self._stands_in(name, new)
+        for watched in self._watched.values():
+            watched.buffers.update({key: new for key, one in watched.buffers.items() if one is owned})
+        self._holding = None
+        return new
+
+    def _another(self, owned: Owned) -> Owned:
+        """Another stand-in for what an optimizer keeps."""
+        new = Owned.of(owned, owned.name_in_plan, self)
+        self._stands_in(owned.name_in_plan, new)
+        return new
+
+    def taken_from(self, span: Span) -> str:
+        """The name of a variable whose tensor lay there, where the script has still a view of it; empty otherwise."""
+        for memory, where, name in self._memories.get(span[0], ()):
+            if not memory.expired() and overlap(where, span):
+                return name
+        return ""
+
+    def watch(self, modules: Iterable[nn.Module]) -> None:
+        """Notice when one of these modules gets another tensor in place of one that is owned."""
+        self._holding = None
+        for module in modules:
+            known = self._watched.get(id(module))
+            if known is None or known.module() is not module:
+                known = _Watched(weakref.ref(module), {}, {})
+            for found, tensors in ((known.parameters, module._parameters), (known.buffers, module._buffers)):
+                found.update({key: tensor for key, tensor in tensors.items() if isinstance(tensor, Owned)})
+            if known.parameters or known.buffers:
+                self._watched[id(module)] = known
+
+    def _remember(self, tensor: Tensor, where: Span, name: str) -> None:
+        memory: Any = _WEAK(tensor.untyped_storage())
+        left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
+        self._memories[where[0]] = [*left, (memory, where, name)]
+
+    def _stands_in(self, name: str, owned: Owned) -> None:
+        self._names.loosen(owned)
+        self._owned[name] = weakref.ref(owned)
+        weakref.finalize(owned, self._dead.append, name).atexit = False
+
+    # -- letting go --------------------------------------------------------------------------------
+
+    def suspend(self, names: Iterable[str]) -> None:
+        """No plan that is kept ready reads these any more: do not keep what the script may let go of."""
+        for name in names:
+            if name in self._borrowed:
+                one = self._borrowed[name]
+                one.tensor, one.memory, one.seen, one.get, one.put = None, None, None, _nothing, _nowhere
+
+    def resume(self, held: Held) -> None:
+        """A plan that reads it is to be called again."""
+        borrowed = self._borrowed.get(held.name)
+        if borrowed is None or borrowed.tensor is not None:
+            return
+        place: Any = held.places[0]
+        same = id(held.tensor) in borrowed.stood
+        borrowed.tensor, borrowed.get, borrowed.put = held.tensor, place.get, place
+        borrowed.alone = len(held.places) == 1
+        if not same:
+            borrowed.version = -1
+            borrowed.stood.update(_referred(held.tensor))
+
+    @property
+    def news(self) -> bool:
+        """Whether there is word of a stand-in that was not looked at yet."""
+        return bool(self._dead)
+
+    @property
+    def dying(self) -> bool:
+        """Whether there may be something that this rank could drop."""
+        return bool(self._dead or self._gone)
+
+    def gone(self, used: Collection[str]) -> list[str]:
+        """What this rank could drop: nobody holds its stand-in, or, of what was lent, no plan that is left uses it."""
+        while self._dead:
+            name = self._dead.popleft()
+            one = self._owned.get(name)
+            if one is not None and one() is None:
+                self._gone[name] = None
+                if name + SUFFIX in self.layouts:
+                    self._gone[name + SUFFIX] = None
+        return [*self._gone, *(name for name in self._borrowed if name not in used)]
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget variables, on all ranks alike, that no rank's script can come to any more."""
+        for name in names:
+            for kept in (self.layouts, self._owned, self._borrowed, self._gone, self._parts, self._ties, self._given):
+                kept.pop(name, None)
+        self.gradients.drop(names)
+        self.states.drop(frozenset(names))
+        for key, watched in list(self._watched.items()):
+            if watched.module() is None:
+                del self._watched[key]
+                self._holding = None
+
+    def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
+        """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
+        tensor = held.tensor
+        owned = Owned.of(tensor, held.name, self)
+        if apart:
+            self._names.hand_over(tensor, owned)
+            held.tensor = owned
+            return owned
+        self.gradients.take(held.name, tensor)
+        if tensor.is_leaf:
+            tensor.grad = None
+        owned.gradients = self.gradients
+        in_scripts = [place for place in held.places if isinstance(place, OfScript | OfProgram | OfProgramList)]
+        for place in in_scripts:  # torch exchanges only what it does not hold itself
+            place(torch.empty(0))
+        try:
+            torch.utils.swap_tensors(tensor, owned)  # type: ignore[no-untyped-call]
+        except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
+            held.put(owned)
+            if in_scripts:
+                hold(owned)
+            self._names.replace(tensor, owned)
+            held.tensor = owned
+            for optimizer in optimizers:
+                if tensor in optimizer.state:
+                    optimizer.state[owned] = optimizer.state.pop(tensor)
+            return owned
+        assert isinstance(tensor, Owned)
+        for place in in_scripts:
+            place(tensor)
+            hold(tensor)
+        return tensor
+
+    def _created(self, slot: Slot) -> dict[str, Any]:
+        optimizer, parameter = slot.optimizer, slot.parameter
+        groups = enumerate(optimizer.param_groups)
+        g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
+        key = id(optimizer), g, parameter.dim(), parameter.dtype
+        if key not in self._creates:
+            made = initial_state if is_torchs(optimizer) else python_state  # whose first step is in the plan
+            self._creates[key] = made(optimizer, group, parameter)
+        return self._creates[key]
+
+    # -- between calls -----------------------------------------------------------------------------
+
+    def refresh(self, trains: bool) -> None:
+        """Before a call, of a job that ``trains`` or not: take over what the script changed in ways that show now."""
+        if trains and self._given:
+            self._follow_given()
+        self.states.refresh()
+        if self._holding is None or not self._holding.is_there():
+            for watched in self._watched.values():
+                module = watched.module()
+                if module is not None:
+                    self._refresh(watched.parameters, module._parameters)
+                    self._refresh(watched.buffers, module._buffers)
+            self._holding = _Holding.of(self._watched.values())
+        self._reshaped.clear()
+        for name, borrowed in self._borrowed.items():
+            if borrowed.tensor is None:
+                continue
+            now = borrowed.get()
+            if isinstance(now, Owned) and now.left is not None and borrowed.alone:  # a place that steps rebind had it
+                borrowed.put(now.left)
+                now = now.left
+            if not isinstance(now, Tensor) or isinstance(now, Owned) or not borrowed.alone:
+                now = borrowed.tensor  # what is there by now is another variable's, and this one may be read elsewhere
+            if not borrowed.is_as_before(now):
+                layout = self.layouts[name]
+                if tuple(now.shape) != layout.shape or now.dtype != dtype_of(layout.dtype):
+                    if now is borrowed.tensor:  # else what is there is a variable of its own
+                        self._reshaped[name] = now
+                    continue
+                self.write(name, now)
+                borrowed.took(now)
+
+    def check(self, used: Collection[str], trains: bool) -> None:
+        """Raise StateError where a plan with these variables, that ``trains``, would not do what the script does."""
+        self.states.check(used)
+        if trains:
+            self._untied(used)
+        for name in self._reshaped.keys() & used:
+            now, layout = self._reshaped[name], self.layouts[name]
+            raise StateError(
+                f"{name} is {now.dtype}{list(now.shape)} now; {layout.dtype}{list(layout.shape)} was expected: "
+                f"a tensor that a job reads and that is no argument keeps its shape; put another one in its place, or "
+                f"make it an argument"
+            )
+
+    def _untied(self, changed: Collection[str]) -> None:
+        """Raise StateError where what shares memory in PyTorch is to be changed."""
+        for name, whole in self._ties.items():
+            if not whole.released and (name in changed or whole.name in changed):
+                raise StateError(
+                    f"{name} and {whole.name} share memory since .data of one was set to .data of the other, and a job "
+                    f"or the script changes one of them: plans keep them apart; expected: a copy "
+                    f"({name}.data = {whole.name}.data.clone()), or one parameter in both places from the first call on"
+                )
+
+    def _follow_given(self) -> None:
+        """Before variables change: let tensors in whose memory they would lie in PyTorch show what they have."""
+        for borrowed in self._borrowed.values():
+            where = None if borrowed.tensor is None else span(borrowed.tensor)
+            name = next((name for name, one in self._given.items() if one.taken.is_at(where)), "")
+            if name:
+                raise StateError(
+                    f"{name}.data was set to memory of a tensor that a job reads as it is, and which would not follow "
+                    f"what jobs make of {name}; expected: a copy ({name}.data = tensor.clone())"
+                )
+        these = []
+        while self._given:
+            name, one = self._given.popitem()
+            tensor = one.tensor()
+            if tensor is not None and tensor._version != one.version:  # what the script has done to it since
+                self.write(name, tensor)
+            these.append(one.taken)
+        follow(these, ())
+
+    def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
+        """Write what a module has in place of what is owned, and put that there again."""
+        changed = [(key, owned) for key, owned in known.items() if _item(tensors, key) is not owned]
+        for key, owned in changed:
+            now = _item(tensors, key)
+            if now is None:  # the module has it no more
+                del known[key]
+                continue
+            if self.owns(now):  # two buffers have changed places, say: no value moves, and plans look at which is where
+                known[key] = now
+                continue
+            fits = now.shape == owned.shape and now.dtype == owned.dtype
+            if owned.is_parameter or not fits:  # a variable of its own: an optimizer may go on with the old one
+                del known[key]
+                continue
+            self.write(owned.name_in_plan, now.detach())
+            if now.requires_grad != owned.requires_grad:
+                owned.requires_grad_(now.requires_grad)
+            tensors[key] = owned
+
+    def takes_over(self, old: Tensor, new: Tensor) -> bool:
+        """Whether plans have the value of a tensor that was put where they read another one."""
+        if isinstance(new, Detached) and not new.is_released:  # a plan may change what it lies in
+            return False
+        return any(
+            one.tensor is new and one.alone and id(old) in one.stood and one.stood[id(old)]() is old
+            for one in self._borrowed.values()
+        )
+
+    # -- reading and writing -----------------------------------------------------------------------
+
+    @property
+    def capturing(self) -> bool:
+        """See ``Owner``."""
+        return self._capturing()
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """See ``Owner``."""
+        return self._progress(), self.writes
+
+    def share(self, name: str, copy: Tensor) -> None:
+        """See ``Owner``."""
+        where = span(copy)
+        if where is not None:
+            self._remember(copy, where, name)
+
+    def unshare(self, copy: Tensor) -> None:
+        """See ``Owner``."""
+        where = span(copy)
+        if where is not None:
+            found = self._memories.get(where[0], ())
+            self._memories[where[0]] = [one for one in found if one[1] != where]
+
+    def tie(self, owned: Owned, data: Tensor | None) -> None:
+        """See ``Owner``: of two variables nobody may change either; another tensor shows what the variable has."""
+        name = owned.name_in_plan
+        self._ties.pop(name, None)
+        self._given.pop(name, None)
+        if isinstance(data, Detached):
+            others = (part for part in data.whole.parts if not part.released and part.name != name)
+            if (other := next((part for part in others if _overlap(part.value, data.plain)), None)) is not None:
+                self._ties[name] = other
+        elif data is not None and (where := span(data)) is not None:
+            self._given[name] = Given(Taken(owned, *taken(data, where)), weakref.ref(data), data._version)
+
+    def read(self, name: str) -> Tensor:
+        """See ``Owner``: no other rank needs to do the same."""
+        layout = self.layouts[name]
+        self._settled()
+        calls, writes = self._progress(), self.writes
+
+        def one(index: int) -> Tensor:
+            owner = layout.placement.ranks[index]
+            if owner == self._peers.rank:
+                return self._parts[name].clone()
+            shape = device_shape(layout.shape, layout.sbp, layout.placement, index)
+            return fetch_part(self._peers, owner, f"state {calls} {writes} {name}", shape, layout.dtype, self._device)
+
+        parts = {index: one(index) for index in sources(layout.placement, layout.sbp, self._peers.rank)}
+        whole = assemble(parts, layout.shape, layout.placement, layout.sbp)
+        owned = self._owned[name]() if name in self._owned else None
+        return whole if owned is None else whole.to(owned.device)
+
+    def write(self, name: str, value: Tensor) -> None:
+        """See ``Owner``: every rank does the same; raises CallError where one does something else."""
+        self._untied({name})
+        if name in self._given:
+            self._follow_given()
+        layout = self.layouts[name]
+        self._settled()
+        self._together(f"a write of {name}")  # what another rank reads before must not be what is written here
+        value = value.detach().to(dtype_of(layout.dtype)).expand(layout.shape)
+        mine = self.part_of(layout, value)
+        if mine is not None:
+            self._parts[name].copy_(mine)
+        self.values.forget(name)
+        self.writes += 1
+        self._moved()
+
+    def serve(self, name: str) -> bytes:
+        """This rank's part, for a rank that reads the variable."""
+        return encode([self._parts[name]])[0]
+
+    def serve_offer(self, name: str) -> bytes:
+        """A value that was offered."""
+        return encode([real(self._offers[name]).detach()])[0]
+
+
+def _nothing() -> None:
+    """What is where a tensor was that nobody looks for."""
+
+
+def _nowhere(tensor: Tensor) -> None:
+    """Puts a tensor where nobody looks for one."""
+
+
+def _looked_at(tensor: Tensor) -> Tensor:
+    """A tensor of the host's as each call looks at it: the whole of a small one, elements all over a large one."""
+    tensor = tensor.detach()
+    step = tensor.numel() // LOOKED_AT
+    if step < 2 or not tensor.untyped_storage().resizable():  # of NumPy's, which writes where it likes
+        return tensor
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach // step,), (step,), tensor.storage_offset())
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; nothing is equal to NaN but NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    where, there = span(one), span(other)
+    return where is not None and there is not None and overlap(where, there)
+
+
+def _lies_in(tensor: Tensor, memory: torch.UntypedStorage) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() == memory.data_ptr()
+    except RuntimeError:  # it has none yet: a deferred one
+        return True
+
+
+def _referred(tensor: Tensor) -> dict[int, weakref.ref[Tensor]]:
+    return {id(tensor): weakref.ref(tensor)}
+
+
+def _item(tensors: Any, key: str) -> Any:
+    """A tensor of a module, by name; None for one that is gone.  Modules of torch.jit have no dictionary of them."""
+    return tensors.get(key) if isinstance(tensors, dict) else dict(tensors.items()).get(key)

@@ -1,0 +1,244 @@
+"""Stand-ins for what optimizers keep of parameters go in; what the script does to that between calls comes out.
+
+An optimizer's state may be loaded, replaced and cleared, as a whole or for one parameter: the plans' variables take it
+over with the next call.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow.deferred import Deferred
+from actorflow.standins.owned import Owned, Past, real
+from actorflow_compiler.capture.stepping import is_torchs
+from actorflow_compiler.core.errors import StateError
+
+__all__ = ["Slot", "States"]
+
+HOLDERS = 2  # of a stand-in that nobody else holds: what is known of it here, and who asks
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of an optimizer's state: ``optimizer.state[parameter][key]``."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: Tensor
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The same of an optimizer that plans step, for as long as the parameter is there."""
+
+    parameter: weakref.ref[Tensor]
+    key: str
+    owned: Owned
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """An optimizer's state as it is where nobody has changed it."""
+
+    state: Any
+    each: tuple[Any, ...]  # its values, in order
+    of: tuple[Any, ...]  # for each slot what holds it, its key, and what is there
+    keys: tuple[str, ...]
+    owned: tuple[Owned, ...]
+
+    def is_there(self, state: Any) -> bool:
+        try:
+            return (
+                state is self.state
+                and len(state) == len(self.each)
+                and all(map(operator.is_, state.values(), self.each))
+                and all(map(operator.is_, map(operator.getitem, self.of, self.keys), self.owned))
+            )
+        except KeyError:
+            return False
+
+
+class States:
+    """What plans have of the state of optimizers, on one rank.
+
+    ``read`` and ``write`` do so to the value of a variable, and ``renew`` makes another stand-in for it; ``created`` is
+    what an optimizer makes in its first step for a parameter, by key, and ``forget`` forgets what it has found of that,
+    as settings may have changed.
+    """
+
+    def __init__(
+        self, read: Callable[[str], Tensor], write: Callable[[str, Tensor], None], renew: Callable[[Owned], Owned],
+        created: Callable[[Slot], dict[str, Any]], forget: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._read, self._write, self._renew, self._created, self._forget = read, write, renew, created, forget
+        self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Held]] = weakref.WeakKeyDictionary()
+        self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
+        self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
+        self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
+        self._lent: dict[str, str] = {}  # variables with whose memory in PyTorch another one goes on: that one's name
+
+    def hold(self, name: str, slot: Slot, owned: Owned) -> None:
+        """Put a stand-in for a variable of this name into an optimizer's state."""
+        optimizer = slot.optimizer
+        if optimizer not in self._held:
+            self._held[optimizer] = {}
+            optimizer.register_state_dict_post_hook(_with_values)
+            optimizer.register_load_state_dict_post_hook(self._loaded)
+        self._held[optimizer][name] = _Held(weakref.ref(slot.parameter), slot.key, owned)
+        self._whole.pop(optimizer, None)
+        self._put(name, slot, owned)
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget variables, and those of parameters that are gone."""
+        self._lent = {key: into for key, into in self._lent.items() if key not in names and into not in names}
+        for optimizer, known in self._held.items():
+            gone = [name for name, one in known.items() if name in names or one.parameter() is None]
+            for name in gone:
+                del known[name]
+                self._cleared.discard(name)
+                self._partly.discard(name)
+            if gone:
+                self._whole.pop(optimizer, None)
+
+    def refresh(self) -> None:
+        """Before a call: take over what the script has changed."""
+        for optimizer in list(self._held):
+            if not self._is_as_before(optimizer):
+                self._take(optimizer, again=False)
+
+    def _is_as_before(self, optimizer: torch.optim.Optimizer) -> bool:
+        whole = self._whole.get(optimizer)
+        return whole is not None and whole.is_there(optimizer.state)
+
+    def check(self, used: Collection[str]) -> None:
+        """Raise StateError where a plan with these variables would not step as the optimizer does."""
+        for name in sorted(self._lent.keys() & used) if self._lent else ():
+            raise StateError(
+                f"{name} was put into an optimizer's state as {self._lent[name]}, and both are stepped: in PyTorch "
+                f"they share memory, and plans keep them apart; expected: a copy "
+                f"(copy.deepcopy(optimizer.state[p]), or load_state_dict)"
+            )
+        for name in self._partly.intersection(used):
+            raise StateError(
+                f"{name} was taken out of the optimizer's state, and not what it keeps of other parameters: with "
+                f"dampening, the first step of a parameter is another one; expected: clear all of it "
+                f"(optimizer.state.clear())"
+            )
+
+    def stepped(self, used: Collection[str]) -> None:
+        """A call of a plan with these variables was issued: what its optimizers had lost, they have made anew."""
+        if not self._cleared or self._cleared.isdisjoint(used):
+            return
+        self._forget()
+        for optimizer, known in self._held.items():
+            for name, one in known.items():
+                parameter = one.parameter()
+                if name in self._cleared and name in used and parameter is not None:
+                    self._put(name, Slot(optimizer, parameter, one.key), one.owned)
+
+    def _put(self, name: str, slot: Slot, owned: Owned) -> None:
+        values = self._own_values(name, slot, owned)
+        for key, value in self._created(slot).items():
+            if not isinstance(value, Tensor):
+                values.setdefault(key, value)
+        values[slot.key] = owned
+        self._cleared.discard(name)
+
+    def _own_values(self, name: str, slot: Slot, owned: Owned) -> dict[str, Any]:
+        """What an optimizer keeps of a parameter, in a dictionary that no other one has, or other parameter."""
+        values: dict[str, Any] = slot.optimizer.state.setdefault(slot.parameter, {})
+        there = values.get(slot.key)
+        if not isinstance(there, Owned) or there is owned:
+            return values
+        for optimizer, known in self._held.items():
+            one = known.get(there.name_in_plan)
+            if one is None or one.owned is not there:
+                continue
+            self._lent[there.name_in_plan] = name
+            if optimizer is not slot.optimizer and optimizer.state is slot.optimizer.state:
+                slot.optimizer.state = copy.copy(optimizer.state)
+            parameter = one.parameter()
+            if parameter is not None and optimizer.state.get(parameter) is values:
+                values = slot.optimizer.state[slot.parameter] = dict(values)
+        return values
+
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """After ``optimizer.load_state_dict``: move what was loaded into the plan."""
+        self._take(optimizer, again=True)
+
+    def _take(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
+        """Write what is there in place of stand-ins; of what is missing, once or ``again``, what it begins with."""
+        self._forget()
+        self._whole.pop(optimizer, None)
+        slots, missing = [], []
+        known = [(name, one, one.parameter()) for name, one in self._held[optimizer].items()]
+        for name, one, parameter in known:
+            if parameter is None:
+                continue
+            values = optimizer.state.get(parameter, {})
+            found = values.get(one.key)
+            if found is None:
+                missing.append((name, Slot(optimizer, parameter, one.key)))
+                continue
+            if found is not one.owned:
+                _check(name, one.owned, found)
+                given = real(found) if isinstance(found, Tensor) else torch.tensor(found)
+                self._lent = {key: into for key, into in self._lent.items() if name not in (key, into)}
+                values = self._own_values(name, Slot(optimizer, parameter, one.key), one.owned)
+                one = self._left(optimizer, name, one)
+                self._write(name, given)
+                values[one.key] = one.owned
+            slots.append((values, one.key, one.owned))
+        complete = not missing
+        stepped = set() if complete else {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [(name, slot) for name, slot in missing if id(slot.parameter) in stepped]  # others may come back
+        self._partly -= {name for name, _, _ in known}
+        if slots and any(g.get("dampening") and g.get("momentum") for g in optimizer.param_groups):
+            self._partly.update(name for name, _ in missing)
+        for name, slot in missing:
+            if (again or name not in self._cleared) and is_torchs(optimizer):
+                value = self._created(slot).get(slot.key)
+                first = value.flatten()[0] if isinstance(value, Tensor) and value.numel() else torch.zeros(())
+                self._left(optimizer, name, self._held[optimizer][name])
+                self._write(name, first)
+            self._cleared.add(name)
+        if complete:
+            state = optimizer.state
+            of, keys, owned = zip(*slots, strict=True) if slots else ((), (), ())
+            self._whole[optimizer] = _Whole(state, tuple(state.values()), of, keys, owned)
+
+    def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _Held) -> _Held:
+        """Where the script holds the stand-in that it took out of the state: let that keep its value, for another."""
+        if sys.getrefcount(one.owned) <= HOLDERS:
+            return one
+        past = Past(self._read(name))
+        other = _Held(one.parameter, one.key, self._renew(one.owned))
+        one.owned.leave(past)
+        self._held[optimizer][name] = other
+        return other
+
+
+def _check(name: str, owned: Owned, found: Any) -> None:
+    """Raise StateError for what cannot take the place of a variable of an optimizer; a count may be a number."""
+    fits = (found.shape, found.dtype) == (owned.shape, owned.dtype) if isinstance(found, Tensor) else not owned.ndim
+    if not fits and not (isinstance(found, Tensor) and found.shape == owned.shape and not owned.ndim):
+        said = f"{found.dtype}{list(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise StateError(
+            f"{name} was replaced by {said}; a tensor {owned.dtype}{list(owned.shape)} was expected: what an optimizer "
+            f"holds after its first step keeps its shape; make a new optimizer"
+        )
+
+
+def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dictionary with values in place of stand-ins."""
+    return {**state_dict, "state": pytree.tree_map_only((Owned, Deferred), real, state_dict["state"])}

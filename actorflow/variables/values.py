@@ -1,0 +1,71 @@
+"""What plans depend on of small variables' values, and what their calls make of them, goes in; the values come out.
+
+A variable whose value a step has asked for is followed on the host from call to call: no call is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+from torch import Tensor
+
+from actorflow.standins.owned import real
+from actorflow_compiler.values.decided import Decisions
+from actorflow_compiler.values.variables import Held, State
+
+__all__ = ["Values"]
+
+
+class Holder(Protocol):
+    """Who holds the values of variables."""
+
+    @property
+    def layouts(self) -> Container[str]:
+        """The names of all variables."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole value, once all calls that were issued are done."""
+
+
+class Values:
+    """The values that are known, on one rank."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._known: dict[str, Tensor] = {}
+
+    def of(self, held: Held) -> Tensor:
+        """What a tensor of the script has when all calls that were issued are done."""
+        name = held.name
+        if name not in self._holder.layouts:  # no plan has it: it is the script's
+            return real(held.tensor)
+        if name not in self._known:
+            self._known[name] = self._holder.read(name).cpu()
+        return self._known[name]
+
+    def changed(self, decisions: Decisions, state: State) -> str:
+        """What a plan depends on that is something else now, for people; nothing where it holds."""
+        for asked in decisions.asked:
+            now = asked.now([self.of(state.held[name]) for name in asked.program.inputs])
+            if type(now) is not type(asked.found) or repr(now) != repr(asked.found):
+                return f"what {asked.where} asks for changed from {asked.found!r} to {now!r}"
+        return ""
+
+    def moved_by(self, decisions: Decisions) -> tuple[str, ...]:
+        """What a call makes of values that are known: it cannot be taken back."""
+        return tuple(name for name in self._known if name in decisions.moves or name in decisions.loses)
+
+    def called(self, decisions: Decisions) -> None:
+        """A call of a plan was issued."""
+        before = dict(self._known)
+        for name in self.moved_by(decisions):
+            program = decisions.moves.get(name)
+            if program is not None and all(x in before for x in program.inputs):
+                self._known[name] = program.run([before[x] for x in program.inputs])
+            else:
+                self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Something else has changed a variable."""
+        self._known.pop(name, None)

@@ -1,0 +1,1 @@
+"""How one layout becomes another."""

@@ -1,0 +1,336 @@
+"""Boxing: what has to move, and what it costs, when a value goes from one (placement, SBP) to another.
+
+Bytes moved in all, T = size of the logical tensor, p producers, c consumers:
+
+===========  =========================  ====================
+from → to    same devices               other devices
+===========  =========================  ====================
+S(i) → S(i)  0                          T
+S(i) → S(j)  (p-1)/p·T all_to_all       T
+S → B        (p-1)·T all_gather         c·T
+S → P        0                          T
+B → S        0                          T
+B → B        0                          c·T
+B → P        0                          T
+P → S        (p-1)·T reduce_scatter     p·T
+P → B        2(p-1)·T all_reduce        (p+c-1)·T
+P → P        0                          p·T
+===========  =========================  ====================
+
+``bytes_bound`` says what the table means on meshes and for uneven parts; a route never moves more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, NdSbp, P, PartialSum, Sbp, Split, local_size, numel
+from actorflow_compiler.plan.plan import Box
+from actorflow_compiler.plan.region import Region, boxes, coordinates, count, intersect, length, region, subtract
+
+Shape = tuple[int, ...]
+
+
+def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consumers: int, same: bool) -> float:
+    """Bytes that all devices send together, by the table above, along one mesh axis."""
+    if same:
+        p = producers
+        if source in (target, B) or p == 1 or target == P:
+            return 0.0
+        if isinstance(source, PartialSum):
+            return (2 if target == B else 1) * (p - 1) * nbytes
+        return (p - 1) * nbytes * (1.0 if target == B else 1.0 / p)
+    if isinstance(source, PartialSum):
+        return nbytes * (producers + consumers - 1 if target == B else producers)
+    return nbytes * (consumers if target == B else 1)
+
+
+def bytes_bound(
+    shape: Sequence[int], itemsize: int, source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+) -> float:
+    """Bytes that a boxing may move by the table, on meshes of any number of axes; ``itemsize`` in bytes.
+
+    On one placement the axes are changed one after the other.  A change of one axis costs a row of
+    the table for each group of devices along it, T being what the group holds after the splits of
+    the other axes.  An axis goes from its source entry to its target entry, straight or by way of B,
+    and only while no later axis splits the same dim (that axis would then mean other elements).  The
+    cheapest such sequence counts.  Where parts are uneven a row S → S costs what the devices lack, if
+    that is more than the mean (p-1)/p·T.
+
+    Across placements p is the number of terms (the product of the axes that are P) and c the number
+    of copies (the product of the target's axes that are B): (p-1)·T to sum, then c·T to hand out,
+    which is every row of the table.
+    """
+    whole = tuple(shape)
+    if source != target:
+        terms = math.prod(n for n, s in zip(source.hierarchy, source_sbp, strict=True) if s == P)
+        copies = math.prod(n for n, s in zip(target.hierarchy, target_sbp, strict=True) if s == B)
+        return float((terms - 1 + copies) * numel(whole) * itemsize)
+    choices = [tuple(dict.fromkeys((a, b, B))) for a, b in zip(source_sbp, target_sbp, strict=True)]
+    cost = {source_sbp: 0.0}
+    done: set[NdSbp] = set()
+    while target_sbp not in done:
+        here = min((s for s in cost if s not in done), key=lambda s: cost[s])
+        done.add(here)
+        for axis, entries in enumerate(choices):
+            for entry in entries:
+                there = (*here[:axis], entry, *here[axis + 1 :])
+                split = {s.dim for s in (here[axis], entry) if isinstance(s, Split)}
+                if entry == here[axis] or any(isinstance(s, Split) and s.dim in split for s in here[axis + 1 :]):
+                    continue
+                try:
+                    step = cost[here] + itemsize * _row(whole, source, here, axis, entry)
+                except LayoutError:  # blocks or units that do not fit what other axes leave
+                    continue
+                cost[there] = min(cost.get(there, step), step)
+    return cost[target_sbp]
+
+
+def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> float:
+    """Elements by the table when one axis changes, in all groups along it."""
+    others = (*here[:axis], B, *here[axis + 1 :])
+    parts = place.hierarchy[axis]
+    total = 0.0
+    for index in range(place.size):
+        at = coordinates(place, index)[axis]
+        if at:
+            continue
+        group = region(shape, others, place, index)
+        have, moved = here[axis], bytes_moved(here[axis], entry, count(group), parts, parts, True)
+        if isinstance(have, Split) and isinstance(entry, Split):
+            moved = max(moved, _lacked(tuple(map(length, group)), parts, have, entry))
+        total += moved
+    return total
+
+
+def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
+    """Elements that the devices along one axis lack together when they cut a tensor otherwise."""
+    line = Placement("cpu", tuple(range(parts)), (parts,))
+    total = 0
+    for index in range(parts):
+        wanted = region(shape, (want,), line, index)
+        both = intersect(wanted, region(shape, (have,), line, index))
+        total += count(wanted) - (count(both) if both else 0)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A rectangular part of a value: where it lies in a source's tensor and in a target's."""
+
+    source: Box
+    target: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One primitive of a boxing.
+
+    Kinds: "local" (nothing crosses devices), "send" (from rank to rank), and the collectives, each
+    of which runs within ``groups``: ascending ranks, which hold every rank of the source once.
+    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``; an all_reduce has none.
+    """
+
+    kind: str
+    source: Placement
+    target: Placement
+    target_sbp: NdSbp
+    groups: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[tuple[tuple[Part, ...], ...], ...] = ()
+    add: bool = False  # what a target takes is added up, not put together
+    elements: int = 0  # that all ranks together send; an all_reduce of n over p ranks counts 2(p-1)·n
+
+
+def bytes_of(hops: Iterable[Hop], itemsize: int) -> int:
+    """Bytes that all ranks together send in a route; ``itemsize`` in bytes."""
+    return itemsize * sum(hop.elements for hop in hops)
+
+
+def route(
+    shape: Sequence[int], source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
+) -> tuple[Hop, ...]:
+    """The primitives that take a value from one layout to another, in order.
+
+    Of the routes that are tried the one with the fewest bytes, then the fewest communications.
+    Raises LayoutError for a split that does not fit the shape.
+    """
+    return _route(tuple(shape), source, source_sbp, target, target_sbp)
+
+
+@lru_cache(maxsize=1 << 12)
+def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    for layout, place in ((a, source), (b, target)):
+        for device in range(place.size):
+            region(shape, layout, place, device)
+    if source == target and a == b:
+        return ()
+    summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and (source != target or b[k] != P)]
+    if not summed:
+        return (_move(shape, source, a, target, b),)
+    if source == target:
+        found = list(_within(shape, source, a, b, summed))
+    else:
+        free = tuple(B if k in summed else entry for k, entry in enumerate(a))
+        reduced = _step(shape, source, a, free)
+        found = [(reduced, _move(shape, source, free, target, b)), _apart(shape, source, a, target, b)]
+    return min(found, key=lambda hops: (sum(h.elements for h in hops), sum(h.kind != "local" for h in hops), len(hops)))
+
+
+def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
+    """Routes on one placement: slice what is whole, scatter sums, reduce the others, then let the rest change."""
+    sliced = tuple(y if x == B and isinstance(y, Split) else x for x, y in zip(a, b, strict=True))
+    scattered = [k for k in summed if isinstance(b[k], Split)]
+    paths: list[tuple[NdSbp, ...]] = [(a, tuple(B if k in summed else entry for k, entry in enumerate(a)), b)]
+    for first in dict.fromkeys((a, sliced)):
+        second = tuple(b[k] if k in scattered else entry for k, entry in enumerate(first))
+        third = tuple(B if k in summed and k not in scattered else entry for k, entry in enumerate(second))
+        paths.append((a, first, second, third, b))
+    if len(scattered) == len(summed):
+        paths.append((a, b))
+    for path in dict.fromkeys(tuple(dict.fromkeys(p)) for p in paths):
+        try:
+            yield tuple(_step(shape, place, x, y) for x, y in itertools.pairwise(path))
+        except LayoutError:  # a split that fits in the end may not fit half-way
+            continue
+
+
+def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
+    """One hop on one placement: sums that become whole are one all_reduce, anything else is an exchange."""
+    axes = [k for k, n in enumerate(place.hierarchy) if n > 1 and here[k] != there[k]]
+    if not axes or any(here[k] != P or there[k] != B for k in axes):
+        return _move(shape, place, here, place, there)
+    groups = _groups(place, axes)
+    size = sum(2 * (len(g) - 1) * count(region(shape, here, place, place.index(g[0]))) for g in groups)
+    return Hop("all_reduce", place, place, there, groups, elements=size)
+
+
+def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
+    """A route to another placement: each device sums a part of what it has a term of, then hands it out."""
+    if shape:
+        middle, sbp = _spread(shape, source, a)
+    else:  # a number cannot be cut: one device sums it, one that wants it if there is one
+        rank = next((r for r in target.ranks if r in source), source.ranks[0])
+        middle, sbp = Placement(source.type, (rank,), (1,)), (B,)
+    first = _move(shape, source, a, middle, sbp)
+    return (first,) if (middle, sbp) == (target, b) else (first, _move(shape, middle, sbp, target, b))
+
+
+def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSbp]:
+    """The layout that also cuts copies and terms: their axes come last, so that each device cuts what it holds.
+
+    ``[P,S(0)]`` on ``cpu:[0,1,2,3](2,2)`` gives ``[S(0),S(0)]`` on ``cpu:[0,2,1,3](2,2)``.
+    """
+    order = sorted(range(len(sbp)), key=lambda k: not isinstance(sbp[k], Split))
+    local = [length(runs) for runs in region(shape, sbp, place, 0)]
+    out: list[Sbp] = []
+    for k in order:
+        entry, n = sbp[k], place.hierarchy[k]
+        if not isinstance(entry, Split):
+            dim = next((d for d, m in enumerate(local) if m >= n), local.index(max(local)))
+            entry = Split(dim)
+            local[dim] = local_size(local[dim], entry, n, 0)
+        out.append(entry)
+    ranks = np.array(place.ranks).reshape(place.hierarchy).transpose(order)
+    return Placement(place.type, tuple(ranks.reshape(-1).tolist()), ranks.shape), tuple(out)
+
+
+def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks that differ only on these mesh axes, group by group."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for index, rank in enumerate(place.ranks):
+        at = coordinates(place, index)
+        found.setdefault(tuple(c for k, c in enumerate(at) if k not in axes), []).append(rank)
+    return tuple(tuple(sorted(g)) for g in found.values())
+
+
+def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
+    """Give each target device exactly the elements that it lacks, summed over the terms that do not stay terms."""
+    same = source == target
+    stay = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if same and x == y == P]  # each term for itself
+    summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and k not in stay]
+    have = [region(shape, a, source, s) for s in range(source.size)]
+    where = [coordinates(source, s) for s in range(source.size)]
+    terms = dict.fromkeys(tuple(c[k] for k in summed) for c in where)
+    rows: list[tuple[tuple[Part, ...], ...]] = [((),) * source.size] * target.size
+    crossing: dict[tuple[int, int], int] = {}  # (from, to) → elements
+    for t, wanted in _wanted(shape, source, have, target, b, stay).items():
+        row: list[list[Part]] = [[] for _ in have]
+        near = _nearest(source, a, where, target, t, stay)
+        for term, piece in itertools.product(terms, wanted):
+            left = [piece]
+            for s in near:
+                if left and tuple(where[s][k] for k in summed) == term:
+                    left, taken = _take(left, have[s])
+                    for part in taken:
+                        row[s] += [Part(*pair) for pair in boxes(part, (have[s], region(shape, b, target, t)))]
+                        if source.ranks[s] != target.ranks[t]:
+                            crossing[(s, t)] = crossing.get((s, t), 0) + count(part)
+            assert not left, f"no device has {left}"
+        rows[t] = tuple(map(tuple, row))
+    gathers = not summed and all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
+    kind = "local"
+    groups: tuple[tuple[int, ...], ...] = ()
+    if crossing and set(source.ranks) != set(target.ranks):
+        kind = "send"
+    elif crossing:
+        kind = "reduce_scatter" if summed else "all_gather" if gathers else "all_to_all"
+        pairs = [(where[s], where[source.index(target.ranks[t])]) for s, t in crossing]
+        groups = _groups(source, {k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})
+    return Hop(kind, source, target, b, groups, tuple(rows), bool(summed), sum(crossing.values()))
+
+
+def _wanted(
+    shape: Shape, source: Placement, have: Sequence[Region], target: Placement, b: NdSbp, stay: Sequence[int]
+) -> dict[int, list[Region]]:
+    """Target device → what it takes.  Of devices that will hold terms one takes each element, best one that has it."""
+    columns: dict[tuple[int, ...], list[int]] = {}
+    for t in range(target.size):
+        at = coordinates(target, t)
+        columns.setdefault(tuple(c for k, c in enumerate(at) if b[k] != P or k in stay), []).append(t)
+    found: dict[int, list[Region]] = {}
+    for column in columns.values():
+        whole = region(shape, b, target, column[0])
+        left = [whole] if count(whole) else []
+        for t in column if len(column) > 1 else ():
+            if target.ranks[t] in source:
+                left, found[t] = _take(left, have[source.index(target.ranks[t])])
+        found[column[0]] = [*found.get(column[0], ()), *left]
+    return found
+
+
+def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Region]]:
+    """What a device does not have of some elements, and what it has."""
+    rest: list[Region] = []
+    taken: list[Region] = []
+    for piece in left:
+        both = intersect(piece, have)
+        rest += subtract(piece, both) if both is not None else [piece]
+        taken += [both] if both is not None else []
+    return rest, taken
+
+
+def _nearest(
+    source: Placement, a: NdSbp, where: Sequence[tuple[int, ...]], target: Placement, t: int, stay: Sequence[int]
+) -> list[int]:
+    """The devices that a target may take from, itself first, then those that differ from it on few mesh axes.
+
+    Where nothing else decides, targets prefer different copies, so that all devices share the work.
+    """
+    rank = target.ranks[t]
+    me = where[source.index(rank)] if rank in source else None
+    whole = [k for k, entry in enumerate(a) if entry == B]
+    copies = {at: i for i, at in enumerate(dict.fromkeys(tuple(c[k] for k in whole) for c in where))}
+
+    def distance(s: int) -> tuple[int, int, int]:
+        far = sum(x != y for x, y in zip(where[s], me, strict=True)) if me else 0
+        return far, (copies[tuple(where[s][k] for k in whole)] - t) % len(copies), s
+
+    return sorted((s for s in range(source.size) if not me or all(where[s][k] == me[k] for k in stay)), key=distance)

@@ -1,0 +1,1 @@
+"""A step of the script goes in; its logical graph comes out."""

@@ -1,0 +1,562 @@
+"""A user's unmodified training or prediction step goes in; the logical graph of the whole step comes out.
+
+The step is traced twice without allocating memory: once as the user wrote it, with autograd and the
+optimizer running, and once more to turn every in-place change into a new value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import Tensor, nn
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from actorflow_compiler import nested
+from actorflow_compiler.capture.assigned import DataAssigned
+from actorflow_compiler.capture.from_fx import Capture, Names, to_graph
+from actorflow_compiler.capture.mirrored import average_gradients, average_updates
+from actorflow_compiler.capture.stepping import STEPPING, Slot, is_fused, marked, stepping
+from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
+from actorflow_compiler.core.expressions import Operand
+from actorflow_compiler.core.lines import with_code
+from actorflow_compiler.core.replaced import Genuine
+from actorflow_compiler.core.torch_internals import (
+    DATA_DEPENDENT,
+    DEPENDENT_SIZE,
+    NOT_WITHOUT_VALUES,
+    fake_mode,
+    hooks_of,
+    looks_compiling,
+    node_of,
+    plain_layers,
+    real_tensors,
+    scaling_in_the_graph,
+    values_not_seen,
+    without_meta,
+)
+from actorflow_compiler.custom_ops.optimizers import expand_fused, source_of
+from actorflow_compiler.hints import tags
+from actorflow_compiler.hints.constrain import apply_to_first
+from actorflow_compiler.hints.hints import Hints, Pattern
+from actorflow_compiler.hints.zero import mark_gradients
+from actorflow_compiler.masked import Selecting, check_results, selected
+from actorflow_compiler.numbers.indexing import Indexing
+from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.numbers.ops import RATES, open_numbers
+from actorflow_compiler.substitutes import bins, least_squares, scaling, strided
+from actorflow_compiler.substitutes.adaptive import Clusters
+from actorflow_compiler.substitutes.alignments import aligning
+from actorflow_compiler.substitutes.averaged_norms import averaging
+from actorflow_compiler.substitutes.decompositions import TABLE
+from actorflow_compiler.substitutes.encoders import encoding
+from actorflow_compiler.substitutes.observers import observing
+from actorflow_compiler.substitutes.packed import packing
+from actorflow_compiler.substitutes.random_streams import Streams
+from actorflow_compiler.substitutes.random_table import decompositions
+from actorflow_compiler.substitutes.scripted import Scripts, said_by
+from actorflow_compiler.substitutes.spectral import overlapping
+from actorflow_compiler.values.branches import unrolled
+from actorflow_compiler.values.checks import Again, Check, Checks, Raised
+from actorflow_compiler.values.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
+from actorflow_compiler.values.either import rewritten
+from actorflow_compiler.values.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
+from actorflow_compiler.values.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
+from actorflow_compiler.values.remedies import NESTED, cannot_be_traced, remedy
+from actorflow_compiler.values.variables import State, attributes_given, group_names, stand_ins
+
+CPU = torch.device("cpu")
+TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
+    "_backward_hooks": Tensor.register_hook,
+    "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
+}
+ENDS = (  # what follows in messages of torch is for those who work on torch
+    "\n\nWhile executing", "\nC++ CapturedTraceback", "\nException raised from",
+    "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
+    "\nresulted in the unexpected exception above",
+)  # fmt: skip
+NOT_THERE = "its data is not allocated yet"  # what torch says where C code asks a tensor without values for them
+NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
+RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
+CALLS = 3  # after which a number that is new in each of them is taken to go on so
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument of the step."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch: bool  # its dim 0 is the batch
+
+
+def capture(
+    step: Callable[[list[Tensor]], list[Tensor]],
+    arguments: Sequence[Argument],
+    state: State,
+    *,
+    train: bool,
+    hints: Hints = Hints(),  # noqa: B008 (a frozen value)
+    fresh: bool = False,
+    standing: Standing = NONE,
+    sure: Mapping[str, bool] = MappingProxyType({}),
+    made: Mapping[Slot, Tensor] = MappingProxyType({}),
+    mirrored: int = 0,
+    device: torch.device = CPU,
+    numbers: Numbers | None = None,
+    value: Callable[[str], Tensor] | None = None,
+    checks: Checks | None = None,
+) -> Capture:
+    """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
+
+    Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
+    ``fresh`` says that the optimizers have not stepped yet; ``standing``, how gradients stand as the step begins
+    (``sure``: see ``gradients.Watch``; ``made``: see ``stepping``).  ``mirrored`` is the number of devices of a step
+    that each of them runs on values of its own; 0: values are logical.  ``value`` gives the value of a variable that
+    the step asks for, if values can be had; ``numbers`` takes what it does with numbers that calls may change, None:
+    they are constants.  ``checks`` finds out which branches only raise on one side, None: all are refused.
+    ``device`` is where all tensors are taken to be, which decides what autocast does and which
+    kernels torch picks.  Raises CaptureError with the user's line for
+    control flow that depends on data, for state that was not found and for anything that the step itself raises.
+    """
+    while True:
+        with contextlib.suppress(Again):
+            return _traced(
+                step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, sure=sure, made=made,
+                mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
+            )  # fmt: skip
+
+
+def _traced(
+    step: Callable[[list[Tensor]], list[Tensor]],
+    arguments: Sequence[Argument],
+    state: State,
+    *,
+    train: bool,
+    hints: Hints,
+    fresh: bool,
+    standing: Standing,
+    sure: Mapping[str, bool],
+    made: Mapping[Slot, Tensor],
+    mirrored: int,
+    device: torch.device,
+    numbers: Numbers | None,
+    value: Callable[[str], Tensor] | None,
+    checks: Checks | None,
+) -> Capture:
+    """See ``capture``; raises Again where ``checks`` has learnt something, and the step is to be traced again."""
+    mode = fake_mode()
+    with_graph = train and torch.is_grad_enabled()  # as where the job is called
+    names = {id(m): name for root in state.modules.values() for name, m in root.named_modules()}
+    groups = group_names(state)
+
+    stand_in = partial(_stand_in, mode, device)
+    if numbers is not None:
+        numbers.begin()
+    with (
+        contextlib.nullcontext() if numbers is None else open_numbers(),
+        stand_ins(state, stand_in) as fakes,
+        stepping(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
+    ):
+        with mode:
+            inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
+        preserve = fx_traceback.preserve_node_meta()
+        deciding = _Deciding(state, [*fakes], value)
+
+        def found(raises: Tensor, where: str, raised: Raised) -> None:
+            assert checks is not None
+            there = {**fakes, **stepped.tensors, **watch.variables_now()}
+            raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
+            left, lost = checks.changed()
+            if raised.left is not None:
+                left, raised = raised.left, replace(raised, left=None)
+            lost = lost or stepped.so_far()
+            check = Check(where, raised, left, lost, watch.has_stepped, watch.standing_now())
+            checks.found.append((raises, check))
+
+        def standing_now() -> tuple[Any, frozenset[str]]:
+            there = {**fakes, **stepped.tensors, **watch.variables_now()}
+            trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
+            writes = 0 if trace is None else Small(trace[0].graph, trace[1], (), ()).writes
+            return ({name: id(t) for name, t in there.items()}, writes), watch.standing_now().loses
+
+        reads = Reads(deciding.decide, late=numbers is not None, checks=checks, found=found)
+        with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
+            watch = Watch(state, fakes, standing, sure)
+            kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
+            held = {**fakes, **stepped.tensors, **kept}
+            outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
+            recording = tags.recording(hints.places, names, outputs, hints.around)
+            averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
+            with recording as recorder, mark_gradients(fakes, hints.zero), averaged:
+                selecting = selected(reads.refusal)
+
+                @contextlib.contextmanager
+                def backward() -> Iterator[None]:
+                    with watch.backward(), Selecting(), Genuine():
+                        yield
+
+                recorder.during_backward = backward
+
+                if checks is not None:
+                    checks.standing = standing_now
+
+                def traced(_: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+                    with torch.set_grad_enabled(with_graph), recorder.following_lines():
+                        with contextlib.nullcontext() if checks is None else checks.tracing(), Genuine():
+                            results = step(tensors)
+                            clusters.check()
+                        check_results(results)
+                        nested.check_results(results)
+                        assigned.returned(results)
+                        results = [r.detach() for r in results]
+                        reads.check()
+                        indexing.check()
+                        for optimizer in state.optimizers.values():
+                            stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
+                        stepped.settle(assigned.of)
+                        watch.settle()
+                        if checks is not None and checks.found:
+                            results.append(torch.stack([raises for raises, _ in checks.found]))
+                        return results
+
+                streams, indexing, clusters = Streams(), Indexing(), Clusters(state)
+                assigned = DataAssigned(held.values(), watch.asked)
+                unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
+                scripts = Scripts([h.tensor for h in state.held.values()])
+                ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()
+                layers = overlapping(), scripts.following(), clusters.following(), observing()
+                norms = contextlib.nullcontext() if numbers is None else averaging()
+                with contextlib.ExitStack() as stack, watch.watching(), marked(state, stepped):
+                    for context in (*unseen, *ragged, *layers, norms, without_meta()):
+                        stack.enter_context(context)
+                    own = {**least_squares.TABLE, **bins.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
+                    table = {**decompositions(streams), **own}
+                    raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
+                        [*held.values(), *watch.inputs.values()], inputs
+                    )
+            if train:
+                _refuse_uncalled(hints.patterns, recorder.called)
+            known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
+            gradients, unknown = watch.end(raw, known)
+            decisions = deciding.end(raw)
+            again = bool(stepped.unknown) or indexing.again or not unknown.keys() <= sure.keys()
+            raw.graph.set_codegen(torch.fx.graph.CodeGen())
+            raw.recompile()
+            values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
+            runner = _Expanding(raw, known, groups, numbers)
+            functional = (
+                None
+                if again
+                else make_fx(
+                    functionalize(lambda *v: runner.run(*v), remove="mutations"),
+                    decomposition_table=TABLE,
+                    tracing_mode="real",
+                    _allow_non_fake_inputs=True,
+                )(*values)
+            )
+    if functional is None:
+        return capture(
+            step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
+            sure={**unknown, **sure}, made={**made, **stepped.unknown}, mirrored=mirrored, device=device,
+            numbers=numbers, value=value, checks=checks,
+        )  # fmt: skip
+    kinds = {h.name: h.kind for h in state.held.values()}
+    kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}
+    info = Names(
+        (*((name, kinds[name]) for name in held), *((name, LOST) for name in watch.inputs)),
+        tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
+    )
+    parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
+    captured = to_graph(functional, info, parameter, fresh)
+    raising = () if checks is None else tuple(check for _, check in checks.found)
+    captured = replace(captured, gradients=gradients, decisions=decisions, checks=raising)
+    refuse_lost(captured.graph)
+    return replace(captured, graph=average_updates(captured.graph, mirrored)) if mirrored else captured
+
+
+@contextlib.contextmanager
+def without_memory(
+    state: State, shapes: Sequence[Tensor], *, train: bool
+) -> Iterator[tuple[contextlib.AbstractContextManager[Any], list[Tensor]]]:
+    """In which a step can be run to see what it does, once and untraced; the state is what it was afterwards.
+
+    Gives the mode in which tensors have no memory, which is entered, and tensors like ``shapes`` in it.  What the
+    step raises comes out as ``capture`` puts it.
+    """
+    mode = fake_mode()
+    stand_in = partial(_stand_in, mode, CPU)
+    with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train):
+        with mode:
+            tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
+        gradients = torch.set_grad_enabled(train and torch.is_grad_enabled())
+        reads = Reads()
+        selecting = selected(reads.refusal)
+        plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
+        with contextlib.ExitStack() as stack:
+            scripts = Scripts([h.tensor for h in state.held.values()])
+            for context in (*plainly, _scaled(state), nested.nesting(), encoding(), scripts.following(), Genuine()):
+                stack.enter_context(context)
+            yield mode, tensors
+
+
+def _moved_to(device: torch.device, state: State) -> contextlib.AbstractContextManager[Any]:
+    """In which tensors that a step makes lie with the others, where a placement moves a script from where it lies."""
+    moved = any(h.tensor.device.type not in (device.type, "meta") for h in state.held.values())
+    return device if moved else contextlib.nullcontext()
+
+
+def _stand_in(mode: contextlib.AbstractContextManager[Any], device: torch.device, real: Tensor) -> Tensor:
+    """A tensor without memory for one of the state."""
+    with mode:
+        fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+        fake = (
+            nn.Parameter(fake, real.requires_grad)
+            if isinstance(real, nn.Parameter)
+            else fake.requires_grad_(real.requires_grad)
+        )
+    vars(fake).update(attributes_given(real))
+    if fake.requires_grad:
+        for kind, hooks in hooks_of(real).items():
+            for hook in hooks:
+                TENSOR_HOOKS[kind](fake, hook)
+    return fake
+
+
+def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
+    """Raise LayoutError for a pattern that would place nothing."""
+    for pattern in patterns:
+        if not pattern.modules & called:
+            raise LayoutError(
+                f"{pattern.origin}: the step calls none of these modules, so that this stage would have no op; "
+                f"modules that the step calls (module(x), not module.weight) were expected: place those, or leave the "
+                f"pattern out"
+            )
+
+
+class _Expanding(torch.fx.Interpreter):
+    """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
+
+    def __init__(
+        self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
+        numbers: Numbers | None,
+    ) -> None:  # fmt: skip
+        super().__init__(module)
+        self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
+        self._numbers = numbers
+        self._changed: dict[tuple[str, str], str] = {}  # groups, with rates that the step has given them → their names
+        self._node: torch.fx.Node | None = None
+        self.extra_traceback = False  # errors are told without torch's graph
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        if _has_failed(n):
+            return None
+        try:
+            return super().run_node(n)
+        except ActorflowError:
+            raise
+        except Exception as error:  # the trace went on without what the op makes
+            line = (n.meta.get("custom") or {}).get("line", "")
+            if isinstance(error, AssertionError):
+                raise CaptureError(f"{with_code(line) if line else 'in the step'}\n  {cannot_be_traced(n)}") from None
+            _refuse(with_code(line) if line else "in the step", error)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(target, torch._ops.OpOverload):
+            return super().call_function(target, args, kwargs)
+        name = target._schema.name
+        if name.startswith("aten::_fused_"):
+            assert self._node is not None
+            params = self._node.args[0]
+            assert isinstance(params, list | tuple)
+            custom = self._node.meta.get("custom", {})
+            optimizer, rates = custom.get(STEPPING, ""), custom.get(RATES)
+            names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
+            owners = [self._rated(self._groups[optimizer, name], rates) for name in names]
+            if expand_fused(target, args, kwargs, owners):
+                return None
+        if name.startswith("aten::_foreach_"):
+            return self._each(name.removeprefix("aten::_foreach_"), args, kwargs)
+        if name == "aten::native_batch_norm" and args[5] and args[3] is not None:
+            x, weight, bias, mean, var, *rest = args
+            *out, new_mean, new_var = torch.ops.aten._native_batch_norm_legit_functional(
+                x, weight, bias, mean, var, *rest
+            )
+            mean.copy_(new_mean)
+            var.copy_(new_var)
+            return tuple(out)
+        if name.startswith("profiler::"):
+            return None
+        return super().call_function(target, args, kwargs)
+
+    def _rated(self, group: str, rates: Mapping[str, Operand] | None) -> str:
+        """The name of a group whose rates are ``rates``: another one where the step has changed them."""
+        if rates is None or all(expression == source_of(group, key) for key, expression in rates.items()):
+            return group
+        assert self._numbers is not None
+        known = self._changed.setdefault((group, repr(rates)), f"{group}, {len(self._changed)}")
+        self._numbers.read.update({f"{known}.{key}": expression for key, expression in rates.items()})
+        return known
+
+    @staticmethod
+    def _each(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One op for each tensor instead of one op over lists."""
+        count = len(args[0])
+
+        def part(value: Any, i: int) -> Any:
+            return value[i] if isinstance(value, list | tuple) and len(value) == count else value
+
+        calls = {"norm": torch.linalg.vector_norm}
+        run = calls.get(name) or getattr(Tensor, name)
+        return [run(*(part(a, i) for a in args), **{k: part(v, i) for k, v in kwargs.items()}) for i in range(count)]
+
+
+def _has_failed(n: torch.fx.Node) -> bool:
+    """Whether an op was refused by torch in the trace, and the step went on without it."""
+    op = n.target
+    plain = isinstance(op, torch._ops.OpOverload) and not op._schema.is_mutable and bool(op._schema.returns)
+    return plain and not n.users and "val" not in n.meta
+
+
+def _changed_last(node: Any) -> Any:
+    """What was changed in place to become what a node of a trace gives; the node itself, if nothing was."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        if len(returns) != 1 or returns[0].alias_info is None or not returns[0].alias_info.is_write:
+            break
+        node = node.args[0]
+    return node
+
+
+
+
+class _Deciding:
+    """Answers what a traced step asks of small variables that are no parameters.
+
+    ``names`` are the trace's first inputs; ``value`` gives what a variable has as the step begins.
+    """
+
+    def __init__(self, state: State, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
+        scalers = {*state.beside, *state.beside.values()}
+        self._known = {h.name for h in state.held.values() if h.kind != "parameter"} - scalers
+        self._names, self._value = names, value
+        self._asked: list[Asked] = []
+        self._remedies: dict[str, str] = {}  # by place
+
+    def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
+        """What is known where Python calls ``method`` of a tensor; None where nothing is."""
+        found = node_of(tensor) if self._value is not None and method in NUMBERS else None
+        if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
+            return None
+        node, root = found
+        program = Small(node.graph, root, self._names, self._known).program(node)
+        if program is None:
+            return None
+        with real_tensors():
+            result = NUMBERS[method](program.run([self._value(name) for name in program.inputs]))
+        if not program.inputs:  # it is the same in each call
+            return result
+        where, remedy = place()
+        self._remedies[where] = remedy
+        self._asked.append(Asked(where, method, program, result))
+        return result
+
+    def end(self, trace: torch.fx.GraphModule) -> Decisions:
+        """The trace is there.  Raises CaptureError for a variable whose value the step itself makes of other things."""
+        moves, loses = Small(trace.graph, trace, self._names, self._known).moved()
+        for one in self._asked:
+            if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
+                raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}{self._remedies[one.where]}")
+        return Decisions(tuple(self._asked), moves, loses)
+
+
+    def _goes_on(self, asked: Asked, moves: Mapping[str, Program]) -> bool:
+        """Whether a number is another one in each call, so that each would need a plan of its own."""
+        if isinstance(asked.found, bool) or self._value is None:
+            return False
+        with real_tensors():
+            now = {name: self._value(name) for p in (asked.program, *moves.values()) for name in p.inputs}
+            found = [asked.found]
+            for _ in range(CALLS):
+                now |= {name: p.run([now[x] for x in p.inputs]) for name, p in moves.items()}
+                found.append(asked.now([now[name] for name in asked.program.inputs]))
+        return len({repr(one) for one in found}) == len(found)
+
+
+def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
+    """In which the scalers of losses leave what they decide to the graph."""
+    fused = {o: is_fused(o) and "fused" in o.defaults for o in state.optimizers.values()}
+    return scaling_in_the_graph(state.scalers.values(), fused, scaling.masked_step)
+
+
+@contextlib.contextmanager
+def _clear_errors(reads: Reads) -> Iterator[None]:
+    """Turn what a trace raises into a CaptureError that shows the user's line; a read that was refused comes first."""
+    try:
+        yield
+    except ActorflowError:
+        reads.check()
+        raise
+    except Exception as error:
+        reads.check()
+        _refuse(user_line(error), error)
+
+
+def _refuse(place: str, error: Exception) -> NoReturn:
+    """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
+    text = _brief(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
+    more = remedy(frames) or (rewritten(frames) if looks else "")
+    if any(name in text for name in (RAGGED, *NESTS)):
+        raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
+    if more and isinstance(error, AssertionError):
+        refusal = CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}{more}")
+        raise refusal.with_traceback(error.__traceback__) from None
+    text += more if isinstance(error, DATA_DEPENDENT) else ""
+    refusal = CaptureError(f"{place}\n  {text}")
+    if text.endswith(str(error).strip()) and not _is_inside(error):
+        raise refusal from error
+    raise refusal.with_traceback(error.__traceback__) from None
+
+
+def _brief(error: Exception) -> str:
+    """What was raised, without what torch says of its own insides."""
+    if isinstance(error, DATA_DEPENDENT):
+        return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
+    text = str(error).strip()
+    if isinstance(error, TypeError) and "must be" in text and "got FakeTensor" in text:  # torch would take its value
+        return LOOKS_AT_A_VALUE
+    if NOT_THERE in text:
+        return ADDRESS
+    if isinstance(error, NOT_WITHOUT_VALUES):
+        return (
+            f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "
+            f"captured; expected: other ops, or this outside of the job"
+        )
+    if said := said_by(text):
+        return said
+    for end in ENDS:
+        text = text.split(end)[0]
+    text = text.replace("FakeTensor", "Tensor").strip()
+    return text if text and _is_inside(error) else f"{type(error).__name__}: {text}"
+
+
+def _is_inside(error: Exception) -> bool:
+    """Whether an exception is of a class that only torch itself knows."""
+    return type(error).__module__.startswith("torch._")
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line of the user's own code that an exception went through; see ``place_of``."""
+    return place_of(traceback.extract_tb(error.__traceback__))

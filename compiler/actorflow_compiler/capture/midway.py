@@ -1,0 +1,59 @@
+"""The ops of a step that is traced go in; what the step has changed in Python where one of them may fail comes out.
+
+An index or a label out of range, a matrix that has no inverse: kernels find them when a call runs.  PyTorch ends the
+step at that line, and the script keeps what the step has changed before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.lines import Lines
+from actorflow_compiler.core.torch_internals import before_each_op
+from actorflow_compiler.hints.tags import in_backward
+
+__all__ = ["Midway"]
+
+BY_VALUE = ("linalg", "cholesky", "multinomial", "assert", "ctc_loss")  # in names of ops that may refuse any values
+
+
+class Midway:
+    """What one run of a step has changed by the lines whose ops may fail.
+
+    ``so_far`` says what it has changed up to now, and what of that cannot be told, for people.
+    """
+
+    def __init__(self, so_far: Callable[[], tuple[Any, str]]) -> None:
+        self._so_far = so_far
+        self._lines = Lines()
+        self._changed: dict[str, Any] = {}  # line → what was changed there; None: not the same in each visit
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        """While the step runs."""
+        return before_each_op(self._look)
+
+    def changed(self) -> Mapping[str, Any]:
+        """For each line, as ``so_far`` says it, where it is known."""
+        return {line: changed for line, changed in self._changed.items() if line and changed is not None}
+
+    def _look(self, op: Any, args: Iterable[Any]) -> None:
+        if in_backward() or not _may_fail(op, args):  # a backward pass takes what the forward pass has taken
+            return
+        changed, lost = self._so_far()
+        line = self._lines.here()
+        if lost or self._changed.setdefault(line, changed) != changed:
+            self._changed[line] = None
+
+
+def _may_fail(op: Any, args: Iterable[Any]) -> bool:
+    """Whether an op takes indices, or refuses values in other ways."""
+    name = str(op)
+    if any(part in name for part in BY_VALUE):
+        return True
+    leaves = (leaf for leaf in pytree.tree_leaves(list(args)) if isinstance(leaf, Tensor))
+    return any(not leaf.dtype.is_floating_point and not leaf.dtype.is_complex for leaf in leaves)

@@ -1,0 +1,144 @@
+"""A step for one device goes in; the step comes out as a program that every device runs on values of its own.
+
+What differs between devices has no logical value, so the whole step is held to broadcast signatures, and three casts
+stand where such values meet logical ones.  On n devices:
+
+===========================  ==============  =========================================================
+cast                         layouts         what it is
+===========================  ==============  =========================================================
+``actorflow.mine(x)``        S(0) → B        each device's own item of a logical list (n, …) → (…)
+``actorflow.each(y)``        B → S(0)        each device's own result as its item of such a list
+``actorflow.term(g, n)``     B → P           each device's own term, over n, of their mean
+===========================  ==============  =========================================================
+
+Gradients, and the new values of buffers (batch norm's statistics), become means: what is kept stays equal everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from actorflow_compiler.core.errors import CaptureError, LayoutError
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, show
+from actorflow_compiler.custom_ops.mirrored import MINE, TERM, TRACED
+from actorflow_compiler.custom_ops.random import UNIFORM
+from actorflow_compiler.graph.graph import Graph, prune, verify
+from actorflow_compiler.hints.constrain import CONSTRAIN, show_wish
+from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.hints.packing import MARKS
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.substitutes.random_table import is_random
+
+__all__ = ["average_gradients", "average_updates", "on_each_device", "refuse_parallel"]
+
+Step = Callable[[list[Tensor]], list[Tensor]]
+
+
+def on_each_device(step: Step, own: Sequence[bool], devices: int) -> Step:
+    """The step over logical lists: those arguments of which ``own`` says so, and all results, have dim 0 for devices.
+
+    Other arguments are the same on every device.
+    """
+
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        given = [TRACED.mine(t) if o else t for t, o in zip(tensors, own, strict=True)]
+        return [TRACED.each(result.detach(), devices) for result in step(given)]
+
+    return run
+
+
+@contextlib.contextmanager
+def average_gradients(parameters: Mapping[str, Tensor], devices: int) -> Iterator[None]:
+    """While a step is traced: every gradient of a parameter becomes the mean of those of all devices."""
+    hooks = []
+    for parameter in parameters.values():
+        if parameter.requires_grad:
+            tensor: Any = parameter  # its stub lacks the types of register_hook
+            hooks.append(tensor.register_hook(partial(_mean, devices=devices)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _mean(gradient: Tensor, devices: int) -> Tensor:
+    found: Tensor = TRACED.term(gradient, devices)
+    return found
+
+
+def average_updates(graph: Graph, devices: int) -> Graph:
+    """The captured graph with every new value of a variable that would differ between devices averaged over them.
+
+    Raises CaptureError for one that is no floating number.
+    """
+    names = {i.value: i.name for i in graph.inputs}
+    differs: set[int] = set()
+    for n in graph.nodes:
+        if n.op != TERM and (n.op in (MINE, UNIFORM) or is_random(n) or any(v in differs for v in n.reads())):
+            differs.update(o for o in n.outs if o >= 0)
+    metas, nodes, updates = dict(graph.metas), list(graph.nodes), []
+    maker = {o: n for n in graph.nodes for o in n.outs}
+    for old, new in graph.updates:
+        mean = new
+        if new in differs:
+            if not metas[new].is_float:
+                raise CaptureError(
+                    f"{names[old]} ({metas[new]}) would become different on each device: what the step makes of it "
+                    f"depends on the device's own batch; in the mirrored view state is equal on all devices, for which "
+                    f"floating numbers are averaged. Keep this state outside of the job, or use the consistent view"
+                )
+            mean = max(metas) + 1
+            metas[mean] = metas[new]
+            args = (Ref(new), devices)  # the optimizer's phase: nothing in the step waits for it
+            nodes.append(replace(maker[new], op=TERM, args=args, kwargs=(), outs=(mean,), phase="optimizer"))
+        updates.append((old, mean))
+    return verify(prune(replace(graph, nodes=tuple(nodes), metas=metas, updates=tuple(updates))))
+
+
+def refuse_parallel(
+    name: str, graph: Graph, hints: Hints, fixed: Mapping[str, Variable], everywhere: Placement
+) -> None:
+    """Raise LayoutError for anything but data parallelism over all devices."""
+    read = {v for n in graph.nodes for v in n.reads()}
+    used = {i.name for i in graph.inputs if i.kind == "variable" and i.value in read}
+
+    def refuse(found: str) -> None:
+        raise LayoutError(
+            f"job {name!r} has the mirrored view, and {found} was found; the mirrored view is data parallelism only: "
+            f"every device has the whole model. Leave it out, or use the consistent view (the default)"
+        )
+
+    of_variables = [(n, h) for of in (hints.layouts, hints.optimizer) for n, h in of.items() if n in used]
+    for what, hint in (*of_variables, *(("an output", h) for h in hints.outputs.values())):
+        if any(e is not None and e != B for e in hint.wish):
+            refuse(f"{show_wish(hint.wish)} for {what} ({hint.origin})")
+    for variable in hints.homes.keys() & used:
+        refuse(hints.layouts[variable].origin)
+    for variable, zero in hints.zero.items():
+        if variable in used:
+            refuse(zero.origin)
+    for pattern in hints.patterns:
+        refuse(pattern.origin)
+    if hints.stages is not None:
+        refuse(hints.stages.origin)
+    for n in graph.nodes:
+        if n.op == CONSTRAIN:
+            refuse(n.args[2])
+        if n.op in MARKS:
+            refuse("flow.unpack or flow.pack")
+        if n.placement is not None and n.placement != everywhere:
+            refuse(f"a placement of ops on {n.placement}")
+    for laid in fixed.values():
+        if laid.name in used and any(e != B for e in laid.sbp):
+            refuse(f"{laid.name}, which an earlier job has laid out as {show(laid.sbp)}")
+        if laid.name in used and laid.placement != everywhere:
+            refuse(f"{laid.name}, which an earlier job has put on {laid.placement}")

@@ -1,0 +1,396 @@
+"""The optimizers of a step go in; they have stand-ins for their state while it is traced, which comes out as variables.
+
+Those of torch make their state without a look at values, in a step that is thrown away; so their first step is traced
+as every other.  Others are traced as they are: with the state that they have, and where they have none, the plan is one
+of a first step, which makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from actorflow_compiler.core.errors import ActorflowError, CaptureError
+from actorflow_compiler.core.expressions import Source, number_of
+from actorflow_compiler.core.torch_internals import looks_compiling
+from actorflow_compiler.custom_ops.optimizers import READ
+from actorflow_compiler.numbers.numbers import Number, Numbers, expression_of
+from actorflow_compiler.values.reads import place_of
+from actorflow_compiler.values.variables import State
+
+FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+STEPPING = "optimizer"  # of what an op is marked with: whose step it is of
+CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
+Slot = tuple[str, str, str]  # (optimizer, parameter, key)
+NOTHING: Mapping[Slot, Tensor] = MappingProxyType({})
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether it steps in its fused form in a plan, whose rates are read in each call."""
+    complexes = (p.is_complex() for group in optimizer.param_groups for p in group["params"])
+    return type(optimizer) in FUSABLE and (isinstance(optimizer, torch.optim.SGD) or not any(complexes))
+
+
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is one of torch's own."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The state of the optimizers while a step is traced."""
+
+    optimizers: Mapping[str, Optimizer]
+    names: Mapping[int, str]  # of the parameters' stand-ins, by id
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
+    parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
+    made: dict[Slot, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
+    unknown: dict[Slot, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
+    before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
+    hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)  # by id of the optimizer: its first
+    # step makes that, and the script's code does not see it before
+
+    def variable(self, slot: Slot, tensor: Tensor) -> None:
+        """Make a stand-in a variable."""
+        name = ".".join(slot)
+        self.tensors[name], self.parameter[name] = tensor, slot[1]
+
+    def hide(self, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor]) -> None:
+        """Let an optimizer keep nothing of the parameters of which it has kept nothing ``before``, until it steps."""
+        fresh = [fakes[name] for name, held in state.held.items() if name in fakes and not before.get(held.tensor)]
+        self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
+
+    def show(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+        """Give it back what was hidden of these parameters, with what code has put there meanwhile."""
+        hidden = self.hidden.get(id(optimizer), {})
+        for p in [p for p in parameters if p in hidden]:
+            values = hidden.pop(p)
+            values.update(optimizer.state.get(p, {}))
+            optimizer.state[p] = values
+
+    def settle(self, value: Callable[[Tensor], Tensor]) -> None:
+        """After the step: write tensors that took the places of others into those; the graph knows no others.
+
+        ``value`` gives for a tensor what has its values at the end.  Raises CaptureError for what an optimizer has
+        changed in Python.
+        """
+        written = []
+        known = set()
+        for title, values, key, before in self.before:
+            now = values.get(key)
+            known.add((id(values), key))
+            if isinstance(before, Tensor):
+                if now is not before:
+                    if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
+                        self._refuse(title, key, before, now)
+                    written.append((values, key, before, value(now).detach().clone()))
+            elif type(before) is Number:
+                self._counted(title, key, before, now)
+            elif type(now) is not type(before) or now != before:
+                self._refuse(title, key, before, now)
+        for slot, values, now in self._new(known):
+            if not isinstance(now, Tensor):
+                self._refuse(slot[0], slot[2], None, now)
+            if slot in self.made:
+                written.append((values, slot[2], self.made[slot], value(now).detach().clone()))
+            else:
+                self.unknown[slot] = value(now).detach()
+        with torch.no_grad():
+            for values, key, variable, now in written:
+                variable.copy_(now)
+                values[key] = variable
+
+    def so_far(self) -> str:
+        """What an optimizer has counted in Python up to now, for people; nothing where none has."""
+        return next((
+            f"state[{key!r}] of an optimizer" for _, values, key, before in self.before
+            if not isinstance(before, Tensor) and values.get(key) is not before
+        ), "")  # fmt: skip
+
+    def _counted(self, title: str, key: str, before: Number, now: Any) -> None:
+        """A number that an optimizer holds of a parameter is another one after the step."""
+        assert isinstance(before.expression, Source)
+        if now is before:
+            return
+        if type(now) is not Number and not number_of(now):
+            self._refuse(title, key, before.value, now)
+        before.numbers.written[before.expression] = expression_of(now)
+
+    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Any]]:
+        """State that was not there before: tensors, and what a script keeps beside those of torch's optimizers."""
+        for title, optimizer in self.optimizers.items():
+            torchs = is_torchs(optimizer)  # which hold tensors: numbers there are the script's
+            for p, values in optimizer.state.items():
+                for key, now in values.items() if id(p) in self.names else ():
+                    if (torchs or isinstance(now, Tensor)) and (id(values), key) not in known:
+                        yield (title, self.names[id(p)], key), values, now
+
+    def _refuse(self, title: str, key: str, before: object, now: object) -> NoReturn:
+        """Raise CaptureError for what a plan's optimizer cannot do in every call."""
+        kind = type(self.optimizers[title]).__name__
+        raise CaptureError(
+            f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_said(before)} to "
+            f"{_said(now)} in Python, which runs once, when the step is captured, and not in every call; expected: "
+            f"tensors that keep their shape (for a count torch.zeros(()), and .add_(1)), or an optimizer of torch.optim"
+        )
+
+
+def _said(value: object) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+@contextlib.contextmanager
+def stepping(
+    state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING,
+    graded: Collection[str] = (), numbers: Numbers | None = None,
+) -> Iterator[Stepped]:  # fmt: skip
+    """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
+
+    ``graded`` are parameters that have a gradient already, by which they are stepped even where they are frozen.
+    ``made`` are tensors like those that the step was seen to make for state that is not there yet; ``numbers`` takes
+    what is done with settings that calls may change.
+    """
+    saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
+    names = {id(fake): name for name, fake in fakes.items()}
+    found = Stepped(state.optimizers, names)
+    try:
+        for name, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            saved.append((optimizer, optimizer.state, groups, vars(optimizer).get(CHECKS_DEVICE)))
+            if not train:
+                if state.looks_at_steps:
+                    optimizer.state = _by_stand_ins(optimizer.state, state, fakes)
+                    found.before.extend((name, of, *item) for of in optimizer.state.values() for item in of.items())
+                continue
+            # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
+            vars(optimizer)[CHECKS_DEVICE] = False
+            before, optimizer.state = optimizer.state, _empty_like(optimizer.state)
+            _settle_groups(optimizer)
+            if numbers is not None:
+                for source, value in settings_of(name, optimizer):
+                    _put(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
+            if needs_closure(optimizer):
+                pass  # it is refused where the step calls it
+            elif is_torchs(optimizer):
+                _make_state(name, optimizer, before, state, fakes, mode, {id(fakes[n]) for n in graded if n in fakes})
+                if state.looks_at_steps:
+                    _keep_others(optimizer, before, state, fakes, mode)
+            else:
+                _stand_in(optimizer, before, state, fakes, mode, numbers, name)
+            for p, values in optimizer.state.items():
+                if id(p) not in names:  # what it holds beside its parameters
+                    found.before.append((name, optimizer.state, p, values))
+                    continue
+                for key, value in values.items():
+                    found.before.append((name, values, key, value))
+                    if isinstance(value, Tensor):
+                        found.variable((name, names[id(p)], key), value)
+            if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
+                found.hide(optimizer, before, state, fakes)
+        for slot, like in made.items():
+            found.made[slot] = _alike(like, like.device, mode)
+            found.variable(slot, found.made[slot])
+        yield found
+    finally:
+        for optimizer, old, groups, checks in reversed(saved):
+            optimizer.state = old
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                for key in group.keys() - settings.keys() - {"params"}:
+                    del group[key]
+                group.update(settings)
+            vars(optimizer).pop(CHECKS_DEVICE, None)
+            if checks is not None:
+                vars(optimizer)[CHECKS_DEVICE] = checks
+
+
+def settings_of(title: str, optimizer: Optimizer) -> Iterator[tuple[Source, int | float]]:
+    """The numbers among an optimizer's settings that a step may compute with, as they are now.
+
+    What steps in its fused form has constants among them.
+    """
+    constants = optimizer.defaults.keys() - READ if is_fused(optimizer) else ()
+    for at, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key in constants:
+                continue
+            if is_fused(optimizer) and key in READ:  # a plan reads it by name, whatever kind of number it is
+                value = _floats(value)
+            if number_of(value):
+                yield Source("setting", title, str(at), key), value
+            elif key == "lr" and isinstance(value, Tensor):  # a number while a step is captured
+                yield Source("setting", title, str(at), key), float(value)
+            elif isinstance(value, tuple | list) and value and all(map(number_of, value)):
+                yield from ((Source("setting", title, str(at), key, i), item) for i, item in enumerate(value))
+
+
+def _floats(value: Any) -> Any:
+    """NumPy's numbers, float32 or int64 say, and other real ones as floats; anything else as it is."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_floats, value))
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool | int | float) else value
+
+
+def counts_of(
+    title: str, optimizer: Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[Source, int | float]]:
+    """The numbers that an optimizer holds of parameters, as they are now; ``names`` are the parameters', by id."""
+    for p, values in optimizer.state.items() if not is_torchs(optimizer) else ():
+        if id(p) in names:
+            yield from ((Source("state", title, names[id(p)], k), v) for k, v in values.items() if number_of(v))
+
+
+def _put(group: dict[str, Any], source: Source, value: Any) -> None:
+    """Let a setting be something else."""
+    if source.index < 0:
+        group[source.key] = value
+    else:
+        old = group[source.key]
+        group[source.key] = type(old)(value if i == source.index else item for i, item in enumerate(old))
+
+
+def _by_stand_ins(kept: Any, state: State, fakes: Mapping[str, Tensor]) -> Any:
+    """What an optimizer keeps, with the stand-ins of parameters in their places."""
+    names = {id(held.tensor): name for name, held in state.held.items()}
+    found = _empty_like(kept)
+    found.update({fakes.get(names.get(id(p), ""), p): values for p, values in kept.items()})
+    return found
+
+
+def _empty_like(state: Any) -> Any:
+    return type(state)(dict) if hasattr(state, "default_factory") else {}
+
+
+def _settle_groups(optimizer: Optimizer) -> None:
+    """Let it step in its fused form, or else in its capturable one."""
+    fused = is_fused(optimizer)
+    for group in optimizer.param_groups:
+        group["foreach"] = False
+        if "fused" in group:
+            group["fused"] = fused or None
+        if "capturable" in group:
+            group["capturable"] = not fused
+        if isinstance(group.get("lr"), Tensor):
+            group["lr"] = float(group["lr"])
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's step computes the loss itself, as often as it likes."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _make_state(
+    title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
+    graded: Collection[int],
+) -> None:  # fmt: skip
+    """Let an optimizer of torch's make its state, by a step without gradients, of which its hooks hear nothing."""
+    step = inspect.unwrap(type(optimizer).step)
+    with mode, looks_compiling(), torch.no_grad():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p) if p.requires_grad or id(p) in graded else None
+        try:
+            try:
+                step(optimizer)
+            except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
+                _stand_in(optimizer, before, state, fakes, mode)
+                step(optimizer)
+        except ActorflowError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"optimizer {title} ({type(optimizer).__name__}) cannot step in a job: its step looks at values, or "
+                f"takes other gradients than dense tensors. Expected: another one of torch.optim"
+            ) from error
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+
+def _keep_others(
+    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
+) -> None:  # fmt: skip
+    """Let an optimizer of torch's have what the script keeps with its state, too."""
+    for name, held in state.held.items():
+        for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
+            kept = optimizer.state.setdefault(fakes[name], {})
+            if key not in kept:
+                kept[key] = _alike(value, fakes[name].device, mode) if isinstance(value, Tensor) else value
+
+
+def _stand_in(
+    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
+    numbers: Numbers | None = None, title: str = "",
+) -> None:  # fmt: skip
+    """Give an optimizer stand-ins for the state that it has: tensors, and with ``numbers`` counts, too."""
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+
+    def one(name: str, key: Any, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _alike(value, fakes[name].device, mode)
+        if numbers is None or not number_of(value) or not isinstance(key, str):
+            return value
+        return numbers.stand_in(Source("state", title, name, key), value)
+
+    for p, values in before.items():
+        name = by_id.get(id(p))
+        if name is not None:
+            optimizer.state[fakes[name]] = {key: one(name, key, value) for key, value in values.items()}
+        elif not isinstance(p, Tensor):
+            optimizer.state[p] = values
+
+
+def _alike(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
+    """One of the same shape, strides and dtype, without memory."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+@contextlib.contextmanager
+def marked(state: State, stepped: Stepped) -> Iterator[None]:
+    """In which each op of an optimizer's step is marked with its name: several may step one parameter.
+
+    What an optimizer makes in its first step is there from then on.
+    """
+    titles = {id(optimizer): title for title, optimizer in state.optimizers.items()}
+
+    def mark(optimizer: Optimizer, begins: bool) -> None:
+        custom = dict(fx_traceback.current_meta.get("custom") or {})
+        custom.pop(STEPPING, None)
+        if begins and needs_closure(optimizer):
+            raise CaptureError(
+                f"{place_of(traceback.extract_stack())}\n  {type(optimizer).__name__} computes the loss as often as "
+                f"the values that it finds ask for, and a plan has the same ops in every call; expected: an optimizer "
+                f"that takes one step, such as torch.optim.AdamW, or this one outside of jobs"
+            )
+        if begins and id(optimizer) not in titles:
+            raise CaptureError(
+                f"{place_of(traceback.extract_stack())}\n  an optimizer {type(optimizer).__name__} steps that the "
+                f"search from the job did not find; expected: one that the function, or what it uses, names, or that "
+                f"is given as global_function(optimizer=…)"
+            )
+        if begins:
+            stepped.show(optimizer, [p for p in stepped.hidden.get(id(optimizer), ()) if p.grad is not None])
+        fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer, False)),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,187 @@
+"""Arithmetic of a step over numbers of the script goes in; what computes it for the numbers of each call comes out."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actorflow_compiler.core.errors import CallError
+
+__all__ = [
+    "Condition", "Expression", "Known", "Operand", "Source", "Value", "apart", "evaluate", "from_json", "has_numbers",
+    "number_of", "of_python", "sources", "to_json",
+]  # fmt: skip
+
+Value = int | float | bool
+Known = Callable[["Source"], Value]  # what a number of the script is now
+
+SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in SIGNS},
+    "neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "truth": operator.truth,
+    "round": round, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "float": float, "int": int,
+    **{f"math.{name}": getattr(math, name) for name in (
+        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "exp", "expm1", "log", "log2",
+        "log10", "log1p", "sqrt", "pow", "fabs", "fmod", "floor", "ceil", "trunc", "erf", "degrees", "radians", "hypot",
+    )},
+    **{f"np.{name}": getattr(np, name) for name in (
+        "sin", "cos", "tan", "tanh", "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "square", "power",
+        "maximum", "minimum",
+    )},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a number comes from: an argument of the call, an optimizer, or a place of the script."""
+
+    kind: str  # "argument" | "setting" | "state" | "place"
+    name: str  # of the argument or of the optimizer; for people, of the place
+    at: str = ""  # the number of the optimizer's group; the parameter's name; the number of what holds the place
+    key: str = ""  # there
+    index: int = -1  # in the tuple or list that is there, -1 for the number itself
+
+    def __str__(self) -> str:
+        if self.kind == "place":
+            return self.name
+        parts = [self.name, *([self.at, self.key] if self.key else [])]
+        return ".".join(parts) + (f"[{self.index}]" if self.index >= 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A function of numbers."""
+
+    function: str  # of ``FUNCTIONS``
+    operands: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        texts = [f"({o})" if isinstance(o, Expression) and o.function in SIGNS else str(o) for o in self.operands]
+        sign = SIGNS.get(self.function)
+        return f"{texts[0]} {sign} {texts[1]}" if sign else f"{self.function}({', '.join(texts)})"
+
+
+Operand = Source | Expression | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a capture has found a function of numbers to be, and taken for a constant."""
+
+    expression: Operand
+    value: Value
+
+    def holds(self, known: Known) -> bool:
+        """Whether that is so, for the numbers as they are now."""
+        try:
+            now = evaluate(self.expression, known)
+        except CallError:
+            return False
+        now = of_python(now)
+        return type(now) is type(self.value) and repr(now) == repr(self.value)  # 0.0 is not -0.0, and nan is nan
+
+
+def evaluate(expression: Operand, known: Known) -> Any:
+    """The value of an expression; raises CallError where Python's arithmetic has none."""
+    if isinstance(expression, Source):
+        return known(expression)
+    if not isinstance(expression, Expression):
+        return expression
+    operands = [evaluate(o, known) for o in expression.operands]
+    try:
+        return FUNCTIONS[expression.function](*operands)
+    except (ArithmeticError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise CallError(f"the step computes {expression}, which gives for {operands} {said}") from error
+
+
+def sources(expression: Operand) -> Iterable[Source]:
+    """The numbers that an expression reads."""
+    if isinstance(expression, Source):
+        yield expression
+    elif isinstance(expression, Expression):
+        for operand in expression.operands:
+            yield from sources(operand)
+
+
+def apart(later: Operand, earlier: Operand) -> int | None:
+    """By how much one whole number is above another whatever they are made of; None where that is not always the same.
+
+    Both have to be functions of whole numbers.
+    """
+    terms = _terms(later, 1)
+    for atom, factor in _terms(earlier, -1).items():
+        terms[atom] = terms.get(atom, 0) + factor
+    constant = terms.pop(None, 0)
+    return None if any(terms.values()) else constant
+
+
+def _terms(expression: Operand, factor: int) -> dict[Operand | None, int]:
+    """A whole number as a sum of things that are not looked into, each so many times; None stands for 1."""
+    if not isinstance(expression, Source | Expression):
+        return {None: factor * int(expression)}
+    if isinstance(expression, Expression):
+        signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,), "pos": (1,)}.get(expression.function)
+        operands = expression.operands
+        if expression.function == "mul":
+            constants = [o for o in operands if type(o) is int]
+            if constants:
+                others = [o for o in operands if o is not constants[0]]
+                return _terms(others[0] if others else 1, factor * constants[0])
+        elif signs is not None:
+            found: dict[Operand | None, int] = {}
+            for operand, sign in zip(operands, signs, strict=True):
+                for atom, count in _terms(operand, factor * sign).items():
+                    found[atom] = found.get(atom, 0) + count
+            return found
+    return {expression: factor}
+
+
+def number_of(value: object) -> bool:
+    """Whether a value is a number that may be another one in each call: an int or a float, also NumPy's, and no bool.
+
+    Of NumPy's only float64 is one: it is a float of Python's, too, and what ``np.random`` and schedules give.
+    """
+    return type(value) in (int, float, np.float64)
+
+
+def of_python(value: Any) -> Any:
+    """A number as Python's own kinds have it, as which it travels; any other value itself."""
+    if isinstance(value, np.float64):
+        return float(value)
+    return bool(value) if isinstance(value, np.bool_) else value
+
+
+def has_numbers(value: object) -> bool:
+    """Whether a value is a number that may be another one in each call, or a tuple or list of such."""
+    several = isinstance(value, tuple | list) and bool(value)
+    return all(map(number_of, value)) if several else number_of(value)  # type: ignore[call-overload]
+
+
+def to_json(expression: Operand) -> Any:
+    """As it travels."""
+    if isinstance(expression, Source):
+        return {"source": [expression.kind, expression.name, expression.at, expression.key, expression.index]}
+    if isinstance(expression, Expression):
+        return {"function": expression.function, "operands": [to_json(o) for o in expression.operands]}
+    return expression
+
+
+def from_json(data: Any) -> Operand:
+    """What ``to_json`` was given."""
+    if not isinstance(data, dict):
+        assert isinstance(data, int | float)
+        return data
+    if "source" in data:
+        return Source(*data["source"])
+    if data["function"] not in FUNCTIONS:
+        raise CallError(f"a plan computes {data['function']!r} of numbers; one of {', '.join(FUNCTIONS)} was expected")
+    return Expression(data["function"], tuple(from_json(o) for o in data["operands"]))

@@ -1,0 +1,63 @@
+"""The stack enters; the innermost line of the user's own code leaves."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType
+
+OURS = Path(__file__).resolve().parents[3]
+OUTSIDE = ("site-packages", "dist-packages", "<string>", "<frozen", "<eval")
+STDLIB = str(Path(traceback.__file__).parent)
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is the user's own: no library's, not Python's and none of ours."""
+    ours = any(part in path for part in ("actorflow_compiler", f"{OURS}/actorflow/", "actorflow_scheduler"))
+    return not ours and not any(part in path for part in OUTSIDE) and not path.startswith(STDLIB)
+
+
+def with_code(line: str) -> str:
+    """``file:line`` with what is written there: ``train.py:31: loss = f(x)``."""
+    path, _, number = line.rpartition(":")
+    code = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
+    return f"{line}{f': {code}' if code else ''}"
+
+
+class Lines:
+    """Finds the user's line, again and again: what is known of a file is kept."""
+
+    def __init__(self) -> None:
+        self._paths: dict[CodeType, str] = {}  # the user's code → its file as it is written; "" for other code
+        self._folder = os.getcwd()
+
+    def here(self) -> str:
+        """The innermost line of the user's own code that is running, as ``file:line``; nothing if there is none.
+
+        A file below the working directory is written from there.
+        """
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            path = self._paths.get(code)
+            if path is None:
+                path = self._paths[code] = self._written(code.co_filename)
+            if path:
+                return f"{path}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]  # None ends it
+        return ""
+
+    def _written(self, path: str) -> str:
+        if not is_users(path):
+            return ""
+        inside = path.startswith(self._folder + os.sep)
+        return os.path.relpath(path, self._folder) if inside else path
+
+
+def asks_for_types(codes: Iterable[CodeType]) -> bool:
+    """Whether code of the user's compares a type itself with those of numbers, as ``type(x) is float`` does."""
+    return any("type" in c.co_names and {"int", "float"} & {*c.co_names} and is_users(c.co_filename) for c in codes)

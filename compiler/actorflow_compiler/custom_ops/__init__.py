@@ -1,0 +1,1 @@
+"""Ops that torch does not have, and which kernels depend on memory layout."""

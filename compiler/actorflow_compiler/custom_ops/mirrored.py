@@ -1,0 +1,63 @@
+"""A value of one device's own as a part of a logical value, and out of one: the casts of ``capture/mirrored.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.core.sbp import B, P, Sbp, Split
+
+MINE, EACH, TERM = "actorflow.mine", "actorflow.each", "actorflow.term"
+
+# op → the layouts of its operand and its output on several devices: the only ones that it has
+CASTS: dict[str, tuple[Sbp, Sbp]] = {MINE: (Split(0), B), EACH: (B, Split(0)), TERM: (B, P)}
+
+
+def mine(x: Tensor) -> Tensor:
+    """This device's item: (1, …) → (…); a view."""
+    return x.squeeze(0)
+
+
+def each(x: Tensor, devices: int) -> Tensor:
+    """This device's item of a list of ``devices``: (…) → (1, …); a view."""
+    return x.unsqueeze(0)
+
+
+def term(x: Tensor, devices: int) -> Tensor:
+    """This device's term of a mean over ``devices``."""
+    return x / devices
+
+
+OPS: dict[str, Callable[..., Any]] = {"mine": mine, "each": each, "term": term}
+
+
+def _known_to_torch() -> Any:
+    """Register the ops over logical values, so that a trace can hold them."""
+
+    def one(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape[1:])
+
+    def listed(x: Tensor, devices: int) -> Tensor:
+        return x.new_empty((devices, *x.shape))
+
+    def alike(x: Tensor, devices: int) -> Tensor:
+        return torch.empty_like(x)
+
+    for name, shape in (("mine", one), ("each", listed), ("term", alike)):
+        torch.library.custom_op(f"actorflow::{name}", OPS[name], mutates_args=()).register_fake(shape)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.devices = inputs[1]
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """What reads the mean of gradients differs between devices, too: its gradient is the mean of theirs."""
+        return torch.ops.actorflow.term(grad, ctx.devices), None
+
+    torch.library.register_autograd("actorflow::term", backward, setup_context=keep)
+    return torch.ops.actorflow
+
+
+TRACED = _known_to_torch()  # the same ops for a step to call: TRACED.mine(...)

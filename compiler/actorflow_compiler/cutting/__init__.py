@@ -1,0 +1,1 @@
+"""A graph with layouts goes in; the actors of a plan come out."""

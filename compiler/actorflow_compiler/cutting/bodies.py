@@ -1,0 +1,213 @@
+"""The ops of one actor go in; its body comes out, with fused optimizer steps in place over many parameters at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow_compiler.core.ops import Arg, Ref, Symbol, substitute
+from actorflow_compiler.core.views import may_be_view
+from actorflow_compiler.custom_ops.optimizers import IN_PLACE, SCALARS, arguments
+from actorflow_compiler.plan.plan import Body, OfVariable, Step, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A body, what it gives where, and the variables that it updates inside."""
+
+    body: Body
+    targets: tuple[Target, ...]
+    updated: tuple[str, ...]
+    values: tuple[int, ...]  # for each value of the body the local value that it is, or is a copy of
+
+
+def build_body(
+    steps: Sequence[Step],
+    inputs: Sequence[int],
+    outputs: Sequence[tuple[int, Target]],
+    variables: Mapping[int, str],
+    find: Callable[[int], int],
+) -> Built:
+    """Make the body of an actor.
+
+    ``steps`` are over local values, ``find`` resolves aliases; ``inputs`` are the operands in
+    order; ``outputs`` pairs values with targets; ``variables`` names the inputs that are variables.
+    """
+    steps = [
+        Step(
+            s.op,
+            substitute(s.args, lambda v: Ref(find(v))),
+            tuple((k, substitute(a, lambda v: Ref(find(v)))) for k, a in s.kwargs),
+            s.outs,
+        )
+        for s in steps
+    ]
+    writer = _InPlace(steps, outputs, variables)
+    return _number(writer.run(), inputs, writer.outputs, writer.updated, writer.copied)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Optimizer steps with equal settings, run as one call over lists."""
+
+    op: str
+    settings: tuple[tuple[str, Arg], ...]
+    tensors: dict[str, list[Arg]] = field(default_factory=dict)
+
+
+class _InPlace:
+    """Rewrites functional optimizer ops and step counters to ops that update variables where they are."""
+
+    def __init__(
+        self, steps: Sequence[Step], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str]
+    ) -> None:
+        self.steps, self.variables = steps, variables
+        self.outputs = list(outputs)
+        self.updated: list[str] = []
+        self.final: list[Step] = []
+        self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
+        self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
+        self.counters: dict[Arg, list[int]] = {}  # added number → variables
+        self.groups: dict[object, _Group] = {}
+        self.unsettled: set[int] = set()  # what optimizers are to make, once their groups are flushed
+        self.fresh = (
+            max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
+        )
+        self.last_read = _last_reads(steps)
+
+    def run(self) -> list[Step]:
+        for k, step in enumerate(self.steps):
+            counted = step.op not in IN_PLACE and any(v in self.alias for v in step.reads())
+            if counted or not self.unsettled.isdisjoint(step.reads()):
+                self.flush()
+            if step.op in IN_PLACE:
+                self.optimizer_step(k, step)
+            elif not self.counter(k, step):
+                self.final.append(self.renamed(step))
+        self.flush()
+        for i, (value, target) in enumerate(self.outputs):
+            if value in self.alias:  # a new value that is needed outside, too: not the variable itself, which changes
+                copy = self.new(value)
+                self.final.append(Step("aten.clone.default", (Ref(self.alias[value]),), (), (copy,)))
+                self.outputs[i] = (copy, target)
+        return self.final
+
+    def new(self, value: int) -> int:
+        """The number of a copy of a value."""
+        self.fresh += 1
+        self.copied[self.fresh - 1] = value
+        return self.fresh - 1
+
+    def renamed(self, step: Step) -> Step:
+        def at(v: int) -> Ref:
+            return Ref(self.alias.get(v, v))
+
+        return Step(
+            step.op, substitute(step.args, at), tuple((n, substitute(a, at)) for n, a in step.kwargs), step.outs
+        )
+
+    def take_over(self, k: int, variable: int, new: int) -> bool:
+        """Whether ``variable`` may be updated in place by step k, whose result ``new`` it becomes."""
+        name = self.variables.get(variable)
+        pair = (new, OfVariable(name)) if name is not None else None
+        if pair is None or pair not in self.outputs or self.last_read.get(variable, k) > k:
+            return False
+        self.outputs.remove(pair)
+        self.updated.append(self.variables[variable])
+        self.alias[new] = variable
+        return True
+
+    def counter(self, k: int, step: Step) -> bool:
+        """``step + 1`` that becomes the new step."""
+        if (
+            step.op != "aten.add.Tensor"
+            or step.kwargs
+            or not isinstance(step.args[0], Ref)
+            or not isinstance(step.args[1], int | float)
+        ):
+            return False
+        variable = step.args[0].index
+        if not self.take_over(k, variable, step.outs[0]):
+            return False
+        self.counters.setdefault(step.args[1], []).append(variable)
+        return True
+
+    def optimizer_step(self, k: int, step: Step) -> None:
+        op, lists, changed = IN_PLACE[step.op]
+        given = dict(zip((n for n in arguments(step.op) if n != "group"), step.args, strict=True))
+        settings = tuple((n, v) for n, v in given.items() if n not in lists)
+        group = self.groups.setdefault(
+            (op, tuple((n, type(v), v) for n, v in settings), given.get(lists[2]) is None), _Group(op, settings)
+        )
+        results = dict(zip(changed, step.outs, strict=False))
+        for name in lists:
+            operand = given[name]
+            if operand is None:
+                group.tensors.setdefault(name, [])
+                continue
+            value = operand.index
+            if name in changed and not self.take_over(k, value, results[name]):
+                copy = results[name] if results[name] >= 0 else self.new(value)
+                # row by row, as variables lie: the fused kernels walk through all memories in one order
+                dense = (("memory_format", Symbol("torch.contiguous_format")),)
+                self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), dense, (copy,)))
+                value = copy
+            if name in changed:
+                self.unsettled.add(results[name])
+            group.tensors.setdefault(name, []).append(Ref(self.alias.get(value, value)))
+
+    def flush(self) -> None:
+        for number, variables in self.counters.items():
+            self.final.append(Step("actorflow.add_", (tuple(Ref(v) for v in variables), number), (), ()))
+        for group in self.groups.values():
+            op = next(n for n, spec in IN_PLACE.items() if spec[0] == group.op)
+            scalars = dict(group.settings)
+            args = [tuple(group.tensors[n]) for n in IN_PLACE[op][1]] + [scalars.pop(n) for n in SCALARS[op]]
+            self.final.append(Step(group.op, (*args, *scalars.values()), (), ()))
+        self.counters, self.groups = {}, {}
+        self.unsettled.clear()
+
+
+def _last_reads(steps: Sequence[Step]) -> dict[int, int]:
+    """Value → the last step that reads it or what may be a view of it."""
+    last: dict[int, int] = {}
+    lies_in: dict[int, set[int]] = {}  # view → what it may be a view of
+    for k, step in enumerate(steps):
+        reads = set(step.reads())
+        seen = reads.union(*(lies_in.get(v, set()) for v in reads))
+        last.update(dict.fromkeys(seen, k))
+        if may_be_view(step.op):
+            lies_in.update(dict.fromkeys(step.outs, seen))
+    return last
+
+
+def _number(
+    steps: Sequence[Step],
+    inputs: Sequence[int],
+    outputs: Sequence[tuple[int, Target]],
+    updated: Sequence[str],
+    copied: Mapping[int, int],
+) -> Built:
+    """Count values from 0, operands first, and drop what nobody reads."""
+    needed = {v for v, _ in outputs}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if not step.outs or any(o in needed for o in step.outs):
+            kept.append(step)
+            needed.update(step.reads())
+    number = {v: i for i, v in enumerate(inputs)}
+    final = []
+    for step in reversed(kept):
+        args = substitute(step.args, lambda v: Ref(number[v]))
+        kwargs = tuple((k, substitute(a, lambda v: Ref(number[v]))) for k, a in step.kwargs)
+        outs = []
+        for o in step.outs:
+            if o in needed:
+                number[o] = len(number)
+                outs.append(number[o])
+            else:
+                outs.append(-1)
+        final.append(Step(step.op, args, kwargs, tuple(outs)))
+    body = Body(len(inputs), tuple(final), tuple(number[v] for v, _ in outputs))
+    values = tuple(copied.get(v, v) for v in number)  # numbered in this order
+    return Built(body, tuple(t for _, t in outputs), tuple(updated), values)

@@ -1,0 +1,84 @@
+"""A program with levels goes in; the same program comes out, in which every collective says what it leaves with.
+
+A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer
+waits for may wait for those of a later level, until a bucket is full: many small ones, which a tensor-
+parallel model makes level by level, then leave together.  All others leave at once, but a full
+bucket does not grow: what stages its bytes stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.cutting.lower import Item, Program
+
+BUCKET = 4 << 20  # bytes on one rank after which a bucket is full
+
+Kind = tuple[str, frozenset[tuple[int, ...]], str, int, bool]  # what must be alike in a bucket; see ``_kind``
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One that is being filled."""
+
+    number: int
+    ready: tuple[int, int]  # (level, part) of its last member
+    nbytes: int = 0
+
+
+def fill_buckets(program: Program, levels: Sequence[int], parts: Sequence[int]) -> tuple[Program, Mapping[int, int]]:
+    """Give every collective its bucket; also returns the level that some items (by position) must have at least.
+
+    ``parts[k]`` is the last part of a backward segment that item k waits for.
+    """
+    patient = _patient(program)
+    items = list(program.items)
+    ready = sorted(
+        (k for k, i in enumerate(items) if i.kind == "comm" and all(c.kind != "send" for c in i.comms.values())),
+        key=lambda k: (levels[k], parts[k], k),
+    )
+    open_: dict[tuple[Kind, bool], _Bucket] = {}
+    members: dict[int, list[int]] = {}
+    for k in ready:
+        at, waits = (levels[k], parts[k]), k in patient
+        key = (_kind(items[k]), waits)
+        bucket = open_.get(key)
+        full = bucket is not None and bucket.nbytes >= BUCKET
+        if bucket is None or (bucket.ready != at and (full or not waits)) or (full and not waits):
+            bucket = open_[key] = _Bucket(len(members), at)
+        bucket.ready = at
+        bucket.nbytes += _bytes(program, items[k])
+        members.setdefault(bucket.number, []).append(k)
+        items[k] = replace(items[k], bucket=bucket.number)
+    least = {k: max(levels[m] for m in ks) for ks in members.values() for k in ks}
+    return replace(program, items=tuple(items)), least
+
+
+def _patient(program: Program) -> set[int]:
+    """The communications of backward passes that nothing waits for but the optimizer."""
+    found: set[int] = set()
+    hurried: set[int] = set()  # values that something else waits for
+    for k in range(len(program.items) - 1, -1, -1):
+        item = program.items[k]
+        if item.phase == "optimizer":
+            continue
+        if item.phase in ("backward", "weight") and not any(v in hurried for v in item.writes):
+            if item.kind == "comm":
+                found.add(k)
+            if item.kind != "compute" or not item.flops:
+                continue
+        hurried.update(item.reads)
+    return found
+
+
+def _kind(item: Item) -> Kind:
+    one = next(iter(item.comms.values()))
+    return one.kind, frozenset(c.group for c in item.comms.values()), item.phase, item.stage, item.pieces
+
+
+def _bytes(program: Program, item: Item) -> int:
+    """Bytes that one rank puts in or, where that is more, gets out."""
+    rank = next(iter(item.comms))
+    sides = (item.reads, item.writes)
+    return max(sum(meta.nbytes for v in side if (meta := program.metas.get((v, rank))) is not None) for side in sides)

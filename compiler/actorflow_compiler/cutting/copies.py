@@ -1,0 +1,146 @@
+"""A program goes in; the same program with copies of some of its ops, so that readers have their own, comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.core.ops import Ref, substitute
+from actorflow_compiler.core.views import VIEWS
+from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.plan.plan import Step
+
+
+class Copies:
+    """Makes copies of items, and keeps what is known of the values that they make."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._metas, self._names, self._sbp = dict(program.metas), dict(program.names), dict(program.sbp)
+        self._alias = dict(program.alias)
+        self._fresh = max(max(self._names, default=0), max((v for v, _ in self._metas), default=0)) + 1
+
+    def of(self, item: Item, rename: Mapping[int, int]) -> tuple[Item, dict[int, int]]:
+        """A copy that reads renamed values and makes new ones; also: value of the item → that of the copy."""
+        number: dict[int, int] = {}
+        for v in item.writes:
+            new = number[v] = self._fresh
+            self._fresh += 1
+            self._names[new], self._sbp[new] = self._names.get(v, ""), self._sbp.get(v, "")
+            self._metas.update({
+                (new, rank): self._metas[(v, rank)] for rank in item.placement.ranks if (v, rank) in self._metas
+            })  # fmt: skip
+        return renamed(item, {**rename, **number}), number
+
+    def renamed(self, item: Item, rename: Mapping[int, int]) -> Item:
+        """The item with other numbers for some of the values that it reads; what it only passes on follows."""
+        for v in item.writes if rename else ():
+            for rank in item.placement.ranks:
+                if self._alias.get((v, rank)) in rename:
+                    self._alias[(v, rank)] = rename[self._alias[(v, rank)]]
+        return renamed(item, rename)
+
+    def program(self, items: Sequence[Item]) -> Program:
+        """The program of these items, which may be copies."""
+        return replace(
+            self._program,
+            items=tuple(items),
+            metas=self._metas,
+            alias=self._alias,
+            names=self._names,
+            sbp=self._sbp,
+        )
+
+
+def renamed(item: Item, rename: Mapping[int, int]) -> Item:
+    """The item with other numbers for some of the values that it reads and writes."""
+
+    def at(v: int) -> Ref:
+        return Ref(rename.get(v, v))
+
+    if not any(v in rename for v in (*item.reads, *item.writes)):
+        return item
+    steps = {
+        rank: tuple(
+            Step(
+                s.op,
+                substitute(s.args, at),
+                tuple((k, substitute(v, at)) for k, v in s.kwargs),
+                tuple(rename.get(o, o) for o in s.outs),
+            )
+            for s in list_
+        )
+        for rank, list_ in item.steps.items()
+    }
+    return replace(
+        item,
+        reads=tuple(rename.get(v, v) for v in item.reads),
+        writes=tuple(rename.get(v, v) for v in item.writes),
+        steps=steps,
+    )
+
+
+def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list[int]]:
+    """Copy views and constants into each segment that reads them, so that only what they look at is kept for it."""
+    maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
+    copies = Copies(program)
+    out: list[Item] = []
+    new_levels: list[int] = []
+    made: dict[tuple[int, object], int] = {}  # (value, segment) → its number there
+
+    def local(v: int, reader: Item, level: int) -> int:
+        """The number of a value inside the reader's segment."""
+        m = maker.get(v)
+        here = _segment(reader, level)
+        if m is None:
+            return v
+        view = program.items[m]
+        if (
+            not _is_view(view)
+            or view.placement != reader.placement
+            or view.phase == "source"
+            or _segment(view, levels[m]) == here
+            or (view.pieces and not reader.pieces)
+        ):
+            return v
+        if (v, here) not in made:
+            copy, number = copies.of(view, {r: local(r, reader, level) for r in view.reads})
+            made[(v, here)] = number[v]
+            out.append(replace(copy, phase=reader.phase, pieces=reader.pieces, stage=reader.stage))
+            new_levels.append(level)
+        return made[(v, here)]
+
+    for item, level in zip(program.items, levels, strict=True):
+        if item.kind == "compute":
+            rename = {v: local(v, item, level) for v in item.reads}
+            item = renamed(item, {v: n for v, n in rename.items() if v != n})
+        out.append(item)
+        new_levels.append(level)
+    return _drop_unread(copies.program(out), new_levels)
+
+
+def _segment(item: Item, level: int) -> tuple[object, ...]:
+    return item.phase, item.placement, item.stage, item.pieces, level
+
+
+def _is_view(item: Item) -> bool:
+    return (
+        item.kind == "compute"
+        and len(item.writes) == 1
+        and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
+    )
+
+
+def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
+    needed = {v for _, v in program.updates} | {v for v, *_ in program.results}
+    kept: list[tuple[Item, int]] = []
+    for item, level in zip(reversed(program.items), reversed(levels), strict=True):
+        if not any(w in needed for w in item.writes):
+            continue
+        kept.append((item, level))
+        needed.update(item.reads)
+        needed.update(
+            program.alias[(v, r)] for v in item.reads for r in item.placement.ranks if (v, r) in program.alias
+        )
+    kept.reverse()
+    return replace(program, items=tuple(i for i, _ in kept)), [level for _, level in kept]

@@ -1,0 +1,464 @@
+"""A program with segments goes in; actors joined by registers come out: the plan, without slot counts and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from actorflow_compiler.cutting.bodies import Built, build_body
+from actorflow_compiler.cutting.gathers import AHEAD, is_gather
+from actorflow_compiler.cutting.lower import Item, resolve
+from actorflow_compiler.cutting.made_of import origins_of
+from actorflow_compiler.cutting.segment import Segment, Segmented
+from actorflow_compiler.cutting.stores import views_of_variables
+from actorflow_compiler.plan.origins import Origins
+from actorflow_compiler.plan.plan import (
+    Actor,
+    Body,
+    Comm,
+    Constant,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Plan,
+    Read,
+    Register,
+    Result,
+    Summary,
+    Target,
+    TensorSpec,
+    ToResult,
+    Variable,
+)  # fmt: skip
+from actorflow_compiler.plan.verify import verify
+from actorflow_compiler.plan.workspace import momentary_bytes, products
+
+INLINE = 64 << 10  # bytes that may ride inside a control message
+LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
+
+
+@dataclass(slots=True)
+class Draft:
+    """An actor being put together on one rank."""
+
+    name: str
+    rank: int
+    queue: str
+    kind: str
+    rate: int
+    stage: int
+    items: list[Item] = field(default_factory=list)
+    comm: Comm | None = None
+    moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
+    result: int | None = None  # of a sink
+    level: int = 0  # see ``segment.py``
+    gathers: bool = False  # variables, for forward or backward ops
+    flops: float = 0.0
+
+
+def cut(
+    name: str, world: int, pieces: int, segmented: Segmented,
+    variables: Sequence[Variable], constants: tuple[Constant, ...], notes: tuple[str, ...],
+    origins: Origins = Origins(),  # noqa: B008 (a frozen value)
+) -> Plan:  # fmt: skip
+    """Make the plan of all ranks; ``origins`` are those of the graph, to which those of the actors are added."""
+    cutter = _Cutter(name, world, pieces, segmented)
+    plan = cutter.plan(tuple(variables), constants, notes)
+    return replace(plan, origins=origins_of(origins, segmented.program, cutter.made))
+
+
+class _Cutter:
+    def __init__(self, name: str, world: int, pieces: int, segmented: Segmented) -> None:
+        self.name, self.world, self.pieces = name, world, pieces
+        self.segmented, self.program = segmented, segmented.program
+        self.drafts: list[Draft] = []
+        self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
+        self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
+        self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
+        self.views = views_of_variables(self.program)
+        self.made: dict[int, tuple[Built, list[Item]]] = {}  # actor → its body, and what it was made of
+
+    def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
+        self.draft_actors()
+        self.draft_sinks()
+        writes = self.written_variables()
+        registers, at = self.make_registers(writes)
+        bodies: dict[Body, int] = {}
+        actors = []
+        for number, draft in enumerate(self.drafts):
+            actors.append(self.actor(number, draft, at, writes, bodies, registers))
+        registers += self.variable_registers(actors, len(registers))
+        registers += self.gather_registers(registers)
+        program = self.program
+        done, useful = program.flops_done, program.flops
+        summary = Summary(flops=useful, redundant_flops=(done - useful) / done if done else 0.0)
+        results = tuple(
+            Result(i, meta.shape, meta.dtype, place, sbp) for i, (_, place, sbp, meta) in enumerate(program.results)
+        )
+        return verify(
+            Plan(
+                self.name,
+                self.world,
+                self.pieces,
+                tuple(bodies),
+                tuple(actors),
+                tuple(registers),
+                variables,
+                results,
+                constants=constants,
+                notes=notes,
+                summary=summary,
+            )
+        )
+
+    def find(self, value: int, rank: int) -> int:
+        return resolve(value, self.program.alias, rank)
+
+    # ---- actors
+
+    def draft_actors(self) -> None:
+        by_key: dict[object, int] = {}
+
+        def draft(key: object, make: Draft) -> Draft:
+            if key not in by_key:
+                by_key[key] = len(self.drafts)
+                self.drafts.append(make)
+            return self.drafts[by_key[key]]
+
+        names: dict[tuple[str, int], list[Segment]] = {}
+        items = zip(self.program.items, self.segmented.segments, self.segmented.comm_level, strict=True)
+        for rank in range(self.world):
+            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
+            if taken:
+                one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                self.maker.update({(v, rank): by_key[("source", rank)] for v in taken})
+                del one
+        for item, segment, level in items:
+            stage = item.stage
+            if item.kind == "join":
+                for rank in item.placement.ranks:
+                    self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
+            elif item.kind == "comm":
+                self.draft_comm(item, level, stage, draft, by_key)
+            elif item.phase == "source":
+                for rank in item.steps:
+                    one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                    one.items.append(item)
+                    self.maker.update({(v, rank): by_key[("source", rank)] for v in item.writes})
+            elif any(item.steps.values()):
+                assert segment is not None
+                of_kind = names.setdefault((segment.phase, stage), [])
+                if segment not in of_kind:
+                    of_kind.append(segment)
+                index = of_kind.index(segment)
+                letters = "F" * segment.joined + LETTERS[segment.phase]
+                label = f"{letters}{stage}{f'.{index}' if index else ''}"
+                for rank, steps in item.steps.items():
+                    if not steps:
+                        continue
+                    rate = self.pieces if segment.pieces else 1
+                    one = draft((segment, rank), Draft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage))
+                    one.level = segment.level
+                    one.items.append(item)
+                    one.flops += item.flops
+                    self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
+
+    def draft_comm(
+        self, item: Item, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]
+    ) -> None:
+        assert callable(draft)
+        rate = self.pieces if item.pieces else 1
+        for rank, comm in item.comms.items():
+            if comm.kind == "send":
+                key: object = ("send", comm.group, item.phase, item.pieces, level, stage)
+                queue, kind, name = (
+                    f"send:{comm.group[1]}",
+                    "send",
+                    f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}",
+                )
+            else:
+                key = (comm.kind, comm.group, item.phase, item.pieces, level, stage, rank)
+                queue, kind, name = (
+                    "comm",
+                    "boxing",
+                    f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
+                )
+            one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
+            one.level, one.gathers = level[0], is_gather(self.program, item)
+            assert one.comm is not None
+            if one.moves and comm.kind not in ("send", "all_reduce"):
+                one.comm = Comm(comm.kind, one.comm.id, comm.group, one.comm.exchanges + comm.exchanges)
+            one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
+            to = comm.group[1] if comm.kind == "send" else rank
+            self.maker.update({(w, to): by_key[key] for w in item.writes})
+
+    def draft_sinks(self) -> None:
+        for index, (value, place, _, _) in enumerate(self.program.results):
+            for rank in place.ranks:
+                self.drafts.append(
+                    Draft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index)
+                )
+
+    # ---- registers
+
+    def written_variables(self) -> dict[tuple[int, int], list[str]]:
+        """(local value, rank) → the variables that it becomes."""
+        found: dict[tuple[int, int], list[str]] = {}
+        for name, value in self.program.updates:
+            for rank in range(self.world):
+                if (value, rank) in self.program.metas:
+                    found.setdefault((self.find(value, rank), rank), []).append(name)
+        return found
+
+    def make_registers(
+        self, writes: Mapping[tuple[int, int], list[str]]
+    ) -> tuple[list[Register], dict[tuple[int, int], FromRegister]]:
+        """Registers for all values that cross from actor to actor; values with the same readers share one."""
+        wanted: dict[tuple[int, int], dict[int, None]] = {}
+        for number, draft in enumerate(self.drafts):
+            for value in self.operand_values(draft):
+                if self.maker.get(self._made(value, draft.rank)) not in (None, number):
+                    wanted.setdefault((value, draft.rank), {})[number] = None
+        for members in self.collectives():  # all take part, and in the same, whoever reads it
+            for _, out in members[0].moves:
+                ends = {v: None for d in members for v in [out, *self._joins_of(out, d.rank)] if (v, d.rank) in wanted}
+                for d in members:
+                    for value in ends or ([] if (out, d.rank) in writes else [out]):
+                        wanted.setdefault((value, d.rank), {})
+        groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
+        unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        for (value, rank), readers in wanted.items():
+            joined = (value, rank) in self.joins
+            producer = self.maker[self._made(value, rank)]
+            key = tuple(readers)
+            if self.drafts[producer].comm is not None:  # moved once, whoever reads it: one register for all
+                key = unions.setdefault((producer, rank, joined), key)
+                unions[(producer, rank, joined)] = tuple(dict.fromkeys((*key, *readers)))
+                key = ()
+            groups.setdefault((producer, rank, key, joined), []).append(value)
+        registers: list[Register] = []
+        at: dict[tuple[int, int], FromRegister] = {}
+        for (producer, rank, key, joined), values in groups.items():
+            every = key or unions[(producer, rank, joined)]
+            rate = self.drafts[producer].rate
+            fill = rate if joined else 1
+            tokens = rate // fill
+            # a reader that fires once for many tokens would need them all: it reads joined values only
+            reads = tuple(Read(r, self.drafts[r].rate // tokens) for r in every)
+            specs = []
+            for i, value in enumerate(values):
+                at[(value, rank)] = FromRegister(len(registers), i)
+                specs.append(self.spec(value, rank))
+            registers.append(Register(len(registers), producer, reads, tuple(specs), fill=fill))
+        return registers, at
+
+    def collectives(self) -> list[list[Draft]]:
+        """The drafts that are one collective each."""
+        found: dict[int, list[Draft]] = {}
+        for draft in self.drafts:
+            if draft.comm is not None and draft.comm.kind != "send":
+                found.setdefault(draft.comm.id, []).append(draft)
+        return list(found.values())
+
+    def _made(self, value: int, rank: int) -> tuple[int, int]:
+        """Where a value, or the pieces that it is joined of, comes from."""
+        if (value, rank) in self.joins:
+            return self.find(self.joins[(value, rank)][0], rank), rank
+        return value, rank
+
+    def spec(self, value: int, rank: int) -> TensorSpec:
+        program = self.program
+        meta = program.metas[(value, rank)]
+        combine = self.joins[(value, rank)][1] if (value, rank) in self.joins else ""
+        return TensorSpec(meta.shape, meta.dtype, program.sbp.get(value, ""), combine, program.names.get(value, ""))
+
+    def operand_values(self, draft: Draft) -> list[int]:
+        """The local values that an actor needs from outside, in order, without those it makes itself."""
+        if draft.comm is not None or draft.result is not None:
+            return list(dict.fromkeys(self.find(v, draft.rank) for v, _ in draft.moves))
+        made = {o for i in draft.items for s in i.steps[draft.rank] for o in s.outs}
+        reads = [self.find(v, draft.rank) for i in draft.items for s in i.steps[draft.rank] for v in s.reads()]
+        return [v for v in dict.fromkeys(reads) if v not in made]
+
+    # ---- the finished actors
+
+    def operand(self, value: int, rank: int, at: Mapping[tuple[int, int], FromRegister]) -> Operand:
+        if (value, rank) in at:
+            return at[(value, rank)]
+        name, kind = self.program.inputs[value]
+        if kind == "scalar":
+            return OfScalar(name)
+        return OfPiece() if kind == "piece" else OfVariable(name)
+
+    def actor(
+        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]], bodies: dict[Body, int], registers: Sequence[Register],
+    ) -> Actor:  # fmt: skip
+        rank = draft.rank
+        if draft.result is not None:
+            value = self.find(draft.moves[0][0], rank)
+            return Actor(
+                number,
+                draft.name,
+                rank,
+                draft.queue,
+                draft.kind,
+                operands=(self.operand(value, rank, at),),
+                targets=(ToResult(draft.result),),
+            )
+        if draft.comm is not None:
+            return self.comm_actor(number, draft, at, writes)
+        inputs = self.operand_values(draft)
+        if draft.kind == "source":
+            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
+            operands: list[Operand] = [OfInput(self.program.inputs[v][0]) for v in taken]
+            inputs = taken
+        else:
+            operands = [self.operand(v, rank, at) for v in inputs]
+        outputs = self.outputs(draft, inputs, at, writes)
+        steps = [s for i in draft.items for s in i.steps[rank]]
+        variables = {
+            v: self.program.inputs[v][0] for v in inputs if self.program.inputs.get(v, ("", ""))[1] == "variable"
+        }
+        built = build_body(steps, inputs, outputs, variables, lambda v: self.find(v, rank))
+        self.updated_by[number] = built.updated
+        self.made[number] = built, draft.items
+        index = bodies.setdefault(built.body, len(bodies))
+        return Actor(
+            number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
+            flops=draft.flops, stage=draft.stage, momentary=self.momentary(built, rank, registers),
+        )  # fmt: skip
+
+    def momentary(self, built: Built, rank: int, registers: Sequence[Register]) -> int:
+        """The bytes that a firing needs beside its operands and what registers have room for."""
+        metas, body = self.program.metas, built.body
+        nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
+        room, summed, joined = [0] * len(body.outputs), [], 0
+        for at, target in enumerate(built.targets):
+            if isinstance(target, FromRegister):
+                spec = registers[target.register].tensors[target.index]
+                room[at] = nbytes[body.outputs[at]]
+                if spec.combine == "sum" and registers[target.register].fill > 1:
+                    summed.append(at)
+                elif spec.combine.startswith("cat") and registers[target.register].fill > 1:
+                    joined += spec.nbytes
+        for at in {*summed} - {*products(body, summed)}:
+            room[at] = 0
+        return momentary_bytes(body, nbytes, room, joined)
+
+    def outputs(
+        self,
+        draft: Draft,
+        inputs: list[int],
+        at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]],
+    ) -> list[tuple[int, Target]]:
+        """Values to give away and where they go."""
+        rank = draft.rank
+        made = [o for i in draft.items for s in i.steps[rank] for o in s.outs if o >= 0]
+        pairs: list[tuple[int, Target]] = []
+        for value in dict.fromkeys([*(inputs if draft.kind == "source" else ()), *made]):
+            pairs += [(value, OfVariable(name)) for name in writes.get((value, rank), [])]
+            pairs += [(value, at[(r, rank)]) for r in [value, *self._joins_of(value, rank)] if (r, rank) in at]
+        return pairs
+
+    def _joins_of(self, value: int, rank: int) -> list[int]:
+        return [
+            joined for (joined, r), (source, _) in self.joins.items() if r == rank and self.find(source, rank) == value
+        ]
+
+    def comm_actor(
+        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        writes: Mapping[tuple[int, int], list[str]],
+    ) -> Actor:  # fmt: skip
+        assert draft.comm is not None
+        rank, comm = draft.rank, draft.comm
+        to = comm.group[1] if comm.kind == "send" else rank
+        operands: list[Operand] = []
+        targets: list[Target] = []
+        exchanges = []
+        nbytes = 0
+        for i, (value, out) in enumerate(draft.moves):
+            operand = self.operand(self.find(value, rank), rank, at)
+            nbytes += self.program.metas[(out, to)].nbytes
+            ends: list[Target] = [at[(r, to)] for r in [out, *self._joins_of(out, to)] if (r, to) in at]
+            for end in [*ends, *(OfVariable(name) for name in writes.get((out, to), ()))]:
+                operands.append(operand)
+                targets.append(end)
+                if comm.exchanges:
+                    exchanges.append(comm.exchanges[i])
+        plane = "inline" if comm.kind == "send" and nbytes <= INLINE else "gloo"
+        comm = Comm(comm.kind, comm.id, comm.group, tuple(exchanges), plane)
+        return Actor(
+            number,
+            draft.name,
+            rank,
+            draft.queue,
+            draft.kind,
+            draft.rate,
+            None,
+            tuple(operands),
+            tuple(targets),
+            comm,
+            stage=draft.stage,
+        )
+
+    def variable_registers(self, actors: Sequence[Actor], first: int) -> list[Register]:
+        """Registers without tensors that keep readers and the writer of a variable in turn.
+
+        Readers are also those that another actor gives a view of it.
+        """
+        writers: dict[tuple[str, int], int] = {}
+        readers: dict[tuple[str, int], dict[int, None]] = {}
+        updated = {name for name, _ in self.program.updates}
+        for actor in actors:
+            for target in actor.targets:
+                if isinstance(target, OfVariable):
+                    writers[(target.name, actor.rank)] = actor.id
+            for operand in actor.operands:
+                if isinstance(operand, OfVariable) and operand.name in updated:
+                    readers.setdefault((operand.name, actor.rank), {})[actor.id] = None
+            for name in self.updated_by.get(actor.id, ()):
+                writers[(name, actor.rank)] = actor.id
+        for number, draft in enumerate(self.drafts):
+            for value in self.operand_values(draft):
+                for name in self.views.get(value, frozenset()) & updated:
+                    readers.setdefault((name, draft.rank), {})[number] = None
+        groups: dict[tuple[int, tuple[int, ...]], None] = {}
+        for key, writer in writers.items():
+            every = [r for r in readers.get(key, {}) if r != writer]
+            alike = [r for r in every if actors[r].rate == actors[writer].rate]  # in turn with every firing
+            for some in (alike, [r for r in every if r not in alike]):
+                if some:
+                    groups[(writer, tuple(some))] = None
+        found: list[Register] = []
+        for writer, others in groups:
+            rate = actors[writer].rate
+            fill = 1 if all(actors[r].rate == rate for r in others) else rate
+            reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
+            found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
+        return found
+
+    def gather_registers(self, registers: Sequence[Register]) -> list[Register]:
+        """Registers without tensors that let a gather begin when the readers of the last but one are done."""
+        chains: dict[tuple[int, int, int], list[int]] = {}
+        for number, draft in enumerate(self.drafts):
+            if draft.gathers:
+                chains.setdefault((draft.rank, draft.stage, draft.rate), []).append(number)
+        readers: dict[int, dict[int, None]] = {}
+        for register in registers:
+            for read in register.readers:
+                readers.setdefault(register.producer, {})[read.actor] = None
+        found: list[Register] = []
+        for chain in chains.values():
+            chain.sort(key=lambda g: (self.drafts[g].level, g))
+            for before, gather in zip(chain, chain[AHEAD:], strict=False):
+                for r in readers.get(before, ()):
+                    one = self.drafts[r]
+                    # one of a higher level may wait for this gather
+                    if one.rate == self.drafts[gather].rate and one.level <= self.drafts[gather].level:
+                        found.append(Register(len(registers) + len(found), r, (Read(gather),), ()))
+        return found

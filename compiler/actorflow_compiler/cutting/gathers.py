@@ -1,0 +1,45 @@
+"""A program goes in; out comes which gathers of variables go together, so that few gathered copies live at a time.
+
+Gathers depend on nothing but variables, so all of them could begin with the iteration, and every rank
+would hold the whole model.  They are taken in chunks, in the order of their use.  Each chunk's readers
+are actors of their own, and a chunk begins when the readers of the last but one are done: one is
+computed with while the next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.cutting.lower import Item, Program
+
+CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
+AHEAD = 2  # chunks of a placement that may be there at a time
+
+
+def is_gather(program: Program, item: Item) -> bool:
+    """Whether an item gathers a variable for forward or backward ops."""
+    return (
+        item.kind == "comm"
+        and item.phase in ("forward", "backward")
+        and all(comm.kind == "all_gather" for comm in item.comms.values())
+        and all(program.inputs.get(v, ("", ""))[1] == "variable" for v in item.reads)
+    )
+
+
+def chunks(program: Program) -> Mapping[int, int]:
+    """The chunk of each gather, by position in the program."""
+    found: dict[int, int] = {}
+    open_: dict[tuple[Placement, int, str, bool], tuple[int, int]] = {}  # → (chunk, bytes in it)
+    count = 0
+    for k, item in enumerate(program.items):
+        if not is_gather(program, item):
+            continue
+        key = (item.placement, item.stage, item.phase, item.pieces)
+        chunk, nbytes = open_.get(key, (-1, CHUNK))
+        if nbytes >= CHUNK:
+            chunk, nbytes, count = count, 0, count + 1
+        rank = item.placement.ranks[0]
+        open_[key] = (chunk, nbytes + sum(program.metas[(v, rank)].nbytes for v in item.writes))
+        found[k] = chunk
+    return found

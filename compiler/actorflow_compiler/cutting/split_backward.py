@@ -1,0 +1,133 @@
+"""A program goes in; the same program, in which what only gradients of parameters wait for has a phase of its own.
+
+The backward pass of a stage does two things: it gives the stage before it the gradients of what that
+stage sent, which somebody waits for, and it computes the gradients of its own parameters, which are
+added up over the micro-batches and which nobody needs before the last one.  An op is of the second kind,
+phase "weight", if each of its outputs leads to one sum over the micro-batches and to nothing else.  What
+leads to several is shared work, which stays in the backward pass: else all of the first stage's would be
+of the second kind.
+
+PyTorch's fused backward ops compute both kinds at once.  Those of ``SEPARABLE`` are run once for each,
+with other output masks: of a convolution the two are independent computations; of a normalisation they
+share reductions over one sample, which are cheap beside reading the tensors.  Not so batch norm, whose
+gradients of parameters are what its gradient of the input is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from actorflow_compiler.core.ops import Meta, Ref, substitute
+from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.graph.flops import flops_of
+from actorflow_compiler.plan.plan import Step
+from actorflow_compiler.signatures import OpCall
+
+SEPARABLE = frozenset({  # their last argument is the output mask; the first output is the gradient of the input
+    "aten.convolution_backward.default", "aten.native_layer_norm_backward.default",
+    "aten.native_group_norm_backward.default", "aten._fused_rms_norm_backward.default",
+})  # fmt: skip
+
+
+def split_backward(program: Program) -> Program:
+    """Give the phase "weight" to every op that only sums over micro-batches wait for."""
+    sums = _sums(program)
+    home = {v: (item.placement, item.stage) for item in program.items for v in item.writes}
+    leads: dict[int, set[int]] = {}  # value → the sums that it leads to, if it leads to nothing else
+    elsewhere: set[int] = {v for _, v in program.updates} | {v for v, *_ in program.results}
+    out: list[Item] = []
+
+    def is_weight(item: Item) -> bool:
+        return all(v not in elsewhere and len(leads.get(v, ())) == 1 for v in item.writes)
+
+    for item in reversed(program.items):
+        if _passes(item) and is_weight(item):  # it moves or renames what leads to sums alone
+            out.append(item)
+            for v, w in zip(item.reads, item.writes, strict=True):
+                leads.setdefault(v, set()).update(leads[w])
+            continue
+        now = [item]
+        if item.kind == "compute" and item.phase == "backward" and item.pieces and any(item.steps.values()):
+            if is_weight(item):
+                now = [replace(item, phase="weight")]
+            elif (halves := _halves(item, program.metas)) is not None and is_weight(halves[1]):
+                now = [halves[0], replace(halves[1], phase="weight")]
+        for one in reversed(now):
+            out.append(one)
+            if one.kind == "join" and one.writes[0] in sums:
+                leads.setdefault(one.reads[0], set()).add(one.writes[0])
+            elif one.phase == "weight":
+                found = {s for v in one.writes for s in leads[v]}
+                for v in one.reads:
+                    leads.setdefault(v, set()).update(found)
+                # what another stage, on the same ranks, sends in its backward pass is no work of this one
+                elsewhere.update(v for v in one.reads if home.get(v) != (one.placement, one.stage))
+            else:
+                elsewhere.update(one.reads)
+    out.reverse()
+    return replace(program, items=tuple(out))
+
+
+def _passes(item: Item) -> bool:
+    """Whether an item gives each of its operands on: a collective, or another name for one."""
+    if item.phase not in ("backward", "optimizer") or not item.pieces or len(item.reads) != len(item.writes):
+        return False
+    if item.kind == "comm":
+        return all(c.kind != "send" for c in item.comms.values())
+    return item.kind == "compute" and len(item.reads) == 1 and not any(item.steps.values())
+
+
+def _sums(program: Program) -> set[int]:
+    """The values that are joined in the backward pass, of those that no later piece of the iteration waits for."""
+    waited: set[int] = set()  # values that ops of pieces read, or that lead to such
+    found: set[int] = set()
+    for item in reversed(program.items):
+        if item.kind == "join" and item.phase == "backward" and item.writes[0] not in waited:
+            found.add(item.writes[0])
+        if item.pieces or any(v in waited for v in item.writes):
+            waited.update(item.reads)
+    return found
+
+
+def _halves(item: Item, metas: Mapping[tuple[int, int], Meta]) -> tuple[Item, Item] | None:
+    """An op as two: one for the gradient of its input, one for the others; None where it is not both, or not known."""
+    if not all(_is_both(steps) for steps in item.steps.values()):
+        return None
+    first: dict[int, tuple[Step, ...]] = {}
+    second: dict[int, tuple[Step, ...]] = {}
+    for rank, (step,) in item.steps.items():
+        *rest, mask = step.args
+        given, *others = step.outs
+        input_only = (mask[0], *(False for _ in others))
+        first[rank] = (replace(step, args=(*rest, input_only), outs=(given, *(-1 for _ in others))),)
+        second[rank] = (replace(step, args=(*rest, (False, *mask[1:])), outs=(-1, *others)),)
+    return _part(item, first, metas), _part(item, second, metas)
+
+
+def _is_both(steps: tuple[Step, ...]) -> bool:
+    if len(steps) != 1 or steps[0].op not in SEPARABLE or steps[0].kwargs:
+        return False
+    given, *others = steps[0].outs
+    return given >= 0 and any(o >= 0 for o in others)
+
+
+def _part(item: Item, steps: Mapping[int, tuple[Step, ...]], metas: Mapping[tuple[int, int], Meta]) -> Item:
+    made = {o for (step,) in steps.values() for o in step.outs}
+    flops = sum(flops_of(_call(step, metas, rank)) for rank, (step,) in steps.items())
+    return replace(
+        item, steps=steps, writes=tuple(v for v in item.writes if v in made), flops=flops / item.placement.size
+    )
+
+
+def _call(step: Step, metas: Mapping[tuple[int, int], Meta], rank: int) -> OpCall:
+    """The op instance that a step is on a rank."""
+    operands: list[int] = []
+
+    def number(v: int) -> Ref:
+        operands.append(v)
+        return Ref(len(operands) - 1)
+
+    args = tuple(substitute(a, number) for a in step.args)
+    outs = tuple(metas[(o, rank)] if o >= 0 else None for o in step.outs)
+    return OpCall(step.op, args, (), tuple(metas[(v, rank)] for v in operands), outs)

@@ -1,0 +1,132 @@
+"""A segmented program goes in; the same, with variables written when nobody needs their old values any more, comes out.
+
+The plan writes a variable when all that read its old value have run.  So an actor that comes after the one that makes
+the new value, and reads the old one or a view of it, would wait for itself.  There a *store* is put in: an actor that
+does nothing but write the variable, and that nothing comes after.  So is one for a variable that becomes what another
+one is, where that changes as well: it copies, so that two variables may change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.views import may_be_view
+from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.segment import Segment, Segmented
+from actorflow_compiler.plan.plan import Step
+
+Node = object  # a segment, or what tells communications apart that leave at different times
+
+
+def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
+    """Local value → the variables in whose memory it may lie: their views, and they themselves."""
+    found = {v: frozenset({name}) for v, (name, kind) in program.inputs.items() if kind == "variable"}
+    nothing: frozenset[str] = frozenset()
+    for item in program.items:
+        if item.kind == "comm":
+            continue
+        for steps in item.steps.values():
+            for step in steps:
+                if may_be_view(step.op):
+                    names = nothing.union(*(found.get(v, nothing) for v in step.reads()))
+                    found.update({o: found.get(o, nothing) | names for o in step.outs if o >= 0 and names})
+        if not item.steps or not all(item.steps.values()):  # on some ranks its results are what it reads
+            names = nothing.union(*(found.get(v, nothing) for v in item.reads))
+            found.update({o: found.get(o, nothing) | names for o in item.writes if names})
+    return found
+
+
+def put_stores(segmented: Segmented) -> Segmented:
+    """Put a store in for every variable whose old value is read after the new one is made, or that takes another's."""
+    program, flow = segmented.program, _Flow(segmented)
+    held, updated = views_of_variables(program), {name for name, _ in program.updates}
+    readers: dict[str, set[Node]] = {name: set() for name in updated}
+    for value, nodes in flow.readers.items():
+        for name in held.get(value, frozenset()) & updated:
+            readers[name] |= nodes
+    nothing: frozenset[str] = frozenset()
+    taken = {value for name, value in program.updates if held.get(value, nothing) & updated - {name}}
+    late = [value for name, value in program.updates if value in taken or flow.after(value) & readers[name]]
+    if not late:
+        return segmented
+    levels = [s.level for s in segmented.segments if s is not None] + [level for level, _ in segmented.comm_level]
+    last = max(levels) + 1
+    program, stores = _with_stores(program, list(dict.fromkeys(late)), taken)
+    updates = tuple(
+        (n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates
+    )
+    items = program.items[len(segmented.segments) :]
+    own = [Segment("optimizer", i.placement, i.pieces, last, stage=i.stage) for i in items]
+    return Segmented(
+        replace(program, updates=updates),
+        (*segmented.segments, *own),
+        (*segmented.comm_level, *((last, 0) for _ in own)),
+    )
+
+
+def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]) -> tuple[Program, dict[int, int]]:
+    """The program with an item behind it for each value, that gives it another number; also: value → that number.
+
+    Those that are ``taken`` lie in the memory of other variables, and are copied.
+    """
+    maker = {v: item for item in program.items for v in item.writes}
+    metas, names, sbp = dict(program.metas), dict(program.names), dict(program.sbp)
+    first = 1 + max(*names, *(v for v, _ in metas))
+    stores = {value: first + k for k, value in enumerate(values)}
+    items = []
+    for value, out in stores.items():
+        names[out], sbp[out] = names.get(value, ""), sbp.get(value, "")
+        here = {rank: meta for (v, rank), meta in metas.items() if v == value}
+        metas.update({(out, rank): meta for rank, meta in here.items()})
+        op = "aten.clone.default" if value in taken else "actorflow.identity"
+        steps = {rank: (Step(op, (Ref(value),), (), (out,)),) for rank in here}
+        of = maker[value]
+        items.append(
+            Item(
+                "compute", "optimizer", of.placement, of.pieces, (value,), (out,), steps, where=of.where, stage=of.stage
+            )
+        )
+    return replace(program, items=(*program.items, *items), metas=metas, names=names, sbp=sbp), stores
+
+
+class _Flow:
+    """What comes after what, of segments and communications."""
+
+    def __init__(self, segmented: Segmented) -> None:
+        self._makers: dict[int, frozenset[Node]] = {}  # value → what makes it; of what is only passed on, what it is of
+        self._next: dict[Node, set[Node]] = {}
+        self.readers: dict[int, set[Node]] = {}  # of a value
+        every = zip(segmented.program.items, segmented.segments, segmented.comm_level, strict=True)
+        for item, segment, level in every:
+            comm = ("comm", item.phase, item.pieces, item.stage, level) if item.kind == "comm" else None
+            own = comm or (segment if any(item.steps.values()) else None)
+            before = self._read(item.reads, own)
+            passed = own is None or (comm is None and not all(item.steps.values()))
+            makers = (before if passed else frozenset()) | (frozenset() if own is None else {own})
+            self._makers.update(dict.fromkeys(item.writes, makers))
+        for value, *_ in segmented.program.results:
+            self._read((value,), ("sink", value))
+
+    def _read(self, values: Iterable[int], own: Node | None) -> frozenset[Node]:
+        """Note that a node reads these values, and say what makes them."""
+        before: frozenset[Node] = frozenset()
+        for v in values:
+            before |= self._makers.get(v, frozenset())
+            if own is not None:
+                self.readers.setdefault(v, set()).add(own)
+        for node in before - {own} if own is not None else ():
+            self._next.setdefault(node, set()).add(own)
+        return before
+
+    def after(self, value: int) -> set[Node]:
+        """All that comes after what makes a value."""
+        found: set[Node] = set()
+        todo = [n for maker in self._makers.get(value, ()) for n in self._next.get(maker, ())]
+        while todo:
+            node = todo.pop()
+            if node not in found:
+                found.add(node)
+                todo.extend(self._next.get(node, ()))
+        return found

@@ -1,0 +1,1 @@
+"""The logical graph that passes hand on."""

@@ -1,0 +1,204 @@
+"""Tensors of which a user says that they flow in pieces, or are whole again, go in; marks in the graph come out.
+
+``actorflow.in_pieces(x, n, origin, number)`` and ``actorflow.whole(…)`` are the identity, and each is the
+gradient of the other, under the same ``number``.  They are gone when the step has been cut in time
+(``rewriting/pieces.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.core.errors import CallError
+from actorflow_compiler.core.ops import Ref, substitute
+from actorflow_compiler.graph.graph import Graph, Node
+from actorflow_compiler.hints.tags import tracing
+
+IN_PIECES, WHOLE = "actorflow.in_pieces", "actorflow.whole"
+MARKS = (IN_PIECES, WHOLE)
+_numbers = itertools.count()
+
+# ---- for users
+
+
+def unpack(x: Tensor, n: int) -> Tensor:
+    """``x``, which from here on flows through the job in ``n`` equal pieces of its dim 0, one behind the other.
+
+    The code still sees the whole tensor and computes what it would without.  What is before runs once,
+    what is after once for each piece, until ``pack``; gradients of parameters used in between add up.
+    All ``unpack`` and ``pack`` of a job, and its ``micro_batches``, name the same number.  Use the tensor
+    that is returned.  Outside of a job ``x`` comes back as it is.
+
+    Raises CallError if ``n`` does not divide dim 0.  In a job that has run with another batch, a shorter
+    last one for example, the largest number up to ``n`` that does is taken instead.
+    """
+    return _marked(x, n, "unpack")
+
+
+def pack(x: Tensor, n: int) -> Tensor:
+    """``x``, which flows in ``n`` pieces, as a whole again: what is after runs once, with all pieces at hand.
+
+    The inverse of ``unpack``, with the same rules and errors.  What reads the result together with
+    something in pieces packs that as well.
+    """
+    return _marked(x, n, "pack")
+
+
+# ---- for other passes
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What an op of ``MARKS`` says."""
+
+    value: int  # the value that is marked
+    count: int  # pieces
+    origin: str  # of the user's line
+    number: int  # of the call; that of its gradient, too
+
+
+def mark_of(n: Node) -> Mark:
+    """The arguments of a mark."""
+    ref, count, origin, number = n.args
+    return Mark(ref.index, count, origin, number)
+
+
+def without_marks(graph: Graph) -> Graph:
+    """The same step with every mark taken for what it marks."""
+    same: dict[int, int] = {}
+
+    def at(value: int) -> Ref:
+        return Ref(same.get(value, value))
+
+    def kept() -> Iterator[Node]:
+        for n in graph.nodes:
+            n = renamed(n, same)
+            if n.op in MARKS:
+                same[n.outs[0]] = n.args[0].index
+            else:
+                yield n
+
+    nodes = tuple(kept())
+    results = tuple(at(r).index for r in graph.results)
+    updates = tuple((old, at(new).index) for old, new in graph.updates)
+    return replace(graph, nodes=nodes, results=results, updates=updates)
+
+
+def renamed(n: Node, same: dict[int, int]) -> Node:
+    """The node with other numbers for what it reads."""
+    if not same.keys() & set(n.reads()):
+        return n
+
+    def at(value: int) -> Ref:
+        return Ref(same.get(value, value))
+
+    return replace(n, args=substitute(n.args, at), kwargs=tuple((k, substitute(v, at)) for k, v in n.kwargs))
+
+
+def nearest_divisors(size: int, count: int) -> list[int]:
+    """Of the numbers that divide ``size``, those next to ``count``, which does not."""
+    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    below, above = [d for d in divisors if d < count], [d for d in divisors if d > count]
+    return [*below[-1:], *above[:1]]
+
+
+def count_pieces(graph: Graph, micro_batches: int, asked: str, later: bool) -> tuple[int, tuple[str, ...]]:
+    """How many pieces a step goes in, and what is to be said of that; ``cut_in_time`` tells of the arguments.
+
+    Raises CallError where marks and ``micro_batches`` contradict each other, and where the batch does not divide.
+    """
+    wanted: dict[int, str] = {micro_batches: asked} if micro_batches > 1 else {}  # number → who wants it
+    sizes: dict[int, str] = {}  # size of what is to be divided → who wants that, and what it is
+    if micro_batches > 1:
+        batches = (graph.metas[i.value].shape for i in graph.inputs if i.kind == "batch")
+        sizes.update({shape[0]: f"{asked}: the batch" for shape in batches})
+    marks = [(n, mark_of(n)) for n in graph.nodes if n.op in MARKS]
+    for _, mark in marks:
+        wanted.setdefault(mark.count, mark.origin)
+        sizes.setdefault(graph.metas[mark.value].shape[0], f"{mark.origin}: the tensor")
+    if len(wanted) > 1:
+        (count, one), (other, another), *_ = wanted.items()
+        raise CallError(
+            f"{one} and {another} were found in one job, which want {count} and {other} pieces; a job has one number "
+            f"of pieces: name the same everywhere, or leave micro_batches out and say with flow.unpack what flows in "
+            f"pieces"
+        )
+    if micro_batches == 1 and marks and all(n.op != IN_PIECES or n.phase == "backward" for n, _ in marks):
+        raise CallError(
+            f"{marks[0][1].origin}: nothing flows in pieces here; flow.unpack(x, {marks[0][1].count}) before it was "
+            f"expected, or micro_batches={marks[0][1].count} of the job"
+        )
+    if micro_batches > 1 and not sizes and not later:
+        raise CallError(f"{asked}: the job has no batch to divide; a tensor was expected among its arguments")
+    most = next(iter(wanted), 1)
+    count = max(n for n in range(1, most + 1) if all(size % n == 0 for size in sizes)) if sizes else 1
+    for size, what in sizes.items():
+        if size % most and not later:
+            raise CallError(uneven(what, size, most))
+    if count != most:
+        (size, *_) = sizes
+        return count, (f"a batch of {size} does not divide into {most} equal micro-batches; it goes in {count}",)
+    return count, ()
+
+
+# ---- inside
+
+
+def _marked(x: Tensor, n: int, what: str) -> Tensor:
+    caller = sys._getframe(2)
+    origin = f"{caller.f_code.co_filename}:{caller.f_lineno}: flow.{what}(x, {n!r})"
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise CallError(f"{origin}: a number of pieces, 1 or more, was expected")
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        found = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise CallError(f"{origin}: {found} was found where a tensor with a dim 0 was expected")
+    if tracing():
+        mark = _in_pieces if what == "unpack" else _whole
+        marked: Tensor = mark(x, n, origin, next(_numbers))
+        return marked
+    if x.shape[0] % n:
+        raise CallError(uneven(f"{origin}: the tensor", x.shape[0], n))
+    return x
+
+
+def uneven(what: str, size: int, count: int) -> str:
+    """The text of an error: ``what`` has a dim 0 of ``size``, and ``count`` pieces of it were asked for."""
+    near = " or ".join(map(str, nearest_divisors(size, count)))
+    return (
+        f"{what} has {size} samples (dim 0), which do not divide into {count} equal pieces; "
+        f"take {near} pieces, or another batch size"
+    )
+
+
+@torch.library.custom_op("actorflow::in_pieces", mutates_args=())
+def _in_pieces(x: Tensor, count: int, origin: str, number: int) -> Tensor:
+    """The same tensor."""
+    return x.clone()
+
+
+@torch.library.custom_op("actorflow::whole", mutates_args=())
+def _whole(x: Tensor, count: int, origin: str, number: int) -> Tensor:
+    """The same tensor."""
+    return x.clone()
+
+
+def _shape(x: Tensor, count: int, origin: str, number: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.mark = inputs[1:]
+
+
+for _one, _other in ((_in_pieces, _whole), (_whole, _in_pieces)):
+    _one.register_fake(_shape)
+    _one.register_autograd(
+        lambda ctx, grad, _other=_other: (_other(grad, *ctx.mark), None, None, None), setup_context=_remember
+    )

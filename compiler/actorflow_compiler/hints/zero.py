@@ -1,0 +1,30 @@
+"""Hooks on the gradients of parameters that ZeRO splits, while a step is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from actorflow_compiler.hints.constrain import mark
+from actorflow_compiler.hints.hints import Zero
+
+GRADIENT = "gradient of "  # begins the layout of a constraint on a gradient, until its parameter's layout is known
+
+
+@contextlib.contextmanager
+def mark_gradients(parameters: Mapping[str, Tensor], zero: Mapping[str, Zero]) -> Iterator[None]:
+    """While a step is traced: constrain the gradients of parameters in stages 2 and 3, how is filled in later."""
+    hooks = []
+    for name, z in zero.items():
+        if z.stage >= 2 and name in parameters and parameters[name].requires_grad:
+            tensor: Any = parameters[name]  # its stub lacks the types of register_hook
+            hooks.append(tensor.register_hook(partial(mark, layout=f"{GRADIENT}{name}", origin=z.origin)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,137 @@
+"""A graph with layouts enters; the same, folded by module for people, leaves: parts, and the tensors between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actorflow_compiler.boxing.routes import bytes_of, route
+from actorflow_compiler.core.ops import ITEM_BYTES
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp, show
+from actorflow_compiler.graph.graph import Graph, Node, call_of
+from actorflow_compiler.infer import FREE_KINDS, Layouts
+from actorflow_compiler.plan.origins import Flow, Origins, Part, Place
+
+INPUTS = "inputs"  # what the arguments of a step are a part of
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A part being put together."""
+
+    count: int = 0
+    ops: dict[str, None] = field(default_factory=dict)
+    places: dict[int, None] = field(default_factory=dict)
+
+
+def fold_by_module(
+    graph: Graph, layouts: Layouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
+) -> Origins:
+    """Fold; ``modules`` are the names that ops may carry, ``parameter`` says which one an optimizer's state is for."""
+    return _Folding(graph, layouts, pieces, modules, parameter).run()
+
+
+class _Folding:
+    def __init__(
+        self, graph: Graph, layouts: Layouts, pieces: int, modules: Sequence[str], parameter: Mapping[str, str]
+    ) -> None:
+        self.graph, self.layouts, self.pieces, self.parameter = graph, layouts, pieces, parameter
+        self.modules = frozenset(modules)
+        self.places: dict[Place, int] = {}
+        self.drafts: dict[tuple[str, str, str], _Draft] = {}  # (module, phase, placement)
+        self.number: dict[tuple[str, str, str], int] = {}
+        self.keys: list[tuple[str, str, str]] = []  # of each part
+        self.maker: dict[int, tuple[int, str]] = {}  # value → its part, and what made it
+        self.flows: dict[tuple[int, int, int, str], Flow] = {}  # (value, source, target, read as)
+        self.kind = {i.value: i.kind for i in graph.inputs}
+        self.boxed: set[tuple[int, Placement, NdSbp, str]] = set()  # what is boxed to where; variables for each phase
+        self.often: set[int] = set()  # values of which there is one for each micro-batch
+
+    def run(self) -> Origins:
+        graph, layouts = self.graph, self.layouts
+        names = {i.value: i.name for i in graph.inputs}
+        homes = {i.name: i.value for i in graph.inputs if i.kind == "variable"}
+        for i in graph.inputs:
+            if i.kind == "variable" and i.name not in self.parameter:
+                where = str(layouts.placement[i.value])
+                self.maker[i.value] = self.part(self.module_of(i.name), "variable", where, i.name, None), i.name
+            elif i.kind in ("batch", "argument"):
+                self.maker[i.value] = self.part(INPUTS, "input", "", i.name, None), i.name
+        for k, n in enumerate(graph.nodes):
+            assert n.placement is not None
+            _, operands = call_of(n, graph.metas)
+            module = n.where or self.optimized(n, names) or self.added_up(n)
+            place = self.places.setdefault(Place(module, n.line), len(self.places))
+            target = self.part(module, n.phase, str(n.placement), n.op.removesuffix(".default"), place)
+            for value, need in zip(operands, layouts.operands[k], strict=True):
+                self.flow(value, target, n.placement, need)
+            for o in n.outs:
+                if o >= 0:
+                    self.maker[o] = target, n.op.split(".")[1]
+                    self.often.update((o,) if n.pieces else ())
+        for old, new in graph.updates:
+            name = self.parameter.get(names[old], names[old])
+            if name in homes and names[old] == name:
+                self.flow(new, self.maker[homes[name]][0], layouts.placement[old], layouts.value[old], only_boxed=True)
+        parts = tuple(
+            Part(*key, draft.count, tuple(draft.ops), tuple(draft.places)) for key, draft in self.drafts.items()
+        )
+        return Origins(tuple(self.places), (), parts, tuple(self.flows.values()))
+
+    def part(self, module: str, phase: str, placement: str, op: str, place: int | None) -> int:
+        """The part with this op added to it."""
+        key = (module, phase, placement)
+        draft = self.drafts.setdefault(key, _Draft())
+        draft.count += 1
+        draft.ops[op] = None
+        if place is not None:
+            draft.places[place] = None
+        if key not in self.number:
+            self.number[key] = len(self.keys)
+            self.keys.append(key)
+        return self.number[key]
+
+    def flow(self, value: int, target: int, where: Placement, need: NdSbp, only_boxed: bool = False) -> None:
+        """Note that a part reads a value in a layout."""
+        if value not in self.maker:
+            return
+        source, name = self.maker[value]
+        key = (value, source, target, show(need))
+        if source == target or key in self.flows:
+            return
+        meta, moved, made = self.graph.metas[value], 0, need
+        boxing: tuple[str, ...] = ()
+        if self.kind.get(value) not in FREE_KINDS:  # of these every rank has all
+            made = self.layouts.value[value]
+            hops = route(meta.shape, self.layouts.placement[value], made, where, need)
+            boxing = tuple(hop.kind if hop.kind != "local" else "slice" for hop in hops)
+            once = (value, where, need, self.keys[target][1] if self.kind.get(value) == "variable" else "")
+            if once not in self.boxed:  # whoever else reads it so reads what has been moved
+                moved = bytes_of(hops, ITEM_BYTES[meta.dtype]) * (self.pieces if value in self.often else 1)
+            self.boxed.add(once)
+        if only_boxed and not boxing:
+            return
+        self.flows[key] = Flow(source, target, name, meta.shape, meta.dtype, show(made), show(need), boxing, moved)
+
+    def module_of(self, variable: str) -> str:
+        """The module that a variable belongs to, by its name: that of a root stands before it."""
+        owner = variable.rpartition(".")[0]
+        while owner and owner not in self.modules:
+            owner = owner.partition(".")[2]
+        return owner
+
+    def added_up(self, n: Node) -> str:
+        """The module whose gradient autograd adds to another one's: no line of the user's says so."""
+        if n.phase != "backward" or n.line:
+            return ""
+        made = [self.keys[self.maker[v][0]] for v in n.reads() if v in self.maker][::-1]  # the later one was made last
+        return next((module for module, _, where in made if where == str(n.placement)), "")
+
+    def optimized(self, n: Node, names: Mapping[int, str]) -> str:
+        """The module whose parameter an op of the optimizer is for."""
+        for value in n.reads():
+            name = names.get(value)
+            if name is not None and self.kind[value] == "variable":
+                return self.module_of(self.parameter.get(name, name))
+        return ""

@@ -1,0 +1,141 @@
+"""An op instance with inner signatures goes in; the ops that it is written out in, and their signatures, come out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.boxing.routes import bytes_moved
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.sbp import B, Sbp, Split
+from actorflow_compiler.graph.graph import Graph, call_of
+from actorflow_compiler.infer.written_out import BODIES, Cuts
+from actorflow_compiler.rewriting.expand import trace
+from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An op written out."""
+
+    graph: Graph  # its inputs are the op's operands, its results the outputs that are used
+    chosen: tuple[tuple[Signature, ...], ...]  # node by node: one signature for each mesh axis
+    costs: tuple[tuple[float, int], ...]  # for each axis: bytes that all its devices send together, communications
+
+
+def inner_cost(call: OpCall, signature: Signature, parts: int) -> tuple[float, int]:
+    """What ``parts`` devices send in all (bytes), in how many communications; 0 and 0 if the signature is not inner."""
+    if not signature.inner:
+        return 0.0, 0
+    (cost,) = body_of(call, (signature,), (parts,)).costs
+    return cost
+
+
+@functools.cache
+def body_of(call: OpCall, chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Body:
+    """Write out an op, at least one of whose signatures is inner, on a mesh; ``chosen`` has one for each axis."""
+    graph = trace(call, functools.partial(_run, call, _cuts(chosen, hierarchy)))
+    assert graph is not None, call
+    assert [graph.metas[r] for r in graph.results] == [m for m in call.outs if m is not None], call
+    calls = [call_of(n, graph.metas) for n in graph.nodes]
+    local = [c for c, _ in calls]
+    metas = dict(graph.metas)
+    found: list[list[Signature]] = [[] for _ in calls]
+    costs = []
+    for signature, parts in zip(chosen, hierarchy, strict=True):
+        walk = _Walk(parts, metas)
+        walk.layout = {i.value: s for i, s in zip(graph.inputs, signature.ins, strict=True)}
+        for k, (n, (_, operands)) in enumerate(zip(graph.nodes, calls, strict=True)):
+            found[k].append(walk.node(local[k], operands, n.outs))
+            local[k] = localised(local[k], found[k][-1], parts, 0)
+        wanted = [s for s in signature.outs if s is not None]
+        for r, s in zip(graph.results, wanted, strict=True):
+            walk.give(r, s)
+        costs.append((walk.moved, walk.communications))
+        for (_, operands), c, n in zip(calls, local, graph.nodes, strict=True):
+            metas.update(zip(operands, c.ins, strict=True))
+            metas.update({o: m for o, m in zip(n.outs, c.outs, strict=True) if o >= 0 and m is not None})
+    return Body(graph, tuple(map(tuple, found)), tuple(costs))
+
+
+def _cuts(chosen: tuple[Signature, ...], hierarchy: tuple[int, ...]) -> Cuts:
+    """Which dims of the first operand are split inside, and over how many devices on each axis."""
+    cuts: dict[int, tuple[int, ...]] = {}
+    for signature, parts in zip(chosen, hierarchy, strict=True):
+        if signature.inner:
+            split = signature.ins[0]
+            assert isinstance(split, Split), signature
+            cuts[split.dim] = (*cuts.get(split.dim, ()), parts)
+    return tuple(sorted(cuts.items()))
+
+
+def _run(call: OpCall, cuts: Cuts, *args: Any, **kwargs: Any) -> list[Tensor | None]:
+    """The function that writes the op out, in float32 where it would sum in 16 bits."""
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in NARROW else value
+
+    args, kwargs = pytree.tree_map(wide, (args, kwargs))
+    made = BODIES[call.op](cuts, *args, **kwargs)
+    outs = made if isinstance(made, tuple) else (made,)
+    return [
+        None if out is None or meta is None else out.to(getattr(torch, meta.dtype))
+        for out, meta in zip(outs, call.outs, strict=True)
+    ]
+
+
+class _Walk:
+    """Takes, for each op in order, the signature that moves least; what has to move is gathered or added up whole.
+
+    Nothing is moved to be split anew, nor made a term of a sum: the ops of a body follow the split of its operands.
+    """
+
+    def __init__(self, parts: int, metas: Mapping[int, Meta]) -> None:
+        self.parts, self.metas = parts, metas
+        self.layout: dict[int, Sbp] = {}
+        self.given: set[tuple[int, Sbp]] = set()
+        self.moved = 0.0
+        self.communications = 0
+
+    def node(self, call: OpCall, operands: tuple[int, ...], outs: tuple[int, ...]) -> Signature:
+        have = [self.layout[v] for v in operands]
+        options = [
+            s
+            for s in signatures(call, self.parts, wanted=[h for h in have if isinstance(h, Split)])
+            if all(_follows(h, need) for h, need in zip(have, s.ins, strict=True))
+        ]
+
+        def price(s: Signature) -> tuple[float, int]:
+            needs = set(zip(operands, s.ins, strict=True))
+            return sum(self.bytes(v, need) for v, need in needs), sum(self.layout[v] != need for v, need in needs)
+
+        best = min(options, key=price)
+        for v, need in zip(operands, best.ins, strict=True):
+            self.give(v, need)
+        self.layout.update({o: s for o, s in zip(outs, best.outs, strict=True) if o >= 0 and s is not None})
+        return best
+
+    def bytes(self, value: int, need: Sbp) -> float:
+        """What is sent to give a value to one more reader."""
+        if (value, need) in self.given:
+            return 0.0
+        return bytes_moved(self.layout[value], need, self.metas[value].nbytes, self.parts, self.parts, True)
+
+    def give(self, value: int, need: Sbp) -> None:
+        moved = self.bytes(value, need)
+        self.moved += moved
+        self.communications += moved > 0
+        self.given.add((value, need))
+
+
+def _follows(have: Sbp, need: Sbp) -> bool:
+    """Whether a value may be wanted so: as it is, whole, or a part of what is whole."""
+    return need in (have, B) or (have == B and isinstance(need, Split))

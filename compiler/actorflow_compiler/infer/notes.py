@@ -1,0 +1,49 @@
+"""A placed graph enters; what people should know of the ops that the table does not know leaves, a line for each."""
+
+from __future__ import annotations
+
+import torch
+
+from actorflow_compiler.graph.graph import Graph, call_of
+from actorflow_compiler.signatures import signatures
+from actorflow_compiler.signatures.registered import registration
+from actorflow_compiler.signatures.table import has_line
+
+SHOWN = 6  # signatures in a line
+
+
+def notes_on(graph: Graph) -> tuple[str, ...]:
+    """Where the knowledge of ops without a line in the table comes from, and what it is.
+
+    ``mylib.scale.default: signatures discovered: S(0), B -> S(0); P, B -> P``
+    """
+    found: dict[str, dict[str, None]] = {}  # op → lines of text, in order
+    source: dict[str, str] = {}
+    for n in graph.nodes:
+        if has_line(n.op) or n.placement is None or n.op.startswith("actorflow."):
+            continue
+        call, _ = call_of(n, graph.metas)
+        for parts in {p for p in n.placement.hierarchy if p > 1}:
+            known = found.setdefault(n.op, {})
+            for signature in signatures(call, parts)[1:]:
+                known[str(signature)] = None
+                source[n.op] = signature.source
+    lines = []
+    for op, texts in found.items():
+        if texts:
+            more = f"; … ({len(texts)} in all)" if len(texts) > SHOWN else ""
+            lines.append(f"{op}: signatures {source[op]}: {'; '.join(list(texts)[:SHOWN])}{more}")
+        else:
+            what = "no signature registered for it fits" if registration(op) else "no signatures discovered"
+            lines.append(f"{op}: {what}; it runs on whole tensors")
+    return tuple(lines)
+
+
+def tell_traced(device: torch.device, kind: str) -> tuple[str, ...]:
+    """A line where a step for one kind of device was traced on another."""
+    if device.type == kind:
+        return ()
+    return (
+        f"traced with the {device.type.upper()}'s kernels, as this process reaches no {kind} device: attention and "
+        f"autocast may be other ones there",
+    )

@@ -1,0 +1,261 @@
+"""A placed graph and hints go in; the layout of every variable comes out, and the graph with what ZeRO asks of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.ops import ITEM_BYTES, Meta, Ref, substitute
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, Sbp, Split, check_fits, local_shape, numel, show
+from actorflow_compiler.core.views import VIEWS
+from actorflow_compiler.graph.graph import Graph, Node, prune, verify
+from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
+from actorflow_compiler.hints.hints import Hint, Hints, Zero
+from actorflow_compiler.hints.zero import GRADIENT
+from actorflow_compiler.infer import Goal
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.plan.region import device_shape
+from actorflow_compiler.values.gradients import KEPT
+from actorflow_compiler.values.variables import WITH_PARAMETERS
+
+CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
+
+# ---- variables
+
+
+def lay_variables(
+    captured: Capture, graph: Graph, owners: Mapping[str, Placement], hints: Hints, fixed: Mapping[str, Variable]
+) -> tuple[Variable, ...]:
+    """Where and how every variable lies: as an earlier plan has fixed it, as hinted, or broadcast.
+
+    Optimizer state, and gradients, of a parameter's shape lie as the parameter, and split over ZeRO's axis where
+    the parameter is not.  Raises LayoutError for a hint that does not fit its tensor, its placement's mesh,
+    or what an earlier plan has fixed.
+    """
+    found: dict[str, Variable] = {}
+    metas: dict[str, Meta] = {i.name: graph.metas[i.value] for i in graph.inputs if i.kind == "variable"}
+    for name in sorted(metas, key=lambda n: captured.kinds[n] in WITH_PARAMETERS):
+        meta, kind = metas[name], captured.kinds[name]
+        placement = fixed[name].placement if name in fixed else owners[name]
+        if kind not in WITH_PARAMETERS:
+            refuse_moving(name, placement, hints)
+            zero = hints.zero.get(name)
+            hint = hints.layouts.get(name)
+            wish = fit_hint(name, meta, hint, placement)
+            if zero is not None and zero.stage == 3:
+                wish = add_zero(wish, meta.shape, zero, placement)
+        else:
+            parameter = found[captured.parameter[name]]
+            zero, hint = hints.zero.get(parameter.name), hints.optimizer.get(parameter.name)
+            alike = parameter.shape == meta.shape
+            placement = parameter.placement
+            wish = fit_hint(name, meta, hint if alike else None, placement)
+            if alike and (kind != KEPT or name not in fixed):  # what one plan has left the next takes as it lies
+                lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
+                wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
+                wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)
+        if name in fixed:
+            found[name] = as_fixed(fixed[name], wish, hint, zero)
+        else:
+            found[name] = Variable(name, meta.shape, meta.dtype, placement, tuple(e or B for e in wish), kind)
+    return tuple(found[name] for name in metas)
+
+
+def refuse_moving(name: str, placement: Placement, hints: Hints) -> None:
+    """Raise LayoutError where a parameter is to have another home than the one an earlier plan has given it."""
+    hint = hints.layouts.get(name)
+    if hint is not None and hint.home not in (None, placement):
+        raise LayoutError(
+            f"{hint.origin}: {hint.home} was found for {name}, which an earlier job has put on {placement}; the first "
+            f"job that uses a variable decides where it lives: give the hint before that job is called"
+        )
+
+
+def fit_hint(name: str, meta: Meta, hint: Hint | None, placement: Placement) -> Wish:
+    """A hint with one entry for each axis of a placement; raises LayoutError where it does not fit."""
+    axes = len(placement.hierarchy)
+    if hint is None:
+        return (None,) * axes
+    if len(hint.wish) > axes:
+        raise LayoutError(
+            f"{hint.origin}: {show_wish(hint.wish)} was found for {name} of shape {meta.shape}; its placement "
+            f"{placement} has {axes} mesh ax{'i' if axes == 1 else 'e'}s, so at most {axes} "
+            f"entr{'y was' if axes == 1 else 'ies were'} expected; place the module on a mesh, or leave entries out"
+        )
+    out: list[Sbp | None] = []
+    shape = meta.shape
+    for axis, size in enumerate(placement.hierarchy):
+        wanted = hint.wish[axis] if axis < len(hint.wish) else None
+        if wanted is not None:
+            wanted = check_fits(wanted, shape, size, f"{hint.origin}: {name}")
+            shape = local_shape(shape, wanted, size, 0)
+        out.append(wanted)
+    return tuple(out)
+
+
+def add_zero(wish: Wish, shape: Sequence[int], zero: Zero, placement: Placement) -> Wish:
+    """The wish with ZeRO's split on its axis, if that axis is free and a dim is large enough.
+
+    Raises LayoutError if the placement has no such axis.
+    """
+    axes = placement.hierarchy
+    if zero.axis >= len(axes):
+        raise LayoutError(
+            f"{zero.origin}: mesh axis {zero.axis} was found, but a parameter's placement {placement} has "
+            f"{len(axes)} mesh ax{'i' if len(axes) == 1 else 'e'}s; place the model on a mesh, or use another axis"
+        )
+    if wish[zero.axis] is not None or axes[zero.axis] == 1:
+        return wish
+    splits = [(e.dim, size) for e, size in zip(wish, axes, strict=True) if isinstance(e, Split)]
+    cut = [math.prod(size for dim, size in splits if dim == d) for d in range(len(shape))]
+    parts = axes[zero.axis]
+    even = [d for d, n in enumerate(shape) if n and n % (parts * cut[d]) == 0]
+    large = sorted((d for d, n in enumerate(shape) if n // cut[d] >= parts), key=lambda d: (cut[d], -shape[d]))
+    dims = even[:1] or large[:1]
+    split = Split(dims[0]) if dims else None
+    return (*wish[: zero.axis], split, *wish[zero.axis + 1 :])
+
+
+def as_fixed(variable: Variable, wish: Wish, hint: Hint | None, zero: Zero | None) -> Variable:
+    """The variable as an earlier plan has laid it out; raises LayoutError if a hint wants it otherwise."""
+    for axis, (wanted, fixed) in enumerate(zip(wish, variable.sbp, strict=True)):
+        if wanted is None or wanted == fixed:
+            continue
+        hinted = hint is not None and axis < len(hint.wish) and hint.wish[axis] is not None
+        origin = hint.origin if hinted and hint else zero.origin if zero else "a hint"
+        raise LayoutError(
+            f"{origin}: {show_wish(wish)} was found for {variable.name}, which an earlier job has laid out as "
+            f"{show(variable.sbp)} on {variable.placement}; the first job that uses a variable decides how it lies: "
+            f"give the hint before that job is called"
+        )
+    return variable
+
+
+def taken_by_others(graph: Graph, fixed: Mapping[str, Variable]) -> float:
+    """The most bytes that a device holds of variables that earlier plans have fixed and this graph does not use."""
+    used = {i.name for i in graph.inputs if i.kind == "variable"}
+    held: Counter[int] = Counter()
+    for v in fixed.values():
+        for index, rank in enumerate(v.placement.ranks if v.name not in used else ()):
+            held[rank] += numel(device_shape(v.shape, v.sbp, v.placement, index)) * ITEM_BYTES[v.dtype]
+    return max(held.values(), default=0)
+
+
+def open_axes(
+    variable: Variable, parameter: str | None, hints: Hints, fixed: Mapping[str, Variable], goal: Goal
+) -> tuple[Sbp | None, ...]:
+    """The layout of a variable with None for the axes on which inference may choose.
+
+    ``parameter`` is the one that an optimizer's variable belongs to.
+    """
+    hint = hints.layouts.get(variable.name) if parameter is None else hints.optimizer.get(parameter)
+    wish = hint.wish if hint else ()
+    zero = hints.zero.get(parameter or variable.name)
+    at_home = (parameter or variable.name) in hints.homes  # no op is there that would like it otherwise
+
+    def closed(axis: int) -> bool:
+        asked = any(wish[axis : axis + 1]) or (zero is not None and zero.axis == axis) or at_home
+        return asked or variable.name in fixed or goal.mode(axis) == "data"
+
+    return tuple(entry if entry != B or closed(axis) else None for axis, entry in enumerate(variable.sbp))
+
+
+def is_hinted(graph: Graph, hints: Hints) -> bool:
+    """Whether users say how parameters or activations are cut, so that the batch may be better left whole."""
+    cut = any(isinstance(e, Split) for wish in hints.wishes for e in wish)
+    return cut or any(n.op == CONSTRAIN and not n.args[1].startswith(GRADIENT) for n in graph.nodes)
+
+
+# ---- ZeRO in the graph
+
+
+def apply_zero(graph: Graph, variables: Sequence[Variable], zero: Mapping[str, Zero]) -> Graph:
+    """The graph with gradients constrained to ZeRO's split, and parameters of stage 3 gathered at each use."""
+    if not zero:
+        return graph
+    laid = {v.name: v for v in variables}
+    nodes = []
+    for n in graph.nodes:
+        if n.op == CONSTRAIN and n.args[1].startswith(GRADIENT):
+            variable = laid[n.args[1].removeprefix(GRADIENT)]
+            wish: Wish = (None,)
+            if n.placement == variable.placement:
+                wish = _of_gradient(variable, zero[variable.name])
+            # of the optimizer's phase, for which gradients are gathered in buckets; it fires for each micro-batch
+            n = replace(n, args=(n.args[0], show_wish(wish), n.args[2]), phase="optimizer")
+        nodes.append(n)
+    used: dict[str, Wish] = {}
+    for name, z in zero.items():
+        if z.stage == 3 and name in laid and isinstance(laid[name].sbp[z.axis], Split):
+            used[name] = (*(None,) * z.axis, B)
+    return gather_at_use(replace(graph, nodes=tuple(nodes)), used)
+
+
+def _of_gradient(variable: Variable, zero: Zero) -> Wish:
+    known: Wish = tuple(e if isinstance(e, Split) else None for e in variable.sbp)
+    wish = add_zero(known, variable.shape, zero, variable.placement)
+    return tuple(e if axis == zero.axis else None for axis, e in enumerate(wish))
+
+
+def gather_at_use(graph: Graph, used: Mapping[str, Wish]) -> Graph:
+    """Let each phase, and each micro-batch, take variables anew, so that no gathered copy outlives its use.
+
+    ``used`` says for a variable how it is to lie where it is used.  Forward and backward pass each read it
+    through a constraint of their own.  Views and casts of it that the backward pass shares with the forward
+    pass are made again.
+    """
+    names = {i.value: i.name for i in graph.inputs if i.kind == "variable" and i.name in used}
+    maker: dict[int, Node] = {}  # views and casts of these variables
+    metas = dict(graph.metas)
+    fresh = max(metas, default=0) + 1
+    nodes: list[Node] = []
+    again: dict[tuple[int, str, Placement | None, int, bool], int] = {}
+
+    def emit(n: Node, value: int) -> int:
+        nonlocal fresh
+        metas[fresh] = graph.metas[value]
+        nodes.append(replace(n, outs=(fresh,)))
+        fresh += 1
+        return fresh - 1
+
+    def here(value: int, reader: Node) -> Ref:
+        """The number of a value, for a reader."""
+        if value not in names and value not in maker:
+            return Ref(value)
+        key = (value, reader.phase, reader.placement, reader.stage, reader.pieces)
+        if key not in again:
+            if value in names:
+                args = (Ref(value), show_wish(used[names[value]]), "flow.zero")
+                again[key] = emit(replace(reader, op=CONSTRAIN, args=args, kwargs=()), value)
+            else:
+                n = maker[value]
+                if (n.phase, n.placement, n.stage, n.pieces) == key[1:]:
+                    return Ref(value)
+                stage = reader.stage if n.placement == reader.placement else n.stage
+                copy = replace(n, phase=reader.phase, stage=stage, pieces=reader.pieces)
+                again[key] = emit(_reading(copy, here), value)
+        return Ref(again[key])
+
+    for n in graph.nodes:
+        if n.phase == "optimizer":
+            nodes.append(n)
+            continue
+        reads = set(n.reads())
+        if n.op in VIEWS | CASTS and len(n.outs) == 1 and len(reads) == 1 and reads <= names.keys() | maker.keys():
+            maker[n.outs[0]] = n
+        nodes.append(_reading(n, here))
+    return verify(prune(replace(graph, nodes=tuple(nodes), metas=metas)))
+
+
+def _reading(n: Node, here: Callable[[int, Node], Ref]) -> Node:
+    """The node with what it reads renamed."""
+
+    def at(value: int) -> Ref:
+        return here(value, n)
+
+    return replace(n, args=substitute(n.args, at), kwargs=tuple((k, substitute(v, at)) for k, v in n.kwargs))

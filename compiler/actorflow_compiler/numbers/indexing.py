@@ -1,0 +1,268 @@
+"""``x[i]`` and ``x[i] = y`` with ``i`` a number that calls may change go in; ops that take ``i`` as data come out.
+
+``i`` is a tensor without dims, a stand-in, or a slice between two whose distance is always the same; so are the numbers
+of ``narrow``, ``select`` and ``roll``.  torch would read the number.  What it gives is a view of ``x``; here it is a
+copy, so that a step which then changes it in place is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.expressions import apart
+from actorflow_compiler.core.torch_internals import is_fake, node_of, replaced_functions, replaced_indexing
+from actorflow_compiler.numbers.late import is_late
+from actorflow_compiler.numbers.numbers import Number, Numbers, expression_of
+from actorflow_compiler.numbers.ops import number_tensor
+from actorflow_compiler.values.decided import Small
+from actorflow_compiler.values.reads import place_of
+
+__all__ = ["STANDS_FOR_A_VIEW", "Indexing"]
+
+STANDS_FOR_A_VIEW = "stands_for_a_view"  # attribute of a copy where PyTorch has a view
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What ``whole[i]`` gave, the versions of both then, and where."""
+
+    copy: Tensor
+    version: int
+    whole: Tensor
+    before: int
+    place: str
+    numbers: Numbers | None  # of the stand-ins that it was taken by, if it was by nothing else
+
+
+class Indexing:
+    """Follows what a step takes out of tensors so."""
+
+    def __init__(self) -> None:
+        self._taken: list[_Taken] = []
+        self.again = False  # whether the step is to be captured again, with views for what was taken by stand-ins
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """While the step runs."""
+        with replaced_indexing(self._get, self._set), replaced_functions(BY_NUMBERS, self._called):
+            yield
+
+    def check(self) -> None:
+        """Raise CaptureError for a copy that was changed, or is used after its origin has: PyTorch has a view.
+
+        Of numbers that Python knows it is noted where that was; then a plan is made for the number.
+        """
+        for one in self._taken:
+            if one.copy._version != one.version:
+                if self._notes(one):
+                    continue
+                raise CaptureError(
+                    f"{one.place}\n  what x[i] gives is changed in place, and so x would be, with i data; "
+                    f"expected: x[i] = y, x[i] += y, or x.index_copy_, index_add_ or index_put_"
+                )
+            copy, whole = node_of(one.copy), node_of(one.whole)
+            if one.whole._version == one.before or copy is None or whole is None:
+                continue
+            if Small(copy[0].graph, copy[1], (), ()).outdated(copy[0], whole[0]) and not self._notes(one):
+                raise CaptureError(
+                    f"{one.place}\n  what x[i] gives is used after x has changed, and has changed with it, with i "
+                    f"data; expected: x[i].clone(), if what it was before is wanted, else x[i] once more"
+                )
+
+    def _notes(self, one: _Taken) -> bool:
+        if one.numbers is None:
+            return False
+        one.numbers.views.add(one.place)
+        self.again = True
+        return True
+
+    def _called(self, name: str, plain: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor) and is_fake(args[0]):
+            made = BY_NUMBERS[name](args[0], args[1:], kwargs)
+            if made is not NotImplemented:
+                return made
+        return plain(*args, **kwargs)
+
+    def _get(self, plain: Callable[..., Any], x: Tensor, index: Any) -> Any:
+        at = _numbers(x, index)
+        if not at:
+            return plain(x, index)
+        whole = x
+        for dim, rows, _ in at.values():
+            x = x.index_select(dim, rows)
+        found = plain(x, _first(index, at))
+        vars(found if found._base is None else found._base)[STANDS_FOR_A_VIEW] = True
+        given = [n for item in (index if isinstance(index, tuple) else (index,)) for n in _ends(item) if _is_open(n)]
+        numbers = next((n.numbers for n in given if type(n) is Number), None)
+        numbers = numbers if all(type(n) is Number for n in given) else None
+        self._taken.append(_Taken(found, found._version, whole, whole._version, _here(), numbers))
+        return found
+
+    def _set(self, plain: Callable[..., Any], x: Tensor, index: Any, value: Any) -> None:
+        if isinstance(value, Tensor):  # x[i] += y changes what x[i] has given, and puts it back
+            self._taken = [one for one in self._taken if one.copy is not value]
+        at = _numbers(x, index)
+        value = number_tensor(value, x.dtype, x.device)
+        if not at:
+            plain(x, index, value)
+            return
+        taken, part = [], x
+        for dim, rows, _ in at.values():
+            taken.append((part, dim, rows))
+            part = part.index_select(dim, rows)
+        part = part.clone()
+        plain(part, _first(index, at), value)
+        for number, (whole, dim, rows) in enumerate(reversed(taken)):
+            if number == len(taken) - 1:
+                whole.index_copy_(dim, rows, part)
+            else:
+                part = whole.index_copy(dim, rows, part)
+
+
+At = dict[int, tuple[int, Tensor, Any]]  # position in an index → (dim of x, its rows there, what selects those alone)
+
+
+def _numbers(x: Tensor, index: Any) -> At:
+    """Where in an index numbers are that calls may change, or slices between such."""
+    items = index if isinstance(index, tuple) else (index,)
+    ends = [end for item in items for end in _ends(item) if _is_open(end)]
+    if not ends or any(type(end) is Number and _here() in end.numbers.views for end in ends):
+        return {}
+    taken = [_dims(item) for item in items]
+    rest = x.dim() - sum(taken)
+    found: At = {}
+    dim = 0
+    for position, item in enumerate(items):
+        if _is_open(item) and 0 <= dim < x.dim():
+            rows = _rows(item, x.shape[dim], x.device)
+            if rows is not None:
+                found[position] = dim, rows, slice(None) if isinstance(item, slice) else 0
+        dim += rest if item is Ellipsis else taken[position]
+    return found
+
+
+def _ends(item: Any) -> tuple[Any, ...]:
+    return (item.start, item.stop) if isinstance(item, slice) else (item,)
+
+
+def _is_open(item: Any) -> bool:
+    if isinstance(item, slice):
+        return any(_is_number(end) for end in _ends(item))
+    return _is_number(item) or _is_tensor(item)
+
+
+def _here() -> str:
+    return place_of(traceback.extract_stack())
+
+
+def _is_tensor(item: Any) -> bool:
+    whole = isinstance(item, Tensor) and item.dim() == 0 and not item.is_floating_point() and not item.is_complex()
+    return whole and item.dtype != torch.bool and is_fake(item)
+
+
+def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
+    """The rows of ``size`` that an item of an index is for; None where that, or how many, is to be a constant."""
+    if _is_tensor(item):
+        return _counted(item, size)
+    if isinstance(item, slice):
+        return _between(item, size, device)
+    if not isinstance(item, int):
+        return None
+    if is_late(item):
+        return _counted(item.tensor.to(device), size)
+    if -size <= item < 0:  # which is a condition of the plan
+        item = item + size
+    return number_tensor(item, torch.int64, device).reshape(1) if 0 <= item < size else None
+
+
+def _between(item: slice, size: int, device: torch.device) -> Tensor | None:
+    """The rows of a slice whose ends are always as far from each other, and within ``size``.
+
+    Of numbers that Python knows it is a condition of the plan that they are within; ops raise where others are not.
+    """
+    start, stop, step = item.start, item.stop, item.step
+    if step not in (None, 1) or not (isinstance(start, int) and isinstance(stop, int)):
+        return None
+    count = apart(_operand(stop), _operand(start))
+    if count is None or count <= 0:
+        return None
+    if not (is_late(start) or is_late(stop)) and not (start >= 0 and stop <= size):
+        return None
+    first: Tensor = number_tensor(start, torch.int64, device)
+    return first + torch.arange(count, device=device)
+
+
+def _operand(end: Any) -> Any:
+    return end.expression if is_late(end) else expression_of(end)
+
+
+def _dims(item: Any) -> int:
+    """How many dims of a tensor an item of an index is for; none for an ellipsis."""
+    if item is None or item is Ellipsis or type(item) is bool:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _first(index: Any, at: At) -> Any:
+    items = index if isinstance(index, tuple) else (index,)
+    return tuple(at[position][2] if position in at else item for position, item in enumerate(items))
+
+
+def _counted(i: Tensor, size: int) -> Tensor:
+    """A number, counted from the end where it is below zero, as an index of one row."""
+    i = i.detach().long()
+    return torch.where(i < 0, i + size, i).reshape(1)
+
+
+def _narrowed(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``narrow(x, dim, start, length)``, which never goes beyond the end."""
+    names = ("dim", "start", "length")
+    values = dict(zip(names, given, strict=False)) | {**kwargs}
+    start: Any = values.get("start")
+    length: Any = values.get("length")
+    if values.keys() != {*names} or not _is_number(start) or type(length) is not int:
+        return NotImplemented
+    dim = int(values["dim"]) % x.dim()
+    if not is_late(start) and not (start >= 0 and start + length <= x.shape[dim]):
+        return NotImplemented
+    return x[(slice(None),) * dim + (slice(start, start + length),)]
+
+
+def _selected(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``select(x, dim, index)``."""
+    values = dict(zip(("dim", "index"), given, strict=False)) | {**kwargs}
+    if values.keys() != {"dim", "index"} or not _is_number(values["index"]):
+        return NotImplemented
+    return x[(slice(None),) * (int(values["dim"]) % x.dim()) + (values["index"],)]
+
+
+def _rolled(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``roll(x, shift, dim)``."""
+    values = dict(zip(("shifts", "dims"), given, strict=False)) | {**kwargs}
+    shift, dim = values.get("shifts"), values.get("dims")
+    if not values.keys() <= {"shifts", "dims"} or not _is_number(shift):
+        return NotImplemented
+    if not isinstance(shift, int) or not (dim is None or type(dim) is int) or not x.numel():
+        return NotImplemented
+    flat = x.flatten() if dim is None else x
+    along = 0 if dim is None else dim
+    rows = torch.arange(flat.shape[along], device=x.device) - number_tensor(shift, torch.int64, x.device)
+    return flat.index_select(along, torch.remainder(rows, flat.shape[along])).reshape(x.shape)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a stand-in of this capture, or comes later."""
+    return (type(value) is Number and not value.numbers.ended) or is_late(value)
+
+
+BY_NUMBERS: dict[str, Callable[[Tensor, Sequence[Any], Mapping[str, Any]], Any]] = {
+    "narrow": _narrowed, "select": _selected, "roll": _rolled,
+}  # fmt: skip

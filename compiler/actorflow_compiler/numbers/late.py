@@ -1,0 +1,305 @@
+"""A tensor whose value Python asks for while a step is captured goes in; a number that is there later comes out.
+
+``x.item()`` has no value yet.  As long as it only enters arithmetic, and by that tensors, the graph computes what
+Python would, in its precision: float64 and int64.  Whoever wants the number itself (an ``if``, a text) is refused, with
+the line that has asked for it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from itertools import count
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.expressions import FUNCTIONS, Expression, Operand, Source, number_of
+from actorflow_compiler.core.torch_internals import items_from
+from actorflow_compiler.numbers.numbers import Number, expression_of, plain_now, torch_functions
+from actorflow_compiler.numbers.numbers import as_float as stand_in_as_float
+from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, place_of
+
+__all__ = ["Late", "as_float", "as_int", "is_late", "late_items"]
+
+_names = count()
+
+
+class Late:
+    """The value that a tensor without dims will have."""
+
+    __slots__ = ("ask", "expression", "refusal", "tensor", "text")
+
+    def __init__(
+        self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None
+    ) -> None:
+        self.tensor, self.refusal = tensor, refusal
+        # how it comes of other whole numbers that come later: each of them has a name of its own
+        self.expression = Source("later", str(next(_names))) if expression is None else expression
+        self.ask: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
+        self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
+
+    @property  # type: ignore[misc]  # for isinstance(x, float)
+    def __class__(self) -> type:
+        return float if self.tensor.dtype.is_floating_point else int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch_functions[0](func, args, kwargs or {})
+
+    def decided(self) -> Any:
+        """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
+        found = self.ask(self.tensor)
+        if found is None:
+            raise self.refusal()
+        return found
+
+    def made(self, function: Callable[..., Any], *operands: Any) -> Late:
+        """A function of numbers, this among them, as one of tensors."""
+        whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
+        with torch.no_grad():
+            tensor = function(*(_operand(o, whole) for o in operands))
+        made = [o.expression if type(o) is Late else expression_of(o) for o in operands] if whole else []
+        name = SUMS.get(function) if whole else None
+        found = Late(_widest(tensor), self.refusal, None if name is None else Expression(name, tuple(made)))
+        found.ask, found.text = self.ask, self.text
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor != 0)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc in (np.isfinite, np.isinf, np.isnan) and method == "__call__" and not kwargs:
+            return _of_kind(ufunc.__name__, self)
+        plain = (value.decided() if type(value) is Late else value for value in inputs)
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.array(self.decided(), *args, **kwargs)
+
+    def __neg__(self) -> Late:
+        return self.made(torch.neg, self)
+
+    def __pos__(self) -> Late:
+        return self
+
+    def __abs__(self) -> Late:
+        return self.made(torch.abs, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._divided(torch.remainder, "__mod__", other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._divided(torch.floor_divide, "__floordiv__", other)
+
+    def _divided(self, function: Callable[..., Any], name: str, other: Any) -> Any:
+        """What divides whole numbers as Python does; by anything but a whole number the value itself is wanted."""
+        if isinstance(self, int) and type(other) is int and other:
+            return self.made(function, self, other)
+        return getattr(self.decided(), name)(other)
+
+    def __pow__(self, other: Any) -> Any:
+        return self.made(torch.pow, self, other) if _is_number(other) else NotImplemented
+
+    def __rpow__(self, other: Any) -> Any:
+        return self.made(torch.pow, other, self) if _is_number(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.decided())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.decided(), name)
+
+    def __copy__(self) -> Late:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Late:
+        return self
+
+
+def is_late(value: object) -> TypeGuard[Late]:
+    """Whether a value is one that comes later, whatever ``isinstance`` says of it."""
+    return type(value) is Late
+
+
+def as_int(*args: Any) -> Any:
+    """``int(…)``, which leaves whole numbers of tensors, and stand-ins, open."""
+    one = args[0] if len(args) == 1 else None
+    if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
+        one = one.item() if one.dtype != torch.bool else one
+    if type(one) is Number:
+        return one if isinstance(one, int) else one._made("int", one)
+    return one if type(one) is Late and isinstance(one, int) else int(*args)
+
+
+def as_float(*args: Any) -> Any:
+    """``float(…)``, which leaves numbers of tensors, and stand-ins, open."""
+    one = args[0] if len(args) == 1 else None
+    if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
+        one = one.item() if one.dtype != torch.bool else one
+    if type(one) is Late:
+        return one if isinstance(one, float) else one.made(torch.mul, one, 1.0)
+    return stand_in_as_float(one) if type(one) is Number else float(*args)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _operand(value: Any, whole: bool) -> Any:
+    """A number as it is computed with beside others; ``whole``: by what gives whole numbers for whole numbers."""
+    if type(value) is not Late:
+        return value
+    return value.tensor if whole else value.tensor.to(torch.float64)
+
+
+def _widest(tensor: Tensor) -> Tensor:
+    """In the precision of Python's numbers."""
+    if tensor.dtype.is_floating_point:
+        return tensor.to(torch.float64)
+    return tensor.to(torch.int64)
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    function = FUNCTIONS[name]
+
+    def forward(self: Late, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return REFLECTED[name](other, self)
+        return self.made(function, self, other) if _is_number(other) else NotImplemented
+
+    def backward(self: Late, other: Any) -> Any:
+        return self.made(function, other, self) if _is_number(other) else NotImplemented
+
+    return forward, backward
+
+
+ASKED = ("isfinite", "isinf", "isnan")  # what kind a number is
+SUMS = {FUNCTIONS["add"]: "add", FUNCTIONS["sub"]: "sub", FUNCTIONS["mul"]: "mul", torch.neg: "neg"}
+WHOLE = (*SUMS, torch.abs, torch.remainder, torch.floor_divide)
+REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, n: x + n,
+    "mul": lambda x, n: x * n,
+    "sub": lambda x, n: torch.rsub(x, n),
+    "truediv": lambda x, n: x.reciprocal() * n,
+}
+for _name in REFLECTED:
+    _forward, _backward = _binary(_name)
+    setattr(Late, f"__{_name}__", _forward)
+    setattr(Late, f"__r{_name}__", _backward)
+
+
+def _compared(name: str) -> Callable[..., Any]:
+    def compare(self: Late, other: Any) -> Any:
+        if not _is_number(other):
+            return NotImplemented
+        return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # which may be known, or is refused
+
+    return compare
+
+
+def _wanted(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self.decided(), name)(*args)
+
+
+def _said(name: str) -> Callable[..., str]:
+    def say(self: Late, *args: Any) -> str:
+        return self.text() or str(getattr(self.decided(), name)(*args))
+
+    return say
+
+
+for _name in ("repr", "str", "format"):
+    setattr(Late, f"__{_name}__", _said(f"__{_name}__"))
+for _name in (
+    "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "rfloordiv", "rmod", "divmod",
+    "rdivmod",
+):  # fmt: skip
+    setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Late, f"__{_name}__", _compared(_name))
+
+
+@contextmanager
+def late_items() -> Iterator[None]:
+    """In which ``x.item()`` gives what comes later, which ``min``, ``max`` and ``math.isfinite`` take, too."""
+
+    def late(tensor: Tensor) -> Any:
+        place = place_of(traceback.extract_stack())
+        value = tensor.detach().reshape(()).clone()  # the tensor may change, and a number does not
+        return Late(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
+
+    before = {"min": builtins.min, "max": builtins.max}
+    builtins.min = _choosing(before["min"], torch.lt)
+    builtins.max = _choosing(before["max"], torch.gt)
+    asking = {name: getattr(math, name) for name in ASKED}
+    for name, function in asking.items():
+        setattr(math, name, _asking(name, function))
+    try:
+        with items_from(late):
+            yield
+    finally:
+        for name, function in before.items():
+            setattr(builtins, name, function)
+        for name, function in asking.items():
+            setattr(math, name, function)
+
+
+def _asking(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A function of ``math`` that says of a number what kind it is."""
+
+    def ask(value: Any) -> bool:
+        if _later(value):
+            return _of_kind(name, value)
+        return plain(value)
+
+    return ask
+
+
+def _of_kind(name: str, value: Any) -> bool:
+    """Whether a number that comes later is finite, infinite or none: a decision, which may be known, or is refused."""
+    return bool(getattr(torch, name)(value.tensor if type(value) is Late else value))
+
+
+def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
+    """``min`` or ``max``: the first of those that no other one is better than."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_later, args)):
+            return plain(*args, **kwargs)
+        one = next((a for a in args if type(a) is Late), None)
+        like = next(a.tensor if type(a) is Late else a for a in args if _later(a))
+        chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_beside(a, like) for a in args])
+        return chosen if one is None else Late(_widest(chosen.detach()), one.refusal)
+
+    return choose
+
+
+def _later(value: object) -> bool:
+    return type(value) is Late or isinstance(value, Tensor)
+
+
+def _has_no_dims(value: Any) -> bool:
+    return type(value) is Late or type(value) is Number or (isinstance(value, Tensor) and not value.ndim) or (
+        number_of(value)
+    )
+
+
+def _beside(value: Any, like: Tensor) -> Tensor:
+    """A number as a tensor of the dtype that torch gives it beside another tensor."""
+    if type(value) is Late:
+        return value.tensor
+    if isinstance(value, Tensor):
+        return value
+    return torch.full((), value, dtype=torch.result_type(like, plain_now(value)), device=like.device)

@@ -1,0 +1,367 @@
+"""Numbers of a script go in; stand-ins, while a step is captured, and what it has computed of them come out.
+
+A stand-in is computed with like the number that it stands for.  What only enters arithmetic stays open, so that a plan
+holds for other numbers, too.  What decides something (an ``if``, a size, an index, a text) is noted as a condition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actorflow_compiler.core.expressions import FUNCTIONS, Condition, Expression, Operand, Source, of_python, sources
+
+__all__ = ["Milestones", "Number", "Numbers", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
+
+UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"} | {
+    function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
+}
+torch_functions: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = []
+"""What calls a function of torch that is given stand-ins: the one there is, which ``ops.py`` enters."""
+
+MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
+
+
+class Numbers:
+    """What one run of a step makes of numbers: the expressions that its graph reads, and its conditions."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, Operand] = {}  # name of a scalar of the plan → what it is
+        self.kinds: dict[Source, str] = {}  # of numbers that there are stand-ins for: "int" or "float"
+        self.written: dict[Source, Operand] = {}  # what optimizers hold of parameters → what a step makes of it
+        self.ended = False  # whether the step has run: who looks at stand-ins decides nothing any more
+        self.views: set[str] = set()  # lines at which a number decides what memory a view has
+        self.closed = False  # whether it has been captured: stand-ins that somebody kept are plain numbers
+        self._conditions: dict[str, Condition] = {}  # by their text: 1 is not 1.0
+        self._known: dict[str, str] = {}
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the step has taken for constants."""
+        return tuple(self._conditions.values())
+
+    def begin(self) -> None:
+        """The step runs (again)."""
+        self.ended = False
+        self.read.clear()
+        self.kinds.clear()
+        self.written.clear()
+        self._conditions.clear()
+        self._known.clear()
+
+    def end(self) -> None:
+        """The step has run: who looks at stand-ins from now on decides nothing."""
+        self.ended = True
+
+    def stand_in(self, source: Source, value: Any) -> Number:
+        """A stand-in for a number of the script."""
+        self.kinds[source] = type(value).__name__
+        return Number(source, value, self)
+
+    def name(self, expression: Operand) -> str:
+        """The name by which a plan reads the value of an expression."""
+        exact = repr(expression)
+        if exact not in self._known:
+            name = f"number {len(self.read)}: {expression}"
+            self.read[name], self._known[exact] = expression, name
+        return self._known[exact]
+
+    def settled(self, source: Source) -> bool:
+        """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a rest."""
+        return any(
+            type(condition.value) is not bool
+            and getattr(condition.expression, "function", "") != "mod"
+            and source in sources(condition.expression)
+            for condition in self._conditions.values()
+        )
+
+    def settle(self, expression: Operand, value: Any) -> Any:
+        """Take the value of an expression for a constant of the plan."""
+        if not self.ended:
+            condition = Condition(expression, of_python(value))
+            self._conditions.setdefault(repr(condition), condition)
+        return value
+
+
+class Number:
+    """A stand-in for an int or a float."""
+
+    __slots__ = ("expression", "numbers", "value")
+
+    def __init__(self, expression: Operand, value: Any, numbers: Numbers) -> None:
+        self.expression, self.value, self.numbers = expression, value, numbers
+
+    @property  # type: ignore[misc]  # for isinstance(x, float), as numbers are asked for in Python
+    def __class__(self) -> type:
+        return type(self.value)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch_functions[0](func, args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        sign = UFUNCS.get(ufunc)
+        if sign and method == "__call__" and not kwargs and all(map(_is_number, inputs)):
+            return self._made(sign, *inputs)
+        return getattr(ufunc, method)(*map(plain, inputs), **{key: plain(value) for key, value in kwargs.items()})
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.array(plain(self), *args, **kwargs)
+
+    # -- what stays open -------------------------------------------------------------------------
+
+    def _made(self, function: str, *operands: Any) -> Any:
+        """A function of numbers, this among them."""
+        try:
+            value = FUNCTIONS[function](*map(plain_now, operands))
+        except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
+            value = None
+        if isinstance(value, np.bool_):
+            value = bool(value)
+        mine = [o.value for o in operands if is_stand_in(o)]
+        known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
+        of_numpy = type(value) is np.float64 and known  # and so it will be in each call
+        if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
+            return FUNCTIONS[function](*map(plain, operands))
+        return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
+
+    def _decided(self, function: str, *operands: Any) -> Any:
+        return plain(self._made(function, *operands))
+
+    def __neg__(self) -> Any:
+        return self._made("neg", self)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self._made("abs", self)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None or not _is_number(other):
+            return NotImplemented if modulus is None else pow(plain(self), plain(other), plain(modulus))
+        return _power(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return torch.pow(other, self)  # type: ignore[call-overload]
+        return _power(other, self) if _is_number(other) else NotImplemented
+
+    # -- what is decided -------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return bool(self._decided("truth", self))
+
+    def __float__(self) -> float:
+        return float(plain(self))
+
+    def __int__(self) -> int:
+        return int(self._decided("int", self))
+
+    def __index__(self) -> int:
+        return plain(self).__index__()  # type: ignore[no-any-return]
+
+    def __complex__(self) -> complex:
+        return complex(plain(self))
+
+    def __hash__(self) -> int:
+        return hash(plain(self))
+
+    def __repr__(self) -> str:
+        return repr(plain(self))
+
+    def __str__(self) -> str:
+        return str(plain(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(plain(self), spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return plain(self).__reduce_ex__(protocol)
+
+    def __copy__(self) -> Number:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Number:
+        return self
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._made("round", self, *(() if digits is None else (plain(digits),)))
+
+    def __floor__(self) -> Any:
+        return self._made("floor", self)
+
+    def __ceil__(self) -> Any:
+        return self._made("ceil", self)
+
+    def __trunc__(self) -> Any:
+        return self._made("trunc", self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what protocols ask for: a stand-in has its own
+            raise AttributeError(name)
+        return getattr(plain(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Number.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self.value).__name__!r} object has no attribute {name!r}")
+
+
+class Milestones(Counter[int]):
+    """Counts by step, in which a stand-in is looked for by comparison: a hash would make it a constant."""
+
+    def __contains__(self, step: object) -> bool:
+        return any(step == one for one in self)
+
+    def __getitem__(self, step: int) -> int:
+        return next((count for one, count in self.items() if step == one), 0)
+
+
+def as_float(*args: Any) -> Any:
+    """``float(…)``, which leaves a stand-in open."""
+    one = args[0] if len(args) == 1 else None
+    if not is_stand_in(one):
+        return float(*args)
+    return one if type(one.value) is float else one._made("float", one)
+
+
+def is_stand_in(value: object) -> TypeGuard[Number]:
+    """Whether a value is a stand-in, whatever ``isinstance`` says of it."""
+    return type(value) is Number
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value may be computed with: stand-ins are numbers, too, and those of NumPy of 64 bits."""
+    return isinstance(value, int | float) and not _comes_later(value)
+
+
+def _comes_later(value: object) -> bool:
+    """Whether a value is one of ``late``'s, which computes itself."""
+    return hasattr(type(value), "made")
+
+
+def expression_of(value: Any) -> Operand:
+    """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
+    if type(value) is Number:
+        return of_python(value.value) if value.numbers.closed else value.expression
+    return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
+
+
+def plain_now(value: Any) -> Any:
+    """What a stand-in stands for, with no condition; any other value itself."""
+    return value.value if type(value) is Number else value
+
+
+def plain(value: Any) -> Any:
+    """What a stand-in stands for, which the plan is then made for; any other value itself."""
+    return value.numbers.settle(value.expression, value.value) if type(value) is Number else value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power: of a negative base it would be complex for some exponents, and of whole numbers a float for some."""
+    one = base if type(base) is Number else exponent
+    if not (base > 0 and (exponent >= 0 or type(plain_now(exponent)) is float)):
+        return plain(base) ** plain(exponent)
+    return one._made("pow", base, exponent)
+
+
+def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    function = FUNCTIONS[name]
+
+    def forward(self: Number, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return REFLECTED[name](other, self) if name in REFLECTED else function(plain(self), other)
+        if not _is_number(other):
+            return NotImplemented
+        return self._made(name, self, other)
+
+    def backward(self: Number, other: Any) -> Any:
+        return self._made(name, other, self) if _is_number(other) else NotImplemented
+
+    return forward, backward
+
+
+def _compared(name: str) -> Callable[[Any, Any], Any]:
+    function = FUNCTIONS[name]
+    mirrored = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(name, name)
+
+    def compare(self: Number, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return FUNCTIONS[mirrored](other, self)
+        if not _is_number(other):
+            return NotImplemented
+        return self._decided(name, self, other)
+
+    compare.__name__ = f"__{function.__name__}__"
+    return compare
+
+
+# what a tensor on the right does with a number on the left: as torch.Tensor.__radd__ and the like
+REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, n: x + n,
+    "mul": lambda x, n: x * n,
+    "sub": lambda x, n: torch.rsub(x, n),
+    "truediv": lambda x, n: x.reciprocal() * n,
+}
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+    _forward, _backward = _binary(_name)
+    setattr(Number, f"__{_name}__", _forward)
+    setattr(Number, f"__r{_name}__", _backward)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Number, f"__{_name}__", _compared(_name))
+for _name in ("and", "or", "xor", "lshift", "rshift"):
+
+    def _bits(self: Number, other: Any, name: str = _name) -> Any:
+        return getattr(plain(self), f"__{name}__")(plain(other))
+
+    def _bits_of(self: Number, other: Any, name: str = _name) -> Any:
+        return getattr(plain(other), f"__{name}__")(plain(self))
+
+    setattr(Number, f"__{_name}__", _bits)
+    setattr(Number, f"__r{_name}__", _bits_of)
+
+
+@contextmanager
+def open_math() -> Iterator[None]:
+    """In which functions of ``math`` leave stand-ins open."""
+    before = {name: getattr(math, name) for name in MATH}
+
+    def opened(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            later: Any = next(filter(_comes_later, args), None)
+            if later is not None and hasattr(torch, name):
+                return later.made(getattr(torch, name), *args)
+            one = next((a for a in args if type(a) is Number), None)
+            if one is None or not all(map(_is_number, args)):
+                return function(*args)
+            return one._made(f"math.{name}", *args)
+
+        return call
+
+    for name, function in before.items():
+        setattr(math, name, opened(name, function))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(math, name, function)

@@ -1,0 +1,402 @@
+"""Calls of torch with stand-ins for numbers go in; ops of a graph that read the numbers when they run come out.
+
+Where a number is a factor, a term, a bound or what tensors are filled with it becomes a tensor without dims, of the
+dtype that torch would compute with.  Wherever else one is found, the plan is made for its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.numbers.late import Late, is_late, late_items
+from actorflow_compiler.numbers.numbers import Number, expression_of, open_math, plain, plain_now, torch_functions
+
+__all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "number_tensor", "open_numbers"]
+
+RATES = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
+FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
+NUMBER = "actorflow.number.default"  # in a trace: the value that a name stands for
+AS_IT_IS = frozenset({
+    "aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "actorflow.add_scaled",
+    "actorflow.addcmul_scaled", "actorflow.addcdiv_scaled", "actorflow.lerp_to",
+})  # fmt: skip
+"""Ops that take a number as it is, and compute with it as torch does with numbers: wider than 16 bits."""
+
+BOUNDING = frozenset((
+    "clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "clamp_min_", "clamp_max_",
+))  # fmt: skip
+
+torch.library.define("actorflow::number", "(str name, *, ScalarType dtype, Device device) -> Tensor")
+
+
+def _shape_of_number(name: str, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=dtype, device=device)
+
+
+torch.library.register_fake("actorflow::number", _shape_of_number)
+
+
+def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor without dims."""
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+# -- ops that scale by a number what they add; those of optimizers, without gradients ----------------
+
+
+@torch.library.custom_op("actorflow::add_scaled", mutates_args=())
+def add_scaled(x: Tensor, y: Tensor, alpha: Tensor) -> Tensor:
+    """X + alpha·y."""
+    return torch.add(x, y, alpha=_value(alpha))
+
+
+@torch.library.custom_op("actorflow::addcmul_scaled", mutates_args=())
+def addcmul_scaled(x: Tensor, a: Tensor, b: Tensor, value: Tensor) -> Tensor:
+    """X + value·a·b."""
+    return torch.addcmul(x, a, b, value=_value(value))
+
+
+@torch.library.custom_op("actorflow::addcdiv_scaled", mutates_args=())
+def addcdiv_scaled(x: Tensor, a: Tensor, b: Tensor, value: Tensor) -> Tensor:
+    """X + value·a / b."""
+    return torch.addcdiv(x, a, b, value=_value(value))
+
+
+@torch.library.custom_op("actorflow::lerp_to", mutates_args=())
+def lerp_to(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """X + weight·(y - x)."""
+    return torch.lerp(x, y, _value(weight))
+
+
+def _value(number: Any) -> Any:
+    """What plans give as a number, and tests of ops as a tensor."""
+    return number.item() if isinstance(number, Tensor) else number
+
+
+@add_scaled.register_fake
+def _(x: Any, y: Any, alpha: Any) -> Any:
+    return torch.add(x, y)
+
+
+@addcmul_scaled.register_fake
+def _(x: Any, a: Any, b: Any, value: Any) -> Any:
+    return torch.addcmul(x, a, b)
+
+
+@addcdiv_scaled.register_fake
+def _(x: Any, a: Any, b: Any, value: Any) -> Any:
+    return torch.addcdiv(x, a, b)
+
+
+@lerp_to.register_fake
+def _(x: Any, y: Any, weight: Any) -> Any:
+    return torch.lerp(x, y, 0.5)
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "number": number,
+    "add_scaled": lambda x, y, alpha: torch.add(x, y, alpha=_value(alpha)),
+    "addcmul_scaled": lambda x, a, b, value: torch.addcmul(x, a, b, value=_value(value)),
+    "addcdiv_scaled": lambda x, a, b, value: torch.addcdiv(x, a, b, value=_value(value)),
+    "lerp_to": lambda x, y, weight: torch.lerp(x, y, _value(weight)),
+}
+
+# -- functions of torch that are given stand-ins -----------------------------------------------------
+
+
+class OpenNumbers(TorchFunctionMode):
+    """In which stand-ins that lie in lists and dictionaries are found, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FUSED:
+            return _step(func, args, kwargs)
+        if any(map(_holds, args)) or (kwargs and (any(map(_holds, kwargs.values())) or _asks(kwargs))):
+            return apply(func, args, kwargs)
+        if getattr(func, "__name__", "") in BOUNDING and _mixes(func, args, kwargs):
+            return apply(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A step of a fused optimizer, marked with what its rates are made of."""
+    rates = {key: kwargs[key] for key in ("lr", "weight_decay", "momentum", "beta1", "beta2") if key in kwargs}
+    before = fx_traceback.current_meta.get("custom") or {}
+    fx_traceback.current_meta["custom"] = before | {RATES: {key: expression_of(rate) for key, rate in rates.items()}}
+    try:
+        settled = {key: plain_now(value) if key in rates else plain(value) for key, value in kwargs.items()}
+        return func(*args, **settled)
+    finally:
+        fx_traceback.current_meta["custom"] = before
+
+
+@contextmanager
+def open_numbers() -> Iterator[None]:
+    """In which torch and ``math`` leave stand-ins open where they can."""
+    with OpenNumbers(), open_math(), late_items():
+        yield
+
+
+def _asks(kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch would ask a tensor for its value, to scale by it what it adds."""
+    return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
+
+
+def _mixes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch would ask a bound for its value, as the other one is a number."""
+    bounds = _bounds_of(func, args, kwargs).values()
+    return any(map(_asked, bounds)) and any(not isinstance(b, Tensor) and b is not None for b in bounds)
+
+
+def _asked(value: Any) -> bool:
+    """Whether torch takes a tensor for a number, where it wants one."""
+    return isinstance(value, Tensor) and not value.ndim and not value.requires_grad
+
+
+def _holds(value: Any) -> bool:
+    """Whether a stand-in is in an argument."""
+    kind = type(value)
+    if kind is Number or kind is Late:
+        return True
+    if kind in (list, tuple):
+        return any(map(_holds, value))
+    return kind is dict and any(map(_holds, value.values()))
+
+
+def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of torch that is given stand-ins."""
+    handler = HANDLERS.get(getattr(func, "__name__", ""))
+    if handler is not None and not any(map(_is_settled, (*args, *kwargs.values()))):
+        made = handler(func, args, dict(kwargs))
+        if made is not NotImplemented:
+            return made
+    return func(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+
+
+torch_functions.append(apply)
+
+
+def _is_settled(value: Any) -> bool:
+    """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
+    if type(value) in (list, tuple, dict):
+        return _holds(value)
+    return type(value) is Number and value.numbers.ended
+
+
+def _settled(value: Any) -> Any:
+    """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
+    return value.decided() if is_late(value) else plain(value)
+
+
+def _opens(value: Any) -> bool:
+    """Whether a value is a stand-in for a number, or one that comes later."""
+    return type(value) is Number or type(value) is Late
+
+
+def _sample(value: Any) -> Any:
+    """A number of the same kind."""
+    return plain_now(value) if not is_late(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
+
+
+def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
+    return _tensor(value, dtype, device)
+
+
+def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
+    if is_late(value):
+        return value.tensor.to(dtype)
+    if type(value) is not Number:
+        return value
+    name = value.numbers.name(value.expression)
+    return torch.ops.actorflow.number(name, dtype=dtype, device=device)
+
+
+def _beside(values: Sequence[Any]) -> list[Any]:
+    """Operands of one op: its stand-ins as tensors of the dtype that torch computes in."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    like = tensors[0]
+    for v in values:
+        dtype = like.dtype if v is None else torch.result_type(like, _sample(v))
+        like = like if like.dtype == dtype else torch.empty_like(like, dtype=dtype)
+    exact = like.ndim > 0 and like.dtype in (torch.bfloat16, torch.float16)  # of what comes later, beside these
+    return [v.tensor if exact and is_late(v) else _tensor(v, like.dtype, like.device) for v in values]
+
+
+def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``add(x, 2)`` and the like, and ``add(x, y, alpha=2)``."""
+    alpha = kwargs.pop("alpha", 1)
+    if len(args) != 2 or kwargs or not any(isinstance(a, Tensor) for a in args):
+        return NotImplemented
+    if _opens(alpha) or isinstance(alpha, Tensor):
+        x, y = args
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or func.__name__ not in ("add", "add_", "sub", "sub_"):
+            return NotImplemented
+        alpha = -alpha if func.__name__.startswith("sub") else alpha
+        return _scaled(func, torch.ops.actorflow.add_scaled, x, (y,), alpha, lambda n: x + torch.mul(y, n))
+    return func(*_beside(args), **({} if alpha == 1 else {"alpha": alpha}))
+
+
+def _scaled(
+    func: Any, op: Callable[..., Tensor], x: Tensor, others: Sequence[Tensor], value: Any,
+    written_out: Callable[[Any], Tensor],
+) -> Any:  # fmt: skip
+    """What adds to ``x`` what is scaled by a number, in place where the function is."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *others)):
+        made = written_out(value)
+    elif not all(t.dtype == x.dtype for t in others):
+        return NotImplemented
+    else:
+        made = op(x, *others, _tensor(value, x.dtype, x.device) if type(value) is Number else _as_tensor(value))
+    return x.copy_(made) if func.__name__.endswith("_") else made
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """What comes later, or a tensor that torch would take the value of."""
+    found = value.tensor if is_late(value) else value
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _added_product(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``addcmul(x, a, b, value=2)`` and ``addcdiv``."""
+    if len(args) != 3 or kwargs.keys() != {"value"} or not all(isinstance(a, Tensor) for a in args):
+        return NotImplemented
+    x, a, b = args
+    value, ops = kwargs["value"], torch.ops.actorflow
+    if func.__name__.startswith("addcmul"):
+        return _scaled(func, ops.addcmul_scaled, x, (a, b), value, lambda n: x + torch.mul(a, n) * b)
+    return _scaled(func, ops.addcdiv_scaled, x, (a, b), value, lambda n: x + torch.mul(a / b, n))
+
+
+def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``lerp(x, y, weight)``."""
+    weight = kwargs.pop("weight", args[-1])
+    x, y = args[:2]
+    if kwargs or not _opens(weight) or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return NotImplemented
+
+    def written_out(n: Number) -> Tensor:
+        return torch.lerp(x, y, _tensor(n, x.dtype, x.device))
+
+    return _scaled(func, torch.ops.actorflow.lerp_to, x, (y,), weight, written_out)
+
+
+def _bounds(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``clamp(x, low, high)``."""
+    x = args[0] if args else kwargs["input"]
+    bounds = _bounds_of(func, args, kwargs)
+    if not bounds.keys() <= {"min", "max"}:
+        return NotImplemented
+    bounds = {name: b.item() if _asked(b) else b for name, b in bounds.items()}
+    if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_opens, bounds.values())):
+        return NotImplemented
+    one = next((b for b in bounds.values() if type(b) is Number), None)
+    both = [b if _opens(b) or b is None or one is None else Number(b, b, one.numbers) for b in bounds.values()]
+    found = _beside([x, *both])[1:]
+    dtype, device = next((b.dtype, b.device) for b in found if isinstance(b, Tensor))
+    found = [b if b is None or isinstance(b, Tensor) else torch.full((), b, dtype=dtype, device=device) for b in found]
+    return func(x, **dict(zip(bounds, found, strict=True)))
+
+
+def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a clamp is given besides its input, by name."""
+    names = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(func.__name__.rstrip("_"), ("min", "max"))
+    given = dict(zip(("input", *names), args, strict=False)) | dict(kwargs)
+    given.pop("input", None)
+    return given
+
+
+def _power(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``pow(2, x)``: of an exponent kernels want to know what it is."""
+    if len(args) != 2 or kwargs or not isinstance(args[1], Tensor):
+        return NotImplemented
+    return torch.pow(*_beside(args))
+
+
+def _powered(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``x.__rpow__(2)``."""
+    return _power(func, (args[1], args[0]), kwargs) if len(args) == 2 else NotImplemented
+
+
+def _swapped(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``rsub(x, 2)``."""
+    if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
+        return NotImplemented
+    x, n = _beside(args)
+    return n - x
+
+
+def _chosen(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``where(condition, x, 2)``."""
+    if func is torch.Tensor.where:
+        args = (args[1], args[0], *args[2:])
+    if len(args) != 3 or kwargs or not any(isinstance(a, Tensor) for a in args[1:]):
+        return NotImplemented
+    return torch.where(args[0], *_beside(args[1:]))
+
+
+def _replaced(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``masked_fill(x, mask, 2)`` and ``x.fill_(2)``."""
+    *before, value = args
+    x = args[0]
+    if kwargs or not _opens(value) or not isinstance(x, Tensor):
+        return NotImplemented
+    if torch.result_type(x, _sample(value)) != x.dtype:  # torch has its own rules for that
+        return NotImplemented
+    return func(*before, _tensor(value, x.dtype, x.device))
+
+
+def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``full(size, 2)``, ``full_like(x, 2)`` and ``x.new_full(size, 2)``."""
+    value = kwargs.pop("fill_value", args[-1])
+    before = args if args[-1] is not value else args[:-1]
+    if not _opens(value):
+        return NotImplemented
+    like = func.__name__ in ("full_like", "new_full")
+    dtype = kwargs.get("dtype") or (before[0].dtype if like else _dtype_of(value))
+    if dtype == torch.bool or (isinstance(_sample(value), float) and not (dtype.is_floating_point or dtype.is_complex)):
+        return NotImplemented
+    made = func(*before, 0, **kwargs | {"dtype": dtype})
+    with torch.no_grad():
+        return made.detach().fill_(_tensor(value, dtype, made.device)).requires_grad_(made.requires_grad)
+
+
+def _made(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``tensor(2)``."""
+    if len(args) != 1 or not _opens(args[0]):
+        return NotImplemented
+    return _filled(torch.full, ((), args[0]), kwargs)
+
+
+def _dtype_of(value: Any) -> torch.dtype:
+    """What torch makes of a number by itself."""
+    return torch.get_default_dtype() if isinstance(_sample(value), float) else torch.int64
+
+
+HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
+    **dict.fromkeys((
+        "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "eq", "ne", "lt", "le", "gt", "ge",
+        "not_equal", "less", "less_equal", "greater", "greater_equal", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
+        "__ge__", "__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__truediv__", "__div__", "__iadd__",
+        "__isub__", "__imul__", "__itruediv__", "__idiv__", "add_", "sub_", "mul_", "div_", "true_divide_", "multiply_",
+        "divide_", "subtract_", "floor_divide", "remainder", "fmod", "__floordiv__", "__mod__",
+    ), _operands),
+    **dict.fromkeys(("addcmul", "addcmul_", "addcdiv", "addcdiv_"), _added_product),
+    **dict.fromkeys(("lerp", "lerp_"), _lerp),
+    **dict.fromkeys(BOUNDING, _bounds),
+    "pow": _power, "__rpow__": _powered, "rsub": _swapped, "__rsub__": _swapped,
+    "where": _chosen,
+    **dict.fromkeys(("masked_fill", "masked_fill_", "fill_"), _replaced),
+    **dict.fromkeys(("full", "full_like", "new_full"), _filled),
+    **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor"), _made),
+}  # fmt: skip

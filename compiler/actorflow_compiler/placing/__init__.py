@@ -1,0 +1,1 @@
+"""Which placement and which pipeline stage each op has."""

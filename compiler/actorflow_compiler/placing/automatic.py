@@ -1,0 +1,281 @@
+"""A captured graph and a number of stages go in; the graph whose ops carry the placements of stages comes out.
+
+The units that are shared among the stages are the visits of the forward pass: stretches of the program between
+entering and leaving modules.  Edges between them go forward, so every cut between two visits makes a pipeline:
+encoders and decoders, skip connections and tied weights need nothing of their own, they only cost what crosses.
+What depends on no state (masks, positions) belongs to no unit; it is repeated where it is used.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, groupby
+
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.views import VIEWS
+from actorflow_compiler.graph.flops import flops_of
+from actorflow_compiler.graph.graph import Graph, Node, call_of
+from actorflow_compiler.hints.hints import Stages
+from actorflow_compiler.placing.partition import Unit, partition
+
+SLACK = 0.03  # of the seconds of the largest stage, which are estimates; given away where fewer bytes cross then
+V_SHAPED = frozenset({"zb-v"})  # schedules for which stages go there and back over the devices
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one device is estimated to do; the defaults are CPU cores of one host."""
+
+    flops_per_second: float = 5e10
+    memory_bytes_per_second: float = 1e10
+    bytes_per_second: float = 4e9  # to another device
+    memory: float | None = None  # bytes of a device; None: enough
+
+
+@dataclass(frozen=True, slots=True)
+class Automatic:
+    """A graph whose ops carry the placements of their stages."""
+
+    graph: Graph
+    begins: tuple[int, ...] = ()  # the visit that each stage begins with
+    notes: tuple[str, ...] = ()
+
+
+def cut_automatically(
+    captured: Capture,
+    asked: Stages,
+    everywhere: Placement,
+    fixed: Mapping[str, Placement],
+    *,
+    elsewhere: Collection[str] = (),
+    pieces: int = 1,
+    mesh: Sequence[int] = (),
+    schedule: str = "auto",
+    rates: Rates = Rates(),
+) -> Automatic:
+    """Cut a step into stages of about equal time, and where few bytes cross.
+
+    ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
+    Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are, and a step that calls
+    no modules is not cut.  Those that live
+    ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of micro-batches.  Raises LayoutError where
+    there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
+    places by hand.
+    """
+    placements = placements_of(asked, everywhere, schedule, mesh)
+    by_hand = next((n for n in captured.graph.nodes if n.placement is not None), None)
+    if by_hand is not None:
+        where = f" in {by_hand.where}" if by_hand.where else ""
+        raise LayoutError(
+            f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
+            f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
+        )
+    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), rates, elsewhere)
+    notes: tuple[str, ...] = ()
+    if not units.costs and fixed:  # an optimizer's step, say: its state says where
+        return Automatic(captured.graph)
+    follows = units.placed_as(fixed)
+    if any(p is not None for p in follows):
+        first, where_to = _follow(units.costs, [p or placements[0] for p in follows], placements)
+    else:
+        first, notes = _cut(units.costs, asked, placements, everywhere, pieces, rates)
+        where_to = placements
+    begins = tuple(units.visits[f] for f in first)
+    nodes = []
+    for n, unit in zip(captured.graph.nodes, units.unit, strict=True):
+        nodes.append(n if unit is None else replace(n, placement=where_to[bisect.bisect(first, unit) - 1]))
+    return Automatic(replace(captured.graph, nodes=tuple(nodes)), begins, notes)
+
+
+def placements_of(
+    asked: Stages, everywhere: Placement, schedule: str = "auto", mesh: Sequence[int] = ()
+) -> tuple[Placement, ...]:
+    """The devices of each stage, which are a ``mesh`` if one is given.
+
+    Up to as many stages as devices: each has an equal number of neighbours.  More stages go round the
+    devices; in a V, there and back, if the schedule wants that.  Raises LayoutError where they do not divide, and
+    where a stage has another number of devices than the mesh.
+    """
+    if asked.placements:
+        return asked.placements
+    count, world = asked.count, everywhere.size
+    if (world % count if count <= world else count % world) != 0:
+        near = [s for s in range(1, 2 * max(count, world)) if (world % s if s <= world else s % world) == 0]
+        below, above = [s for s in near if s < count][-1:], [s for s in near if s > count][:1]
+        raise LayoutError(
+            f"{asked.origin}: {count} stages were found for {world} devices; a number that divides {world}, or a "
+            f"multiple of it, was expected: take {' or '.join(map(str, [*below, *above]))}, or say with "
+            f"flow.place(model, [placement, …]) where each stage is"
+        )
+    each = max(1, world // count)
+    if mesh and math.prod(mesh) != each:
+        sizes = " × ".join(map(str, mesh))
+        raise LayoutError(
+            f"{asked.origin}: each stage has {each} of the {world} devices, and parallel= asks for a mesh of {sizes} = "
+            f"{math.prod(mesh)} for each; start the run with --devices {math.prod(mesh) * count}, or change the sizes"
+        )
+    groups = [everywhere.ranks[k : k + each] for k in range(0, world, each)]
+    turns = range(max(1, count // world))
+    order = [g for t in turns for g in (reversed(groups) if schedule in V_SHAPED and t % 2 else groups)]
+    return tuple(Placement(everywhere.type, tuple(g), tuple(mesh) or (each,)) for g in order)
+
+
+def _cut(
+    units: Sequence[Unit],
+    asked: Stages,
+    placements: Sequence[Placement],
+    everywhere: Placement,
+    pieces: int,
+    rates: Rates,
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The first unit of each stage, and what is to be said of that."""
+    stages = len(placements)
+    if len(units) < stages:
+        raise LayoutError(
+            f"{asked.origin}: {stages} stages were found, but the step can be cut into {len(units)} "
+            f"part{'s' * (len(units) != 1)} only, so that {stages - len(units)} would have no op; it is cut where "
+            f"modules (nn.Module) are called and return, outside of which there are no parts to tell apart: "
+            f"make modules of the layers, or ask for at most {len(units)}"
+        )
+    cut = partial(partition, units, stages, bytes_per_second=rates.bytes_per_second, pieces=pieces, slack=SLACK)
+    if rates.memory is None:
+        return cut(), ()
+    try:
+        return cut(memory=rates.memory / max(1, stages // everywhere.size)), ()
+    except LayoutError as error:  # the schedule may keep less, by computing it once more
+        return cut(), (f"{asked.origin}: {error}; it is cut for equal time",)
+
+
+def _follow(
+    units: Sequence[Unit], follows: Sequence[Placement], placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
+    """Stages where parameters are already: one for each run of units, several where neighbouring stages share it."""
+    first: list[int] = []
+    where: list[Placement] = []
+    runs = [(p, len(list(g))) for p, g in groupby(follows)]
+    wanted = [(p, len(list(g))) for p, g in groupby(placements)]
+    alike = [p for p, _ in runs] == [p for p, _ in wanted]
+    at = 0
+    for k, (placement, length) in enumerate(runs):
+        stages = min(wanted[k][1], length) if alike else 1
+        first += [at + f for f in partition(units[at : at + length], stages)]
+        where += [placement] * stages
+        at += length
+    return tuple(first), tuple(where)
+
+
+class _Units:
+    """The visits of a graph and their costs; ``devices`` share a stage, and the batch."""
+
+    def __init__(
+        self, captured: Capture, pieces: int, devices: float, rates: Rates, elsewhere: Collection[str] = ()
+    ) -> None:
+        self.captured, self.graph, self.elsewhere = captured, captured.graph, elsewhere
+        self.pieces, self.devices, self.rates = pieces, devices, rates
+        self.names = {i.value: i.name for i in self.graph.inputs if i.kind == "variable"}
+        self.held: set[int] = set(self.names)  # values that depend on state
+        work = [self._work(n) for n in self.graph.nodes]
+        nodes = list(zip(self.graph.nodes, work, strict=True))
+        self.visits = sorted({n.visit for n, w in nodes if n.phase == "forward" and w and n.op not in VIEWS})
+        self.unit = [self._unit_of(n, w) for n, w in nodes]  # of each node
+        self.first: dict[str, int] = {}  # variable → the unit that uses it first
+        self.costs = self._costs(work)
+
+    def placed_as(self, fixed: Mapping[str, Placement]) -> list[Placement | None]:
+        """For each unit the placement of what it uses first, or of the unit before; None where nothing is placed."""
+        found: list[Placement | None] = [None] * len(self.visits)
+        for name, unit in self.first.items():
+            if name in fixed and found[unit] is None:
+                found[unit] = fixed[name]
+        known = next((p for p in found if p is not None), None)
+        for k, p in enumerate(found):
+            found[k] = known = p or known
+        return found
+
+    def _work(self, n: Node) -> float | None:
+        """Seconds of arithmetic, or of reading and writing tensors, whichever is longer.
+
+        None for what depends on no state and is cheap to repeat.
+        """
+        call, operands = call_of(n, self.graph.metas)
+        flops = flops_of(call)
+        if flops == 0 and not any(v in self.held for v in operands):
+            return None
+        self.held.update(o for o in n.outs if o >= 0)
+        touched = sum(m.nbytes for m in call.ins) + sum(m.nbytes for m in call.outs if m is not None)
+        return max(flops / self.rates.flops_per_second, touched / self.rates.memory_bytes_per_second) / self.devices
+
+    def _unit_of(self, n: Node, work: float | None) -> int | None:
+        """The unit that a node belongs to; None for free ones, and for those whose operands say it."""
+        if n.phase == "optimizer" or n.visit < 0 or work is None or not self.visits:
+            return None
+        return max(0, bisect.bisect(self.visits, n.visit) - 1)
+
+    def _costs(self, work: Sequence[float | None]) -> tuple[Unit, ...]:
+        count, metas = len(self.visits), self.graph.metas
+        seconds, parameters, activations = [0.0] * count, [0.0] * count, [0.0] * count
+        at: dict[int, int] = {}  # value → unit of its maker
+        span: dict[int, tuple[int, int]] = {}  # value → the first and the last unit that have to do with it
+        base: dict[int, int] = {}  # view → what it looks at
+        forward: set[int] = set()  # values of the forward pass
+        kept: set[int] = set()  # of these: those that the backward pass reads
+        for n, own, took in zip(self.graph.nodes, self.unit, work, strict=True):
+            reads = {base.get(v, v) for v in n.reads()} & self.held
+            unit = own
+            if own is None and n.phase == "backward":  # gradients are added up where the earliest of them is
+                unit = min((at[v] for v in reads if v in at), default=None)
+            if unit is None or n.phase == "optimizer":
+                continue
+            for v in reads:
+                low, high = span.get(v, (unit, unit))
+                span[v] = min(low, unit), max(high, unit)
+            if n.phase == "backward":
+                kept.update(reads & forward)
+            if n.op in VIEWS and len(reads) == 1:
+                (source,) = reads
+                if source in self.names or metas[source].nbytes <= metas[n.outs[0]].nbytes:
+                    base[n.outs[0]] = source  # what crosses, or is kept, is that
+                    continue
+            made = [o for o in n.outs if o >= 0]
+            at.update(dict.fromkeys(made, unit))
+            span.update(dict.fromkeys(made, (unit, unit)))
+            if n.phase == "forward":
+                forward.update(made)
+            if n.op not in VIEWS:
+                seconds[unit] += took or 0.0
+        for v in kept:
+            activations[at[v]] += metas[v].nbytes / self.pieces / self.devices
+        self.first.update({self.names[v]: low for v, (low, _) in span.items() if v in self.names})
+        self._add_state(seconds, parameters)
+        crossing = self._crossing(span)
+        return tuple(map(Unit, seconds, parameters, activations, crossing))
+
+    def _crossing(self, span: Mapping[int, tuple[int, int]]) -> list[float]:
+        """Bytes that cross the cut before each unit; a parameter of both sides goes there, its gradient comes back."""
+        change = [0.0] * (len(self.visits) + 1)
+        for v, (low, high) in span.items():
+            nbytes = self.graph.metas[v].nbytes
+            size = 2.0 * nbytes if v in self.names else nbytes / self.devices
+            change[low + 1] += size
+            change[high + 1] -= size
+        return [max(0.0, total) for total in accumulate(change[:-1])]
+
+    def _add_state(self, seconds: list[float], parameters: list[float]) -> None:
+        """What parameters, their gradients and the state of their optimizer take in bytes, and to update."""
+        kinds = self.captured.kinds
+        updated = {self.names[old] for old, _ in self.graph.updates}
+        trained = {name for name in updated if kinds[name] == "parameter"}
+        for v, name in self.names.items():
+            owner = self.captured.parameter.get(name, name)
+            if owner not in self.first or owner in self.elsewhere:
+                continue
+            unit, size = self.first[owner], self.graph.metas[v].nbytes
+            parameters[unit] += size * (2 if name in trained else 1)
+            if name in trained or name != owner:
+                seconds[unit] += 2 * size / self.rates.memory_bytes_per_second

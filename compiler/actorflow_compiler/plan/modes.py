@@ -1,0 +1,54 @@
+"""What a user says of how bodies are to run goes in; what a rank does with each of them comes out.
+
+The names are those of ``torch.compile``: of its modes, and of its backends "inductor" and "cudagraphs".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actorflow_compiler.core.errors import CallError
+
+__all__ = ["EAGER", "MODES", "Mode", "mode_name"]
+
+EAGER = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What a rank does with a body."""
+
+    inductor: bool = False  # torch's compiler joins its ops
+    autotune: bool = False  # … and tries several kernels for each product
+    replays: bool = False  # on a GPU what it launches is captured once and launched as one CUDA graph from then on
+
+    @property
+    def text(self) -> str:
+        """For people; nothing where ops run one by one."""
+        joined = "joined by torch's inductor" + " (autotuned)" * self.autotune
+        return " and ".join([joined] * self.inductor + ["replayed as CUDA graphs where a GPU runs them"] * self.replays)
+
+
+MODES = {
+    EAGER: Mode(),
+    "inductor": Mode(inductor=True),
+    "max-autotune-no-cudagraphs": Mode(inductor=True, autotune=True),
+    "cudagraphs": Mode(replays=True),
+    "reduce-overhead": Mode(inductor=True, replays=True),
+    "max-autotune": Mode(inductor=True, autotune=True, replays=True),
+}
+_ALSO: dict[object, str] = {None: EAGER, False: EAGER, True: "inductor", "default": "inductor"}
+
+
+def mode_name(said: object) -> str:
+    """One of MODES, for what a user wrote as ``compile=``.  Raises CallError for anything else.
+
+    >>> mode_name(True), mode_name("reduce-overhead")
+    ('inductor', 'reduce-overhead')
+    """
+    if said is None or isinstance(said, bool) or said == "default":
+        return _ALSO[said]
+    if isinstance(said, str) and said in MODES:
+        return said
+    known = ", ".join(f'"{name}"' for name in MODES)
+    raise CallError(f"compile={said!r} was found; True, False or one of {known} was expected (as of torch.compile)")

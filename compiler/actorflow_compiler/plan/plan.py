@@ -1,0 +1,402 @@
+"""The plan: frozen data that says which actors there are on every rank and which registers join them.
+
+A plan is a synchronous dataflow graph.  An actor fires when each register it reads holds a token,
+each register it writes has a free slot, and it is its turn on its queue.  See ``verify.py``
+for what makes a plan legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp, numel
+from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.origins import Origins
+
+KINDS = ("source", "forward", "backward", "weight", "optimizer", "boxing", "send", "sink")
+COMMS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+ORDERED = ("nccl",)  # the planes whose calls every rank makes in one order
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of a body; value numbers are local to the body."""
+
+    op: str  # "aten.mm.default", "actorflow.unpack"
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    outs: tuple[int, ...]  # -1 where an output is not used
+
+    def reads(self) -> Iterator[int]:
+        """The values that the step reads."""
+        yield from refs(self.args)
+        yield from refs(tuple(v for _, v in self.kwargs))
+
+    def renamed(self, new: Mapping[int, int]) -> Step:
+        """The same step over values that have other numbers."""
+        args = substitute(self.args, lambda v: Ref(new[v]))
+        kwargs = tuple((key, substitute(arg, lambda v: Ref(new[v]))) for key, arg in self.kwargs)
+        return Step(self.op, args, kwargs, tuple(out if out < 0 else new[out] for out in self.outs))
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What an actor computes: values 0 … inputs-1 are its operands, ``outputs`` go to its targets in order."""
+
+    inputs: int
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a register: the local part as a token holds it."""
+
+    shape: tuple[int, ...]  # local
+    dtype: str
+    sbp: str  # how the logical tensor lies over its placement, for people
+    combine: str = ""  # how one token is made of several firings: "" (the last) | "sum" | "cat:DIM"
+    name: str = ""  # the logical value, for people
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot."""
+        return numel(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A consumer of a register; it holds each token for ``firings`` of its firings, then gives the slot back."""
+
+    actor: int
+    firings: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The typed buffer between one producer and its consumers.
+
+    A token of ``tensors`` is complete after ``fill`` firings of the producer; ``slots`` tokens may
+    exist at a time; ``initial`` of them exist before anything fires.  Token number n lies in slot
+    n mod slots.  The readers are all on one rank: the producer's own, or (for a "send" actor) the
+    rank that it sends to; the slots are on the readers' rank.  A register without tensors carries
+    only the order (a variable that was updated in place).
+    """
+
+    id: int
+    producer: int
+    readers: tuple[Read, ...]
+    tensors: tuple[TensorSpec, ...]
+    slots: int = 1
+    initial: int = 0
+    fill: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(t.nbytes for t in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class FromRegister:
+    """Operand or target: tensor ``index`` of a register's current token."""
+
+    register: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfVariable:
+    """Operand: the rank's part of a variable or constant.  Target: it is overwritten in place."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfScalar:
+    """Operand: a Python number read at each call, such as a learning rate."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfPiece:
+    """Operand: the number of this firing within its iteration, 0 … rate-1, as a Python int."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfInput:
+    """Operand of a source: the rank's copy of a logical argument of the call, whole."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToResult:
+    """Target of a sink: result number ``index`` of the call."""
+
+    index: int
+
+
+Operand = FromRegister | OfVariable | OfScalar | OfPiece | OfInput
+Target = FromRegister | OfVariable | ToResult
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangular part of a tensor."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One tensor's part in a collective, seen from one rank: what it sends to and gets from each member.
+
+    Boxes to send are in coordinates of the input; boxes received are in coordinates of the output,
+    which starts as zeros; ``add`` adds what is received, else it is placed.
+    """
+
+    send: tuple[tuple[Box, ...], ...]  # for each member of the group
+    receive: tuple[tuple[Box, ...], ...]  # for each member of the group
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comm:
+    """The communication that a boxing or send actor does; it moves operand i to target i.
+
+    all_reduce sums every operand over the group.  The other collectives follow ``exchanges``.  A
+    send moves its operands to the one other rank, where they fill the register it writes.
+    """
+
+    kind: str
+    id: int  # the logical communication; the members of a collective share it
+    group: tuple[int, ...]  # ranks, alike for all members; (from, to) for a send
+    exchanges: tuple[Exchange, ...] = ()
+    plane: str = "gloo"  # "inline": in the control message; "gloo", "nccl": torch's; "shared": in shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One firing unit on one rank.
+
+    Queues: "compute" (the compute thread), "comm" (collectives), "send:R" (transfers to rank R),
+    "source" and "sink" (never blocked by computing).  An actor has a body, or a comm, or neither
+    (sources and sinks may pass operands through: operand i goes to target i).
+    """
+
+    id: int
+    name: str
+    rank: int
+    queue: str
+    kind: str
+    rate: int = 1  # firings in an iteration
+    body: int | None = None
+    operands: tuple[Operand, ...] = ()
+    targets: tuple[Target, ...] = ()
+    comm: Comm | None = None
+    flops: float = 0.0  # of one firing
+    stage: int = 0
+    momentary: int = 0  # bytes that one firing needs beside registers and variables
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """State that outlives an iteration and where it lies."""
+
+    name: str
+    shape: tuple[int, ...]  # logical
+    dtype: str
+    placement: Placement
+    sbp: NdSbp
+    kind: str  # "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A tensor that a call gives back; where its parts lie when the sinks have fired."""
+
+    index: int
+    shape: tuple[int, ...]  # logical
+    dtype: str
+    placement: Placement
+    sbp: NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The frozen firing order of one queue of one rank, for one iteration; it repeats for ever."""
+
+    rank: int
+    queue: str
+    actors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A small tensor that the step holds or makes of numbers; every rank gets it whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """The memory of one rank, in bytes."""
+
+    rank: int
+    parameters: int
+    optimizer: int
+    activations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a person wants to know first."""
+
+    stages: tuple[str, ...] = ()  # text of each stage's placement
+    actors: int = 0
+    flops: float = 0.0  # useful floating-point operations in an iteration
+    redundant_flops: float = 0.0  # fraction of all that is done more than once
+    memory: tuple[RankBytes, ...] = ()
+    moved: tuple[tuple[str, int], ...] = ()  # (kind of communication, bytes in an iteration)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan, or the part of it that some ranks need (``for_rank``).
+
+    ``actors[i].id == i`` does not hold for a part: use ``actor(id)`` and ``register(id)``.
+    """
+
+    name: str
+    world: int  # ranks
+    pieces: int  # micro-batches in an iteration
+    bodies: tuple[Body, ...]
+    actors: tuple[Actor, ...]
+    registers: tuple[Register, ...]
+    variables: tuple[Variable, ...] = ()
+    results: tuple[Result, ...] = ()
+    orders: tuple[Order, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    notes: tuple[str, ...] = ()
+    summary: Summary = field(default_factory=Summary)
+    ranks: tuple[int, ...] = ()  # the ranks whose actors are listed; empty: all of them
+    # For each rank all its calls of a plane whose calls every rank must make in one order, receives included: the
+    # actors of the communications (a receive: the sender's), one iteration.  The queue is the plane's name.
+    calls: tuple[Order, ...] = ()
+    origins: Origins = field(default_factory=Origins)  # for people only
+    mode: str = EAGER  # how ranks run bodies: one of ``modes.MODES``
+
+    @cached_property
+    def _actors(self) -> dict[int, Actor]:
+        return {a.id: a for a in self.actors}
+
+    @cached_property
+    def _registers(self) -> dict[int, Register]:
+        return {r.id: r for r in self.registers}
+
+    @cached_property
+    def _variables(self) -> dict[str, Variable]:
+        return {v.name: v for v in self.variables}
+
+    def variable(self, name: str) -> Variable | None:
+        """The variable of this name; None where it is a constant's."""
+        return self._variables.get(name)
+
+    def actor(self, id: int) -> Actor:
+        """The actor with this number."""
+        return self._actors[id]
+
+    def register(self, id: int) -> Register:
+        """The register with this number."""
+        return self._registers[id]
+
+    @cached_property
+    def inputs_of(self) -> dict[int, tuple[Register, ...]]:
+        """Actor → the registers that it reads (with or without taking tensors from them)."""
+        found: dict[int, list[Register]] = {a.id: [] for a in self.actors}
+        for register in self.registers:
+            for read in register.readers:
+                if read.actor in found:
+                    found[read.actor].append(register)
+        return {a: tuple(rs) for a, rs in found.items()}
+
+    @cached_property
+    def outputs_of(self) -> dict[int, tuple[Register, ...]]:
+        """Actor → the registers that it writes."""
+        found: dict[int, list[Register]] = {a.id: [] for a in self.actors}
+        for register in self.registers:
+            if register.producer in found:
+                found[register.producer].append(register)
+        return {a: tuple(rs) for a, rs in found.items()}
+
+    def changed_by(self, actor: Actor) -> frozenset[str]:
+        """The variables that an actor changes: its targets, and what steps without outputs work on in place."""
+        return frozenset(t.name for t in actor.targets if isinstance(t, OfVariable)) | self.worked_on_by(actor)
+
+    def worked_on_by(self, actor: Actor, steps: int | None = None) -> frozenset[str]:
+        """The variables that an actor works on in place; with ``steps`` in so many steps of its body."""
+        found: set[str] = set()
+        for step in self.bodies[actor.body].steps[:steps] if actor.body is not None else ():
+            if not step.outs:
+                operands = [actor.operands[i] for i in step.reads() if i < len(actor.operands)]
+                found.update(o.name for o in operands if isinstance(o, OfVariable))
+        return frozenset(found)
+
+    def home(self, register: Register) -> int:
+        """The rank whose memory holds the register's slots: the readers'."""
+        comm = self.actor(register.producer).comm
+        if comm is not None and comm.kind == "send":
+            return comm.group[1]
+        return self.actor(register.producer).rank
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """The ranks that exchange register messages with ``rank``, ascending."""
+        found: set[int] = set()
+        for actor in self.actors:
+            if actor.comm is not None and actor.comm.kind == "send" and rank in actor.comm.group:
+                found.update(actor.comm.group)
+        return tuple(sorted(found - {rank}))
+
+    def for_rank(self, rank: int) -> Plan:
+        """What one rank needs: its actors, the senders that fill its registers, their registers, its orders."""
+        sends = {a.id for a in self.actors if a.comm is not None and a.comm.kind == "send" and a.comm.group[1] == rank}
+        mine = {a.id for a in self.actors if a.rank == rank}
+        used = sorted({a.body for a in self.actors if a.id in mine and a.body is not None})
+        number = {old: new for new, old in enumerate(used)}
+        actors = tuple(
+            replace(a, body=None if a.body is None or a.id not in mine else number[a.body])
+            for a in self.actors
+            if a.id in mine or a.id in sends
+        )
+        registers = tuple(r for r in self.registers if r.producer in mine or r.producer in sends)
+        return replace(
+            self,
+            bodies=tuple(self.bodies[b] for b in used),
+            actors=actors,
+            registers=registers,
+            orders=tuple(o for o in self.orders if o.rank == rank),
+            ranks=(rank,),
+            calls=tuple(o for o in self.calls if o.rank == rank),
+            origins=Origins(self.origins.places, tuple(s for s in self.origins.steps if s.actor in mine)),
+        )
+
+
+def tokens_per_iteration(plan: Plan, register: Register) -> int:
+    """How many tokens of a register one iteration makes."""
+    return plan.actor(register.producer).rate // register.fill
+
+
+def moves_by(actor: Actor, plane: str) -> bool:
+    """Whether what an actor communicates goes over a plane; a send of nothing but order is a message."""
+    comm = actor.comm
+    return comm is not None and comm.plane == plane and (comm.kind != "send" or bool(actor.operands))

@@ -1,0 +1,406 @@
+"""A plan goes in, a protobuf message or bytes come out, and the other way round; nothing is lost.
+
+Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what they were:
+``from_bytes(to_bytes(plan)) == plan`` for every plan (but for NaN, which equals nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError, EncodeError
+
+from actorflow_compiler.core.errors import LayoutError, PlanError
+from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, Symbol
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp, parse_nd, show
+from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.origins_proto import from_message, to_message
+from actorflow_compiler.plan.plan import (
+    Actor,
+    Body,
+    Box,
+    Comm,
+    Constant,
+    Exchange,
+    FromRegister,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Order,
+    Plan,
+    RankBytes,
+    Read,
+    Register,
+    Result,
+    Step,
+    Summary,
+    Target,
+    TensorSpec,
+    ToResult,
+    Variable,
+)
+from actorflow_protos import plan_pb2 as pb
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """The plan as bytes, the same ones in every process.  Raises PlanError for what protobuf cannot hold."""
+    try:
+        data: bytes = to_proto(plan).SerializeToString(deterministic=True)
+    except EncodeError as error:  # more than 2 GB
+        raise PlanError(f"plan {plan.name!r} does not fit a message of protobuf: {error}") from error
+    return data
+
+
+def from_bytes(data: bytes) -> Plan:
+    """The plan that ``to_bytes`` was given.  Raises PlanError for bytes that are no plan."""
+    message = pb.Plan()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise PlanError(
+            f"{len(data)} bytes were found where a plan was expected, and cannot be read: {error}"
+        ) from error
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        raise PlanError(
+            f"plan {message.name!r} has fields that this version does not know; "
+            f"run the same version of actorflow on every node"
+        )
+    return from_proto(message)
+
+
+def to_proto(plan: Plan) -> pb.Plan:
+    """The plan as a message.  Raises PlanError for a value that does not fit, such as a 65-bit integer."""
+    try:
+        return pb.Plan(
+            name=plan.name,
+            world=plan.world,
+            pieces=plan.pieces,
+            bodies=map(_body, plan.bodies),
+            actors=map(_actor, plan.actors),
+            registers=map(_register, plan.registers),
+            variables=map(_variable, plan.variables),
+            results=map(_result, plan.results),
+            orders=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.orders),
+            constants=(pb.Constant(name=c.name, shape=c.shape, dtype=c.dtype, data=c.data) for c in plan.constants),
+            notes=plan.notes,
+            summary=_summary(plan.summary),
+            ranks=plan.ranks,
+            calls=(pb.Order(rank=o.rank, queue=o.queue, actors=o.actors) for o in plan.calls),
+            origins=to_message(plan.origins),
+            mode=plan.mode,
+        )
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"plan {plan.name!r} holds a value that a message cannot carry: {error}") from error
+
+
+def from_proto(message: pb.Plan) -> Plan:
+    """The plan that a message holds; whether it is legal is for ``verify``.  Raises PlanError for missing parts."""
+    if message.world < 1:
+        raise PlanError(
+            f"a plan for {message.world} ranks was found, one for at least 1 was expected: this message is no plan"
+        )
+    try:
+        return Plan(
+            name=message.name,
+            world=message.world,
+            pieces=message.pieces,
+            bodies=tuple(map(_to_body, message.bodies)),
+            actors=tuple(map(_to_actor, message.actors)),
+            registers=tuple(map(_to_register, message.registers)),
+            variables=tuple(map(_to_variable, message.variables)),
+            results=tuple(map(_to_result, message.results)),
+            orders=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.orders),
+            constants=tuple(Constant(c.name, tuple(c.shape), _dtype(c.dtype), c.data) for c in message.constants),
+            notes=tuple(message.notes),
+            summary=_to_summary(message.summary),
+            ranks=tuple(message.ranks),
+            calls=tuple(Order(o.rank, o.queue, tuple(o.actors)) for o in message.calls),
+            origins=from_message(message.origins),
+            mode=message.mode or EAGER,  # of a plan from before there were modes
+        )
+    except LayoutError as error:
+        raise PlanError(f"plan {message.name!r} cannot be read: {error}") from error
+
+
+# ---- bodies and their arguments
+
+
+def _arg(arg: Arg) -> pb.Arg:
+    match arg:
+        case None:
+            return pb.Arg(none=True)
+        case bool():
+            return pb.Arg(boolean=arg)
+        case int():
+            return pb.Arg(integer=arg)
+        case float():
+            return pb.Arg(real=arg)
+        case str():
+            return pb.Arg(text=arg)
+        case Symbol():
+            return pb.Arg(symbol=arg.text)
+        case Ref():
+            return pb.Arg(ref=arg.index)
+        case tuple():
+            return pb.Arg(list=pb.ArgList(items=map(_arg, arg)))
+    raise TypeError(f"argument {arg!r} of type {type(arg).__name__}; only plain data may be in a plan")
+
+
+def _to_arg(message: pb.Arg) -> Arg:
+    match message.WhichOneof("kind"):
+        case "none":
+            return None
+        case "boolean":
+            return message.boolean
+        case "integer":
+            return message.integer
+        case "real":
+            return message.real
+        case "text":
+            return message.text
+        case "symbol":
+            return Symbol(message.symbol)
+        case "ref":
+            return Ref(message.ref)
+        case "list":
+            return tuple(map(_to_arg, message.list.items))
+    raise _unset("argument")
+
+
+def _body(body: Body) -> pb.Body:
+    return pb.Body(inputs=body.inputs, steps=map(_step, body.steps), outputs=body.outputs)
+
+
+def _to_body(message: pb.Body) -> Body:
+    return Body(message.inputs, tuple(map(_to_step, message.steps)), tuple(message.outputs))
+
+
+def _step(step: Step) -> pb.Step:
+    kwargs = (pb.NamedArg(name=name, value=_arg(value)) for name, value in step.kwargs)
+    return pb.Step(op=step.op, args=map(_arg, step.args), kwargs=kwargs, outs=step.outs)
+
+
+def _to_step(message: pb.Step) -> Step:
+    kwargs = tuple((k.name, _to_arg(k.value)) for k in message.kwargs)
+    return Step(message.op, tuple(map(_to_arg, message.args)), kwargs, tuple(message.outs))
+
+
+# ---- actors
+
+
+def _operand(operand: Operand) -> pb.Operand:
+    match operand:
+        case FromRegister(register, index):
+            return pb.Operand(tensor=pb.RegisterTensor(register=register, index=index))
+        case OfVariable(name):
+            return pb.Operand(variable=name)
+        case OfScalar(name):
+            return pb.Operand(scalar=name)
+        case OfInput(name):
+            return pb.Operand(input=name)
+        case OfPiece():
+            return pb.Operand(piece=True)
+
+
+def _to_operand(message: pb.Operand) -> Operand:
+    match message.WhichOneof("kind"):
+        case "tensor":
+            return FromRegister(message.tensor.register, message.tensor.index)
+        case "variable":
+            return OfVariable(message.variable)
+        case "scalar":
+            return OfScalar(message.scalar)
+        case "input":
+            return OfInput(message.input)
+        case "piece":
+            return OfPiece()
+    raise _unset("operand")
+
+
+def _target(target: Target) -> pb.Target:
+    match target:
+        case FromRegister(register, index):
+            return pb.Target(tensor=pb.RegisterTensor(register=register, index=index))
+        case OfVariable(name):
+            return pb.Target(variable=name)
+        case ToResult(index):
+            return pb.Target(result=index)
+
+
+def _to_target(message: pb.Target) -> Target:
+    match message.WhichOneof("kind"):
+        case "tensor":
+            return FromRegister(message.tensor.register, message.tensor.index)
+        case "variable":
+            return OfVariable(message.variable)
+        case "result":
+            return ToResult(message.result)
+    raise _unset("target")
+
+
+def _boxes(members: Iterable[tuple[Box, ...]]) -> Iterable[pb.Boxes]:
+    return (pb.Boxes(boxes=(pb.Box(start=b.start, size=b.size) for b in boxes)) for boxes in members)
+
+
+def _to_boxes(members: Iterable[pb.Boxes]) -> tuple[tuple[Box, ...], ...]:
+    return tuple(tuple(Box(tuple(b.start), tuple(b.size)) for b in member.boxes) for member in members)
+
+
+def _comm(comm: Comm) -> pb.Comm:
+    exchanges = (pb.Exchange(send=_boxes(e.send), receive=_boxes(e.receive), add=e.add) for e in comm.exchanges)
+    return pb.Comm(kind=comm.kind, id=comm.id, group=comm.group, exchanges=exchanges, plane=comm.plane)
+
+
+def _to_comm(message: pb.Comm) -> Comm:
+    exchanges = tuple(Exchange(_to_boxes(e.send), _to_boxes(e.receive), e.add) for e in message.exchanges)
+    return Comm(message.kind, message.id, tuple(message.group), exchanges, message.plane)
+
+
+def _actor(actor: Actor) -> pb.Actor:
+    return pb.Actor(
+        id=actor.id,
+        name=actor.name,
+        rank=actor.rank,
+        queue=actor.queue,
+        kind=actor.kind,
+        rate=actor.rate,
+        body=-1 if actor.body is None else actor.body,
+        operands=map(_operand, actor.operands),
+        targets=map(_target, actor.targets),
+        comm=None if actor.comm is None else _comm(actor.comm),
+        flops=actor.flops,
+        stage=actor.stage,
+        momentary=actor.momentary,
+    )
+
+
+def _to_actor(message: pb.Actor) -> Actor:
+    return Actor(
+        id=message.id,
+        name=message.name,
+        rank=message.rank,
+        queue=message.queue,
+        kind=message.kind,
+        rate=message.rate,
+        body=None if message.body < 0 else message.body,
+        operands=tuple(map(_to_operand, message.operands)),
+        targets=tuple(map(_to_target, message.targets)),
+        comm=_to_comm(message.comm) if message.HasField("comm") else None,
+        flops=message.flops,
+        stage=message.stage,
+        momentary=message.momentary,
+    )
+
+
+# ---- registers
+
+
+def _register(register: Register) -> pb.Register:
+    return pb.Register(
+        id=register.id,
+        producer=register.producer,
+        readers=(pb.Read(actor=r.actor, firings=r.firings) for r in register.readers),
+        tensors=(
+            pb.TensorSpec(shape=t.shape, dtype=t.dtype, sbp=t.sbp, combine=t.combine, name=t.name)
+            for t in register.tensors
+        ),
+        slots=register.slots,
+        initial=register.initial,
+        fill=register.fill,
+    )
+
+
+def _to_register(message: pb.Register) -> Register:
+    return Register(
+        id=message.id,
+        producer=message.producer,
+        readers=tuple(Read(r.actor, r.firings) for r in message.readers),
+        tensors=tuple(TensorSpec(tuple(t.shape), _dtype(t.dtype), t.sbp, t.combine, t.name) for t in message.tensors),
+        slots=message.slots,
+        initial=message.initial,
+        fill=message.fill,
+    )
+
+
+# ---- variables, results, summary
+
+
+def _variable(variable: Variable) -> pb.Variable:
+    return pb.Variable(
+        name=variable.name,
+        shape=variable.shape,
+        dtype=variable.dtype,
+        placement_type=variable.placement.type,
+        ranks=variable.placement.ranks,
+        hierarchy=variable.placement.hierarchy,
+        sbp=show(variable.sbp),
+        kind=variable.kind,
+    )
+
+
+def _to_variable(message: pb.Variable) -> Variable:
+    return Variable(message.name, tuple(message.shape), _dtype(message.dtype), *_layout(message), message.kind)
+
+
+def _result(result: Result) -> pb.Result:
+    return pb.Result(
+        index=result.index,
+        shape=result.shape,
+        dtype=result.dtype,
+        placement_type=result.placement.type,
+        ranks=result.placement.ranks,
+        hierarchy=result.placement.hierarchy,
+        sbp=show(result.sbp),
+    )
+
+
+def _to_result(message: pb.Result) -> Result:
+    return Result(message.index, tuple(message.shape), _dtype(message.dtype), *_layout(message))
+
+
+def _layout(message: pb.Variable | pb.Result) -> tuple[Placement, NdSbp]:
+    placement = Placement(message.placement_type, tuple(message.ranks), tuple(message.hierarchy))
+    sbp = parse_nd(message.sbp)
+    if show(sbp) != message.sbp or len(sbp) != len(placement.hierarchy):
+        raise LayoutError(f"SBP {message.sbp!r} was found, one entry for each axis of {placement} was expected")
+    return placement, sbp
+
+
+def _dtype(text: str) -> str:
+    if text not in ITEM_BYTES:
+        raise LayoutError(f"dtype {text!r} was found; known: {', '.join(ITEM_BYTES)}")
+    return text
+
+
+def _summary(summary: Summary) -> pb.Summary:
+    return pb.Summary(
+        stages=summary.stages,
+        actors=summary.actors,
+        flops=summary.flops,
+        redundant_flops=summary.redundant_flops,
+        memory=(
+            pb.RankBytes(rank=m.rank, parameters=m.parameters, optimizer=m.optimizer, activations=m.activations)
+            for m in summary.memory
+        ),
+        moved=(pb.KindBytes(kind=kind, bytes=count) for kind, count in summary.moved),
+    )
+
+
+def _to_summary(message: pb.Summary) -> Summary:
+    return Summary(
+        stages=tuple(message.stages),
+        actors=message.actors,
+        flops=message.flops,
+        redundant_flops=message.redundant_flops,
+        memory=tuple(RankBytes(m.rank, m.parameters, m.optimizer, m.activations) for m in message.memory),
+        moved=tuple((m.kind, m.bytes) for m in message.moved),
+    )
+
+
+def _unset(what: str) -> PlanError:
+    return PlanError(f"a plan was expected; an empty {what} was found in the message")

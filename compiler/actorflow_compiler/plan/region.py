@@ -1,0 +1,155 @@
+"""A layout and a device go in; the elements that the device holds come out, as runs of indices of each dim."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import NdSbp, Split, spans
+from actorflow_compiler.plan.plan import Box
+
+Runs = tuple[tuple[int, int], ...]  # half-open ranges of one dim, ascending; two runs do not touch
+Region = tuple[Runs, ...]  # the elements whose index lies in the runs of every dim
+Indices = tuple[NDArray[np.int64], ...]  # for each dim, which logical elements a device holds, in order
+
+
+def coordinates(placement: Placement, index: int) -> tuple[int, ...]:
+    """The position of a device on each mesh axis."""
+    out = []
+    for n in reversed(placement.hierarchy):
+        index, at = divmod(index, n)
+        out.append(at)
+    return tuple(reversed(out))
+
+
+def device_shape(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> tuple[int, ...]:
+    """The shape of one device's part of a logical tensor.  Raises LayoutError for a split that does not fit."""
+    return tuple(length(runs) for runs in region(tuple(shape), sbp, placement, index))
+
+
+def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> Indices:
+    """Which logical elements of each dim a device holds."""
+    found = region(tuple(shape), sbp, placement, index)
+    return tuple(
+        np.concatenate([np.arange(lo, hi, dtype=np.int64) for lo, hi in runs] or [np.empty(0, np.int64)])
+        for runs in found
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def region(shape: tuple[int, ...], sbp: NdSbp, placement: Placement, index: int) -> Region:
+    """The elements that a device holds; a later mesh axis splits what the earlier ones have left."""
+    out: list[Runs] = [((0, n),) if n else () for n in shape]
+    for axis, (entry, at) in enumerate(zip(sbp, coordinates(placement, index), strict=True)):
+        if isinstance(entry, Split):
+            runs = out[entry.dim]
+            out[entry.dim] = _select(runs, spans(length(runs), entry, placement.hierarchy[axis], at))
+    return tuple(out)
+
+
+def length(runs: Runs) -> int:
+    """The number of indices in some runs."""
+    return sum(hi - lo for lo, hi in runs)
+
+
+def count(elements: Region) -> int:
+    """The number of elements of a region."""
+    return math.prod(map(length, elements))
+
+
+def intersect(a: Region, b: Region) -> Region | None:
+    """The elements in both, or None if there are none."""
+    out = []
+    for x, y in zip(a, b, strict=True):
+        both = x if x == y else _intersect(x, y)
+        if not both:
+            return None
+        out.append(both)
+    return tuple(out)
+
+
+def subtract(a: Region, b: Region) -> list[Region]:
+    """The elements of ``a`` that are not in ``b``, as regions that do not overlap; ``b`` lies in ``a``."""
+    out: list[Region] = []
+    for dim, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x != y:
+            out.append((*b[:dim], _subtract(x, y), *a[dim + 1 :]))
+    return out
+
+
+def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
+    """A region as rectangles: where each lies in the tensors of devices that hold the regions ``inside``."""
+    dims = []
+    for dim, runs in enumerate(taken):
+        lines: list[list[int]] = []  # the starts of a rectangle's line in each tensor, and its length
+        for lo, hi in runs:
+            starts = [_position(other[dim], lo) for other in inside]
+            if lines and all(a == b + lines[-1][-1] for a, b in zip(starts, lines[-1], strict=False)):
+                lines[-1][-1] += hi - lo
+            else:
+                lines.append([*starts, hi - lo])
+        dims.append(lines)
+    return [
+        tuple(Box(tuple(line[i] for line in pick), tuple(line[-1] for line in pick)) for i in range(len(inside)))
+        for pick in itertools.product(*dims)
+    ]
+
+
+def _select(runs: Runs, ranges: Sequence[tuple[int, int]]) -> Runs:
+    """The logical indices at some ranges (start, length) of the positions in ``runs``."""
+    out: list[tuple[int, int]] = []
+    for start, n in ranges:
+        before = 0
+        for lo, hi in runs:
+            first, last = max(start - before, 0), min(start + n - before, hi - lo)
+            before += hi - lo
+            if first < last:
+                if out and out[-1][1] == lo + first:
+                    out[-1] = (out[-1][0], lo + last)
+                else:
+                    out.append((lo + first, lo + last))
+    return tuple(out)
+
+
+def _intersect(a: Runs, b: Runs) -> Runs:
+    found = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        lo, hi = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if lo < hi:
+            found.append((lo, hi))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def _subtract(a: Runs, b: Runs) -> Runs:
+    out = []
+    for start, stop in a:
+        lo = start
+        for x, y in b:
+            if y <= lo or x >= stop:
+                continue
+            if lo < x:
+                out.append((lo, x))
+            lo = y
+        if lo < stop:
+            out.append((lo, stop))
+    return tuple(out)
+
+
+def _position(runs: Runs, index: int) -> int:
+    before = 0
+    for lo, hi in runs:
+        if lo <= index < hi:
+            return before + index - lo
+        before += hi - lo
+    raise AssertionError(f"{index} is not in {runs}")

@@ -1,0 +1,164 @@
+"""A plan goes in; the same plan with its summary filled in comes out: stages, memory of each rank, bytes moved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import ITEM_BYTES
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import local_shape, numel
+from actorflow_compiler.plan.plan import (
+    COMMS,
+    Actor,
+    Comm,
+    FromRegister,
+    OfVariable,
+    Operand,
+    Plan,
+    RankBytes,
+    Variable,
+)
+from actorflow_compiler.plan.proto import to_bytes
+
+COMPUTING = ("forward", "backward", "weight", "optimizer")  # the kinds whose ranks are a stage's
+
+
+def summarise(plan: Plan) -> Plan:
+    """The plan with its summary made anew, but for the FLOPs, which only the compiler knows: they stay.
+
+    Raises PlanError for a part of a plan (``for_rank``), or a communication of what is no tensor.
+    """
+    if plan.ranks:
+        raise PlanError(
+            f"plan {plan.name!r} lists the actors of ranks {list(plan.ranks)} only; a summary needs them all"
+        )
+    summary = replace(
+        plan.summary, stages=stages(plan), actors=len(plan.actors), memory=memory(plan), moved=moved(plan)
+    )
+    return replace(plan, summary=summary)
+
+
+def plan_digest(plan: Plan) -> str:
+    """The SHA-256 of the plan's bytes, in hexadecimal: 64 digits, the same on every machine."""
+    return hashlib.sha256(to_bytes(plan)).hexdigest()
+
+
+def stages(plan: Plan) -> tuple[str, ...]:
+    """The text of each stage's placement, by its number: the ranks that compute for it; "" where there is no op."""
+    found: dict[int, set[int]] = {}
+    for actor in plan.actors:
+        if actor.kind in COMPUTING:
+            found.setdefault(actor.stage, set()).add(actor.rank)
+    places = [*(r.placement for r in plan.results), *(v.placement for v in plan.variables)]
+    known = {frozenset(p.ranks): p for p in places}
+    type_of = {rank: p.type for p in places for rank in p.ranks}
+
+    def place(ranks: set[int]) -> Placement:
+        return known.get(frozenset(ranks)) or Placement(
+            type_of.get(min(ranks), "cpu"), tuple(sorted(ranks)), (len(ranks),)
+        )
+
+    return tuple(str(place(found[k])) if k in found else "" for k in range(max(found, default=-1) + 1))
+
+
+def memory(plan: Plan) -> tuple[RankBytes, ...]:
+    """The bytes of each rank of the world.
+
+    Parameters include buffers and all other state that is not the optimizer's.  Activations are all
+    slots of the registers that live on the rank: the most that is ever held.
+    """
+    parameters: Counter[int] = Counter()
+    optimizer: Counter[int] = Counter()
+    activations: Counter[int] = Counter()
+    for variable in plan.variables:
+        kind = optimizer if variable.kind == "optimizer" else parameters
+        for rank in variable.placement.ranks:
+            kind[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
+    for register in plan.registers:
+        activations[plan.home(register)] += register.slots * register.nbytes
+    return tuple(RankBytes(r, parameters[r], optimizer[r], activations[r]) for r in range(plan.world))
+
+
+def variable_shape(variable: Variable, rank: int) -> tuple[int, ...]:
+    """The shape of the part of a variable that a rank of its placement holds."""
+    place, shape = variable.placement, variable.shape
+    rest = place.index(rank)
+    inner = place.size
+    for entry, parts in zip(variable.sbp, place.hierarchy, strict=True):
+        inner //= parts
+        at, rest = divmod(rest, inner)
+        shape = local_shape(shape, entry, parts, at)
+    return shape
+
+
+def moved(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """(kind of communication, bytes that all ranks together send in an iteration), in the order of ``COMMS``.
+
+    An all-reduce of T bytes over p ranks counts 2(p-1)·T, what a ring sends.
+    """
+    found: Counter[str] = Counter()
+    actors = {a.id: a.comm for a in plan.actors}
+    for id, nbytes in sent_bytes(plan).items():
+        comm = actors[id]
+        assert comm is not None
+        found[comm.kind] += nbytes
+    return tuple((kind, found[kind]) for kind in COMMS if kind in found)
+
+
+def sent_bytes(plan: Plan) -> dict[int, int]:
+    """Actor that communicates → the bytes that it sends in an iteration.
+
+    An all-reduce, whose members move together what is counted once, is counted for the first of them alone.
+    """
+    found: dict[int, int] = {}
+    reduced: set[tuple[int, tuple[int, ...]]] = set()
+    sizes = _Sizes(plan)
+    for actor in plan.actors:
+        comm = actor.comm
+        if comm is None:
+            continue
+        if comm.kind == "all_reduce":
+            if (comm.id, comm.group) in reduced:
+                continue
+            reduced.add((comm.id, comm.group))
+        found[actor.id] = actor.rate * sum(sizes.sent(actor, comm))
+    return found
+
+
+class _Sizes:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.variables = {v.name: v for v in plan.variables}
+        self.constants = {c.name: c for c in plan.constants}
+
+    def sent(self, actor: Actor, comm: Comm) -> Iterator[int]:
+        """The bytes that one firing sends of each operand: from this rank, or in all for an all-reduce."""
+        for i, operand in enumerate(actor.operands):
+            shape, dtype = self.tensor(actor, operand)
+            count = numel(shape)
+            if comm.kind == "all_reduce":
+                count *= 2 * (len(comm.group) - 1)
+            elif comm.kind != "send":
+                to_others = zip(comm.group, comm.exchanges[i].send, strict=True)
+                count = sum(numel(box.size) for rank, boxes in to_others if rank != actor.rank for box in boxes)
+            yield count * ITEM_BYTES[dtype]
+
+    def tensor(self, actor: Actor, operand: Operand) -> tuple[tuple[int, ...], str]:
+        """The local shape and the dtype of an operand."""
+        if isinstance(operand, FromRegister):
+            spec = self.plan.register(operand.register).tensors[operand.index]
+            return spec.shape, spec.dtype
+        if isinstance(operand, OfVariable) and operand.name in self.variables:
+            variable = self.variables[operand.name]
+            return variable_shape(variable, actor.rank), variable.dtype
+        if isinstance(operand, OfVariable) and operand.name in self.constants:
+            constant = self.constants[operand.name]
+            return constant.shape, constant.dtype
+        raise PlanError(
+            f"plan {self.plan.name!r}: actor {actor.name}: {operand} was found where a tensor was expected; "
+            f"a communication moves tensors only"
+        )

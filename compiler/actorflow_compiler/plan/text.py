@@ -1,0 +1,331 @@
+"""A plan goes in; JSON that loads back to an equal plan, or text for people, comes out; both open with the summary."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.ops import Meta
+from actorflow_compiler.core.sbp import show
+from actorflow_compiler.core.units import bytes_text, columns, flop_text, ranges_text
+from actorflow_compiler.plan.modes import EAGER, MODES
+from actorflow_compiler.plan.plan import (
+    Actor,
+    OfInput,
+    OfPiece,
+    OfScalar,
+    OfVariable,
+    Operand,
+    Order,
+    Plan,
+    Register,
+    Target,
+    TensorSpec,
+    ToResult,
+)
+from actorflow_compiler.plan.proto import from_proto, to_proto
+from actorflow_protos import plan_pb2 as pb
+
+WIDTH = 120  # columns of the text form
+LONGEST = 32  # firings in the longest repetition that is looked for in an order
+LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+
+
+# ---- JSON
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as JSON: names as in ``plan.proto``, one line for each actor, register and so on.
+
+    The first key is ``summary``; ``summary.redundant_flops`` is a fraction.
+    """
+    message = to_proto(plan)
+    fields = _tidy(
+        json_format.MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
+        message.DESCRIPTOR,
+    )
+    summary = textwrap.indent(json.dumps(fields.pop("summary"), indent=2), "  ").lstrip()
+    lines = [f'  "summary": {summary}']
+    for key, value in fields.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            items = ",\n".join(f"    {json.dumps(item)}" for item in value)
+            lines.append(f'  "{key}": [\n{items}\n  ]')
+        else:
+            lines.append(f'  "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def from_json(text: str) -> Plan:
+    """The plan that ``to_json`` was given.  Raises PlanError for text that is no plan."""
+    try:
+        return from_proto(json_format.Parse(text, pb.Plan()))
+    except (json_format.ParseError, RecursionError) as error:
+        raise PlanError(f"JSON of a plan was expected; what was found cannot be read: {error}") from error
+
+
+def _tidy(value: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
+    """The fields in the order of the schema, and 64-bit integers as numbers: protobuf makes strings of them."""
+
+    def one(item: Any, field: FieldDescriptor) -> Any:
+        if field.message_type is not None:
+            return _tidy(item, field.message_type)
+        return int(item) if field.cpp_type in LONG else item
+
+    return {
+        field.name: [one(i, field) for i in found]
+        if isinstance(found := value[field.name], list)
+        else one(found, field)
+        for field in descriptor.fields
+        if field.name in value
+    }
+
+
+# ---- text
+
+
+def to_text(plan: Plan) -> str:
+    """The plan for people: the summary, then rank by rank its queues with their orders, and its actors.
+
+    Each actor comes with its queue, its turns in the queue's order, the registers that it reads and
+    writes (slots; dtype, local shape, SBP and bytes of each tensor) and its peers, the actors at the
+    registers' other ends or in its collective.
+    """
+    return "\n".join(line.rstrip() for line in _Text(plan).lines()) + "\n"
+
+
+def notes_text(plan: Plan) -> str:
+    """What is to be known of a plan, as lines; empty where there is nothing."""
+    return "".join(f"{line.rstrip()}\n" for line in _rows("notes", plan.notes))
+
+
+class _Text:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        named = Counter(a.name for a in plan.actors)
+        self.names = {a.id: a.name if named[a.name] == 1 else f"{a.name}#{a.id}" for a in plan.actors}
+        self.members: dict[tuple[int, tuple[int, ...]], list[Actor]] = {}  # of each collective
+        for actor in plan.actors:
+            if actor.comm is not None:
+                self.members.setdefault((actor.comm.id, actor.comm.group), []).append(actor)
+        self.orders = {(o.rank, o.queue): o for o in plan.orders}
+        self.tensors = self.tensor_lines()
+
+    def lines(self) -> Iterator[str]:
+        plan = self.plan
+        pieces = _count(plan.pieces, "micro-batch", "micro-batches")
+        yield f"plan {plan.name}: {_count(plan.world, 'rank')}, {pieces} in an iteration"
+        yield ""
+        yield from self.summary()
+        for rank in plan.ranks or range(plan.world):
+            yield ""
+            yield from self.rank(rank)
+        if plan.variables:
+            yield ""
+            yield from self.variables()
+
+    # ---- the summary
+
+    def summary(self) -> Iterator[str]:
+        plan, found = self.plan, self.plan.summary
+        kinds = Counter(a.kind for a in plan.actors)
+        yield "summary"
+        yield from _rows("stages", [f"{i}  {place or 'no op'}" for i, place in enumerate(found.stages)])
+        listed = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+        yield from _rows("actors", [f"{found.actors}: {listed}" if not plan.ranks else str(found.actors)])
+        yield from _rows(
+            "FLOPs",
+            [
+                f"{flop_text(found.flops)} useful in an iteration; "
+                f"{found.redundant_flops:.2%} of all are done redundantly"
+            ],
+        )
+        memory = [
+            (m.rank, m.parameters, m.optimizer, m.activations, m.parameters + m.optimizer + m.activations)
+            for m in found.memory
+        ]
+        table = [["rank", "parameters", "optimizer", "activations", "total"]] if memory else []
+        table += [[str(rank), *map(bytes_text, sizes)] for rank, *sizes in memory]
+        yield from _rows("memory", columns(table, ">>>>>"))
+        if plan.mode != EAGER:
+            yield from _rows("bodies", [f"{plan.mode}: {MODES[plan.mode].text}"])
+        yield from _rows("moved", columns([[kind, bytes_text(n)] for kind, n in found.moved], "<>") or ["nothing"])
+        yield from _rows("notes", plan.notes)
+
+    def variables(self) -> Iterator[str]:
+        """The state that outlives an iteration, by its logical shapes."""
+        yield "variables"
+        table = [
+            [v.name, v.kind, str(Meta(v.shape, v.dtype)), show(v.sbp), str(v.placement)] for v in self.plan.variables
+        ]
+        yield from (f"  {line}" for line in columns(table, "<<<<<"))
+
+    # ---- a rank
+
+    def rank(self, rank: int) -> Iterator[str]:
+        actors = [a for a in self.plan.actors if a.rank == rank]
+        peers = self.plan.peers(rank)
+        talks = f"messages with {_ranks(peers)}" if peers else "no messages with other ranks"
+        yield f"rank {rank}: {_count(len(actors), 'actor')}, {talks}"
+        for queue in dict.fromkeys(a.queue for a in actors):
+            order = self.orders.get((rank, queue))
+            text = " ".join(_runs([self.names[a] for a in order.actors])) if order else "not frozen yet"
+            yield from _rows(queue, [text])
+        for made in (order for order in self.plan.calls if order.rank == rank):
+            yield from _rows("calls", [f"{made.queue}: {' '.join(_runs([self.names[a] for a in made.actors]))}"])
+        for actor in actors:
+            yield ""
+            yield from self.actor(actor)
+
+    def actor(self, actor: Actor) -> Iterator[str]:
+        facts = [actor.kind, f"queue {actor.queue}", f"stage {actor.stage}", self.turns(actor)]
+        if actor.body is not None:
+            facts.append(_count(len(self.plan.bodies[actor.body].steps), "op"))
+        if actor.flops:
+            facts.append(f"{flop_text(actor.flops)} a firing")
+        if actor.momentary:
+            facts.append(f"{bytes_text(actor.momentary)} while it fires")
+        yield f"  #{actor.id} {actor.name}: {', '.join(facts)}"
+        for label, registers in (("reads", self.plan.inputs_of[actor.id]), ("writes", self.plan.outputs_of[actor.id])):
+            lines = [line for register in registers for line in self.register(register, actor)]
+            yield from _rows(label, lines, indent=4)
+        yield from _rows("takes", [", ".join(_outside(actor.operands))], indent=4)
+        yield from _rows("gives", [", ".join(_outside(actor.targets))], indent=4)
+        if actor.comm is not None:
+            comm = actor.comm
+            who = (
+                f"from rank {comm.group[0]} to rank {comm.group[1]}"
+                if comm.kind == "send"
+                else f"among {_ranks(comm.group)}"
+            )
+            yield from _rows("comm", [f"{comm.kind} {comm.id} {who}, {comm.plane}"], indent=4)
+        yield from _rows("peers", [self.peers(actor)], indent=4)
+
+    def turns(self, actor: Actor) -> str:
+        """How often the actor fires, and when: its places in the queue's order, from 0."""
+        order: Order | None = self.orders.get((actor.rank, actor.queue))
+        rate = _count(actor.rate, "firing")
+        if order is None:
+            return rate
+        turns = [i for i, a in enumerate(order.actors) if a == actor.id]
+        return f"{rate} (turn{'s' if len(turns) > 1 else ''} {ranges_text(turns)} of {len(order.actors)})"
+
+    def register(self, register: Register, actor: Actor) -> Iterator[str]:
+        """A register as one of its actors sees it; a line for each tensor below it."""
+        plan = self.plan
+        facts = [
+            _count(register.slots, "slot")
+            + (f" of {bytes_text(register.nbytes)}" if register.tensors else ", order only")
+        ]
+        if register.initial:
+            facts.append(_count(register.initial, "initial token"))
+        if register.fill != 1:
+            facts.append(f"{register.fill} firings of the producer fill a token")
+        firings = [r.firings for r in register.readers if r.actor == actor.id or register.producer == actor.id]
+        if set(firings) - {1}:
+            facts.append(f"a token is held for {'/'.join(map(str, dict.fromkeys(firings)))} firings")
+        if register.producer == actor.id:
+            where = "" if plan.home(register) == actor.rank else f" on rank {plan.home(register)}"
+            facts.append(f"to {', '.join(self.name(r.actor) for r in register.readers) or 'nobody'}{where}")
+        else:
+            facts.append(f"from {self.name(register.producer)}")
+        yield f"r{register.id}  {', '.join(facts)}"
+        yield from self.tensors[register.id]
+
+    def tensor_lines(self) -> dict[int, list[str]]:
+        """A line for each tensor of each register, all of the plan aligned."""
+        tensors = [(r.id, t) for r in self.plan.registers for t in r.tensors]
+        lines: dict[int, list[str]] = {r.id: [] for r in self.plan.registers}
+        table = [_tensor(t) for _, t in tensors]
+        for (id, _), line in zip(tensors, columns(table, "<<><"), strict=True):
+            lines[id].append(f"    {line}")
+        return lines
+
+    def peers(self, actor: Actor) -> str:
+        """The actors at the other ends of its registers and in its collective, by rank."""
+        plan = self.plan
+        found: dict[int, dict[str, None]] = {}
+        for register in plan.inputs_of[actor.id]:
+            found.setdefault(plan.actor(register.producer).rank, {})[self.name(register.producer)] = None
+        for register in plan.outputs_of[actor.id]:
+            for read in register.readers:
+                found.setdefault(plan.home(register), {})[self.name(read.actor)] = None
+        if actor.comm is not None:
+            for member in self.members[(actor.comm.id, actor.comm.group)]:
+                found.setdefault(member.rank, {})[self.name(member.id)] = None
+        found.get(actor.rank, {}).pop(self.name(actor.id), None)
+        return "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in sorted(found.items()) if names)
+
+    def name(self, id: int) -> str:
+        return self.names.get(id, f"#{id}")
+
+
+# ---- words and columns
+
+
+def _tensor(spec: TensorSpec) -> list[str]:
+    note = f"{spec.name} ({spec.combine})" if spec.combine else spec.name
+    return [str(Meta(spec.shape, spec.dtype)), spec.sbp, bytes_text(spec.nbytes), note]
+
+
+def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
+    """Where an actor takes from or gives to that is no register."""
+    for end in ends:
+        match end:
+            case OfVariable(name):
+                yield f"variable {name}"
+            case OfScalar(name):
+                yield f"scalar {name}"
+            case OfInput(name):
+                yield f"input {name}"
+            case OfPiece():
+                yield "piece number"
+            case ToResult(index):
+                yield f"result {index}"
+
+
+def _rows(label: str, texts: Iterable[str], indent: int = 2) -> Iterator[str]:
+    """Texts under each other, right of their label; long ones go on below themselves.  Nothing for no text."""
+    lead = f"{'':{indent}}{label:<10}"
+    for text in texts:
+        if text:
+            own = len(text) - len(text.lstrip())
+            yield from textwrap.wrap(
+                text,
+                WIDTH,
+                initial_indent=lead,
+                subsequent_indent=" " * (len(lead) + own + 4),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lead = " " * len(lead)
+
+
+def _runs(items: Sequence[str]) -> Iterator[str]:
+    """A sequence with its repetitions folded: F F F B F B F B → F×3 (B F)×2 B; blocks fold in themselves."""
+    at = 0
+    while at < len(items):
+        period, times = 1, 1
+        for p in range(1, min((len(items) - at) // 2, LONGEST) + 1):
+            k = 1
+            while items[at + k * p : at + (k + 1) * p] == items[at : at + p]:
+                k += 1
+            if k > 1 and k * p > period * times:
+                period, times = p, k
+        block = items[at] if period == 1 else f"({' '.join(_runs(items[at : at + period]))})"
+        yield f"{block}×{times}" if times > 1 else block
+        at += period * times
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"

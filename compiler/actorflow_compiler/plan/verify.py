@@ -1,0 +1,152 @@
+"""A plan goes in; it comes out if it is legal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.plan.modes import MODES
+from actorflow_compiler.plan.plan import (
+    COMMS,
+    KINDS,
+    ORDERED,
+    Actor,
+    Body,
+    FromRegister,
+    Plan,
+    moves_by,
+)
+
+__all__ = ["verify"]
+
+
+def verify(plan: Plan) -> Plan:
+    """Return the plan if it is legal, else raise PlanError that names the actor or register.
+
+    Checked: numbers are unique and known; kinds and comms are of the known ones; readers of a
+    register are on its home rank; rates balance (producer.rate / fill == reader.rate / firings,
+    both whole); slots ≥ max(1, initial); a body fits its operands and targets and reads only values
+    it has; every operand or target register is read or written by that actor; every queue's order
+    holds each of its actors ``rate`` times; so do the calls of a plane that has an order, with those of the
+    actors that send to the rank.
+    """
+
+    def fail(where: str, what: str) -> None:
+        raise PlanError(f"plan {plan.name!r}: {where}: {what}")
+
+    if len(plan._actors) != len(plan.actors) or len(plan._registers) != len(plan.registers):
+        fail("numbers", "two actors or two registers share a number")
+    if plan.mode not in MODES:
+        fail("mode", f"{plan.mode!r} was found; one of {', '.join(MODES)} was expected")
+    whole = not plan.ranks
+    for register in plan.registers:
+        where = f"register {register.id}"
+        if register.producer not in plan._actors:
+            fail(where, f"its producer, actor {register.producer}, does not exist")
+        producer = plan.actor(register.producer)
+        where += f" of {producer.name}"
+        if register.slots < max(1, register.initial):
+            fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens")
+        if register.fill < 1 or producer.rate % register.fill:
+            fail(where, f"{producer.rate} firings do not make whole tokens of {register.fill}")
+        home = plan.home(register)
+        for read in register.readers:
+            if read.actor not in plan._actors:
+                if whole or home in plan.ranks:
+                    fail(where, f"its reader, actor {read.actor}, does not exist")
+                continue
+            reader = plan.actor(read.actor)
+            if reader.rank != home:
+                fail(where, f"reader {reader.name} is on rank {reader.rank}, the slots are on rank {home}")
+            if read.firings < 1 or reader.rate != read.firings * (producer.rate // register.fill):
+                fail(
+                    where,
+                    f"rates do not balance: {producer.rate // register.fill} tokens, "
+                    f"{reader.name} reads {reader.rate}/{read.firings}",
+                )
+    for actor in plan.actors:
+        where = f"actor {actor.name}"
+        if actor.kind not in KINDS:
+            fail(where, f"unknown kind {actor.kind!r}; known: {', '.join(KINDS)}")
+        if actor.rank >= plan.world:
+            fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
+        if actor.comm is not None and actor.comm.kind not in COMMS:
+            fail(where, f"unknown communication {actor.comm.kind!r}; known: {', '.join(COMMS)}")
+        if actor.comm is not None and actor.comm.plane == "shared" and actor.comm.kind != "send":
+            fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
+        if not whole and actor.rank not in plan.ranks:
+            continue
+        reads = {r.id for r in plan.inputs_of[actor.id]}
+        writes = {r.id for r in plan.outputs_of[actor.id]}
+        for operand in actor.operands:
+            if isinstance(operand, FromRegister) and operand.register not in reads:
+                fail(where, f"takes from register {operand.register} without being its reader")
+        for target in actor.targets:
+            if isinstance(target, FromRegister) and target.register not in writes:
+                fail(where, f"writes register {target.register} without being its producer")
+        if actor.body is not None and actor.body >= len(plan.bodies):
+            fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
+        elif actor.body is not None:
+            _verify_body(plan.bodies[actor.body], actor, fail)
+        elif len(actor.operands) != len(actor.targets):
+            fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
+    _verify_orders(plan, fail)
+    _verify_calls(plan, fail)
+    return plan
+
+
+def _verify_body(body: Body, actor: Actor, fail: Callable[[str, str], None]) -> None:
+    if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
+        fail(
+            f"actor {actor.name}",
+            f"its body takes {body.inputs} and gives {len(body.outputs)}, "
+            f"the actor {len(actor.operands)} and {len(actor.targets)}",
+        )
+    known = set(range(body.inputs))
+    for step in body.steps:
+        missing = [v for v in step.reads() if v not in known]
+        if missing:
+            fail(f"actor {actor.name}", f"{step.op} reads value {missing[0]} before it exists")
+        known.update(v for v in step.outs if v >= 0)
+    for value in body.outputs:
+        if value not in known:
+            fail(f"actor {actor.name}", f"its output {value} does not exist")
+
+
+def _verify_orders(plan: Plan, fail: Callable[[str, str], None]) -> None:
+    if not plan.orders:
+        return
+    expected: dict[tuple[int, str], dict[int, int]] = {}
+    for actor in plan.actors:
+        if not plan.ranks or actor.rank in plan.ranks:
+            expected.setdefault((actor.rank, actor.queue), {})[actor.id] = actor.rate
+    found: dict[tuple[int, str], dict[int, int]] = {}
+    for order in plan.orders:
+        counts = found.setdefault((order.rank, order.queue), {})
+        for id in order.actors:
+            counts[id] = counts.get(id, 0) + 1
+    if expected != found:
+        where = next(k for k in {**expected, **found} if expected.get(k) != found.get(k))
+        fail(
+            f"rank {where[0]}, queue {where[1]}",
+            f"the order fires {found.get(where)}, the rates ask for {expected.get(where)}",
+        )
+
+
+def _verify_calls(plan: Plan, fail: Callable[[str, str], None]) -> None:
+    expected: dict[tuple[int, str], dict[int, int]] = {}
+    for actor in plan.actors:
+        for plane in ORDERED:
+            if moves_by(actor, plane):
+                assert actor.comm is not None
+                for rank in actor.comm.group if actor.comm.kind == "send" else (actor.rank,):
+                    if not plan.ranks or rank in plan.ranks:
+                        expected.setdefault((rank, plane), {})[actor.id] = actor.rate
+    found = {(order.rank, order.queue): Counter(order.actors) for order in plan.calls}
+    if expected != found:
+        where = next(k for k in {**expected, **found} if expected.get(k) != found.get(k))
+        fail(
+            f"rank {where[0]}, calls of plane {where[1]}",
+            f"their order makes {dict(found.get(where, {}))}, the rates ask for {expected.get(where)}",
+        )

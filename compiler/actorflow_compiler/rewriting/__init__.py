@@ -1,0 +1,1 @@
+"""Graph rewrites before layouts are chosen: decompositions, and micro-batches."""

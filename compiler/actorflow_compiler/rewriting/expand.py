@@ -1,0 +1,126 @@
+"""A graph and a table of decompositions go in; the same graph with those ops written out in simpler ones comes out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.torch_internals import fake_mode
+from actorflow_compiler.graph.graph import Graph, Node, call_of, prune, verify
+from actorflow_compiler.signatures import OpCall
+
+
+def overload(op: str) -> Any:
+    """``"aten.mm.default"`` → the op of torch."""
+    namespace, name, kind = op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), kind)
+
+
+def expand(graph: Graph, table: Mapping[Any, Callable[..., Any]], where: Callable[[Placement], bool]) -> Graph:
+    """Write out the ops that ``table`` has, on placements for which ``where`` holds."""
+    names = {str(op): function for op, function in table.items()}
+    metas = dict(graph.metas)
+    fresh = itertools.count(max(metas, default=0) + 1)
+    nodes: list[Node] = []
+    same: dict[int, int] = {}
+
+    def new(v: int) -> Ref:
+        return Ref(same.get(v, v))
+
+    for n in graph.nodes:
+        n = replace(n, args=substitute(n.args, new), kwargs=tuple((k, substitute(v, new)) for k, v in n.kwargs))
+        if n.op not in names or n.placement is None or not where(n.placement):
+            nodes.append(n)
+            continue
+        call, operands = call_of(n, graph.metas if not same else metas)
+        body = _once(call, names[n.op])
+        if body is None:
+            nodes.append(n)
+            continue
+        number: dict[int, int] = {i.value: operands[k] for k, i in enumerate(body.inputs)}
+        nodes += instantiate(body, n, number, metas, fresh)
+        for o, r in zip(n.outs, _with_gaps(body.results, call), strict=True):
+            if o >= 0:
+                same[o] = number[r]
+    results = tuple(same.get(r, r) for r in graph.results)
+    updates = tuple((old, same.get(v, v)) for old, v in graph.updates)
+    return verify(prune(Graph(graph.inputs, tuple(nodes), metas, results, updates)))
+
+
+def instantiate(
+    body: Graph, n: Node, number: dict[int, int], metas: dict[int, Meta], fresh: Iterator[int]
+) -> list[Node]:
+    """The nodes of a body in place of node ``n`` of a larger graph.
+
+    ``number`` says which value of the larger graph each input of the body is; values of the body that
+    it has no number for get one that is ``fresh``, and ``metas``.
+    """
+    nodes = []
+
+    def at(v: int) -> Ref:
+        return Ref(number[v])
+
+    for inner in body.nodes:
+        for o in inner.outs:
+            if o >= 0 and o not in number:
+                number[o] = next(fresh)
+                metas[number[o]] = body.metas[o]
+        kwargs = tuple((k, substitute(v, at)) for k, v in inner.kwargs)
+        outs = tuple(number[o] if o >= 0 else -1 for o in inner.outs)
+        nodes.append(replace(n, op=inner.op, args=substitute(inner.args, at), kwargs=kwargs, outs=outs))
+    return nodes
+
+
+def _with_gaps(results: tuple[int, ...], call: OpCall) -> list[int]:
+    """The results lined up with the op's outputs; unused outputs were not traced."""
+    rest = iter(results)
+    return [next(rest) if m is not None else -1 for m in call.outs]
+
+
+def trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
+    """The graph of a decomposition on the op's shapes, whose inputs are the operands; None where it does not apply."""
+    mode = fake_mode()
+    used = [i for i, m in enumerate(call.outs) if m is not None]
+
+    def concrete(arg: Arg, tensors: list[torch.Tensor]) -> Any:
+        if isinstance(arg, Ref):
+            return tensors[arg.index]
+        if isinstance(arg, tuple):
+            return [concrete(a, tensors) for a in arg]
+        if isinstance(arg, Symbol):
+            return (
+                torch.device(arg.text.removeprefix("device:"))
+                if arg.text.startswith("device:")
+                else getattr(torch, arg.text.removeprefix("torch."))
+            )
+        return arg
+
+    def run(*tensors: torch.Tensor) -> Any:
+        given = list(tensors)
+        out = function(*[concrete(a, given) for a in call.args], **{k: concrete(v, given) for k, v in call.kwargs})
+        if out is NotImplemented:
+            raise NotImplementedError
+        flat = pytree.tree_leaves(out, is_leaf=lambda x: x is None)
+        return [flat[i] for i in used]
+
+    with mode:
+        tensors = [torch.empty(m.shape, dtype=getattr(torch, m.dtype)) for m in call.ins]
+        try:
+            module = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*tensors)
+        except NotImplementedError:
+            return None
+    names = Names((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
+    return to_graph(module, names, {}, False).graph
+
+
+_once = functools.cache(trace)

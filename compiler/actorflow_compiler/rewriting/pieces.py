@@ -1,0 +1,438 @@
+"""A placed graph of a whole step goes in; the graph of a step cut into micro-batches over the time axis comes out.
+
+Time is one more axis of the mesh: a value that is split on it comes in pieces, a partial sum on it
+adds up over the pieces.  ``actorflow.unpack`` takes piece i of a whole value, ``actorflow.pack``
+joins the pieces, ``actorflow.accumulate`` adds them, ``actorflow.last`` takes the last one.  The
+layouts come from the same signatures as those of devices, so means, sums and masked losses are exact.
+Batch norm alone works on each piece (``piecewise.py``).  What is made of the batch alone and is not
+split (counts of tokens, a permuted batch) is made once, before all pieces.  What no input goes into
+(random numbers, masks, fillings) takes the layout that its readers want.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actorflow_compiler.core.ops import Arg, Meta, Ref, substitute
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.core.sbp import B, P, Sbp, Split, local_shape
+from actorflow_compiler.custom_ops.random import UNIFORM, in_pieces
+from actorflow_compiler.graph.graph import Graph, Input, Node, call_of, prune, verify
+from actorflow_compiler.hints.packing import IN_PIECES, MARKS, count_pieces, mark_of, renamed, without_marks
+from actorflow_compiler.rewriting.piecewise import OWN, PIECEWISE, S0, Layout, Own, split_of_batch
+from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
+from actorflow_compiler.signatures.agree import refuse_unfit
+from actorflow_compiler.substitutes.random_table import is_random
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A step in micro-batches."""
+
+    graph: Graph
+    count: int  # micro-batches
+    notes: tuple[str, ...]
+
+
+def cut_in_time(graph: Graph, micro_batches: int, asked: str = "micro_batches", later: bool = False) -> Pieces:
+    """Split the step into pieces: as many as ``micro_batches`` and the marks of the user say.
+
+    With 1 only what ``flow.unpack`` names is in pieces, else the batch is, too.  ``asked`` says who asked for
+    ``micro_batches``, for an error.  ``later``: the job has run with another batch; this one goes in the largest
+    number of equal pieces up to that which it divides into.  Raises CallError where marks and ``micro_batches``
+    contradict each other, and where the batch does not divide.
+    """
+    count, notes = count_pieces(graph, micro_batches, asked, later)
+    if count == 1:
+        return Pieces(without_marks(graph), 1, notes)
+    walk = _Walk(graph, count, of_batch=micro_batches > 1)
+    result = verify(prune(walk.run()))
+    return Pieces(result, count, (*notes, *walk.notes))
+
+
+class _Walk:
+    def __init__(self, graph: Graph, count: int, of_batch: bool) -> None:
+        self.graph, self.count = graph, count
+        self.metas: dict[int, Meta] = {i.value: graph.metas[i.value] for i in graph.inputs}
+        self.next = max(graph.metas, default=0) + 1
+        self.nodes: list[Node] = []
+        self.notes: list[str] = []
+        self.piece: dict[int, tuple[int, Layout]] = {}  # original value → (its number as a piece, layout over time)
+        self.whole: dict[int, int] = {i.value: i.value for i in graph.inputs}  # original value → its number as a whole
+        self.kind = {i.value: i.kind for i in graph.inputs}
+        self.maker = {o: n for n in graph.nodes for o in n.outs if o >= 0}
+        self.stateless = {i.value for i in graph.inputs if i.kind in ("batch", "argument", "constant", "scalar")}
+        batch = {i.value for i in graph.inputs if i.kind == "batch"}
+        self.early = batch if of_batch else set()  # whole before any piece is, and in pieces where that is possible
+        self.computed = set() if of_batch else batch  # whole, and so is what is made of them alone
+        self.stays: set[int] = set()  # those that stay whole beside what is in pieces: a user wants that
+        self.same: dict[int, int] = {}  # marked value that was as it should be → the value itself
+        self.idle: set[int] = set()  # numbers of the marks that say nothing new, nor do their gradients
+        self.narrowed: dict[tuple[int, int, Split], int] = {}  # (value, stage, layout) → its piece
+        self.free: dict[int, Node] = {}  # original value → its maker, which no piece of the batch goes into
+        self.ways: dict[tuple[int, Sbp], Signature | None] = {}  # (such a value, layout) → what makes it so
+        self.formed: dict[tuple[int, Layout], int] = {}  # (such a value, layout) → its number as a piece
+        names = {i.value: i.name for i in graph.inputs}
+        self.updated = {new: names[old].rpartition(".")[0] for old, new in graph.updates}  # new value → its module
+        self.moving: set[str] = set()  # modules whose statistics move on with every piece
+        self.index = self.new(Meta((), "int64"))
+
+    def new(self, meta: Meta) -> int:
+        self.metas[self.next] = meta
+        self.next += 1
+        return self.next - 1
+
+    def run(self) -> Graph:
+        for n in self.graph.nodes:
+            n = renamed(n, self.same)
+            self.maker.update({o: n for o in n.outs if o >= 0})
+            if not is_random(n) and all(v in self.stateless for v in n.reads()):
+                self.stateless.update(n.outs)
+            (self.mark if n.op in MARKS else self.node)(n)
+        updates = [(old, self.update(self.same.get(new, new))) for old, new in self.graph.updates]
+        results = [self.joined(self.same.get(r, r), None) for r in self.graph.results]
+        inputs = (*self.graph.inputs, Input(self.index, "piece", "piece"))
+        return Graph(inputs, tuple(self.nodes), self.metas, tuple(results), tuple(updates))
+
+    def mark(self, n: Node) -> None:
+        """Let a value be in pieces, or whole, from here on."""
+        mark, (out,) = mark_of(n), n.outs
+        value = mark.value
+        split = value in self.early or (value in self.piece and self.piece[value][1] == S0)
+        once = value in self.whole and value not in self.piece and value not in self.early
+        if mark.number in self.idle or (split if n.op == IN_PIECES else once):
+            self.idle.add(mark.number)
+            self.same[out] = value
+        elif n.op == IN_PIECES:
+            free = value in self.free and value not in self.whole
+            number = self.form(value, S0, n) if free else self.narrow(self.joined(value, n.placement), S0, n)
+            self.piece[out] = (number, S0)
+            self.whole[out] = self.joined(value, n.placement)
+        else:
+            self.whole[out] = self.joined(value, n.placement)
+            self.stays.add(out)
+
+    def update(self, new: int) -> int:
+        """Statistics move on with every piece; all other state once in an iteration."""
+        return self.piece[new][0] if self._moves(new) else self.joined(new, None)
+
+    def _moves(self, value: int) -> bool:
+        """Whether a value is a statistic, or the new value of a buffer beside such (a counter of batches)."""
+        if value not in self.piece:
+            return False
+        return self.piece[value][1] is OWN or self.updated.get(value) in self.moving
+
+    def node(self, n: Node) -> None:
+        if n.phase != "optimizer" and not is_random(n) and all(self._is_given(v) for v in n.reads()):
+            self.free.update({o: n for o in n.outs if o >= 0})  # its readers say how they want it
+            return
+        if any(v in self.stays for v in n.reads()):
+            self.stays.update(o for o in n.outs if o >= 0)
+            self.emit_whole(n)
+            return
+        if n.phase == "optimizer" or (
+            any(v in self.computed for v in n.reads()) and not any(self._only_in_pieces(v) for v in n.reads())
+        ):
+            self.emit_whole(n)
+            return
+        layouts = [self.layout(v) for v in n.reads()]
+        if (split := split_of_batch(n, layouts)) is not None:
+            self.notes_once(
+                f"{n.op.split('.')[1]} works on each micro-batch by itself, as an eager loop over micro-batches does"
+            )
+            self.emit_piecewise(n, split)
+            return
+        if n.phase == "backward" and all(x == P for x in layouts) and any(self._elsewhere(v, n) for v in n.reads()):
+            self.emit_whole(n)  # gradients of a tied parameter travel once, added up, not with every piece
+            return
+        if not is_random(n) and (signature := self.choose(n, layouts)) is not None:
+            if all(s == B for s in signature.outs if s is not None) and self._of_batch_alone(n):
+                self.again(n)
+                self.early.update(o for o in n.outs if o >= 0)
+            else:
+                self.emit_pieces(n, signature)
+            return
+        if any(layout is None or isinstance(layout, Split) for layout in layouts):  # else it is of sums alone
+            where = f" ({n.where})" if n.where else ""
+            self.notes_once(
+                f"{n.op} cannot be split into micro-batches here{where}: its inputs are packed and it runs once"
+            )
+        self.emit_whole(n)
+
+    def _only_in_pieces(self, value: int) -> bool:
+        """Whether a value comes piece by piece, and is no sum, which can be added up first."""
+        return value in self.piece and self.piece[value][1] != P
+
+    def _elsewhere(self, value: int, n: Node) -> bool:
+        """Whether a value is made in another stage than that of its reader."""
+        maker = self.maker.get(value)
+        return maker is not None and (maker.placement, maker.stage) != (n.placement, n.stage)
+
+    def _of_batch_alone(self, n: Node) -> bool:
+        """Whether an op reads batches, or what is made of them, and no state."""
+        reads = set(n.reads())
+        return reads <= self.stateless and any(v in self.early or v in self.piece for v in reads)
+
+    def _is_given(self, value: int) -> bool:
+        return value in self.free or self.kind.get(value) in ("scalar", "constant")
+
+    def forming(self, value: int, need: Sbp) -> Signature | None:
+        """The signature that makes a free value in a layout; None where there is none."""
+        if (value, need) not in self.ways:
+            self.ways[value, need] = self._forming(value, need)
+        return self.ways[value, need]
+
+    def _forming(self, value: int, need: Sbp) -> Signature | None:
+        n = self.free[value]
+        call, operands = call_of(n, self.graph.metas)
+        at = n.outs.index(value)
+        for signature in signatures(call, self.count, wanted=[need] if isinstance(need, Split) else []):
+            if signature.outs[at] == need and self._even_outs(n, call, signature):
+                needs = zip(operands, signature.ins, strict=True)
+                if all(self.forming(v, s) if v in self.free else s == B for v, s in needs):
+                    return signature
+        return None
+
+    def _even_outs(self, n: Node, call: OpCall, signature: Signature) -> bool:
+        """Whether all pieces of the outputs are alike, and made alike: those of a range begin where others end."""
+        cut = [(o, m) for o, m in zip(signature.outs, call.outs, strict=True) if isinstance(o, Split) and m is not None]
+        if not all(_even(o, m.shape, self.count) and not (n.op == UNIFORM and o.blocks > 1) for o, m in cut):
+            return False
+        return n.op == UNIFORM or _made_of(call, signature, self.count, 0) == _made_of(
+            call, signature, self.count, self.count - 1
+        )
+
+    def notes_once(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def layout(self, value: int) -> Layout | None:
+        """How a value is there over time; None: whole, and a batch that can be unpacked."""
+        if value in self.piece:
+            return self.piece[value][1]
+        return None if value in self.early else B
+
+    def choose(self, n: Node, layouts: list[Layout | None]) -> Signature | None:
+        """The signature that takes operands as they are (batches unpacked, broadcasts as a piece's part of a sum)."""
+        call, operands = call_of(n, self.graph.metas)
+        wanted = [s for s in layouts if isinstance(s, Split)]
+        flows = bool(wanted) or None in layouts
+        best: tuple[int, Signature] | None = None
+        for signature in signatures(call, self.count, wanted=wanted):
+            cost = 0
+            for value, need, have, meta in zip(operands, signature.ins, layouts, call.ins, strict=True):
+                if value in self.free and need != P and self.forming(value, need):
+                    continue
+                if have is None:  # a batch, that may be several joined to one
+                    by_sample = isinstance(need, Split) and need.dim == 0
+                    cost += 0 if need == S0 else 1 if by_sample else 3 if need == B else 1000
+                elif need == P and have == B:
+                    cost += 2
+                elif isinstance(need, Split) and have == B:
+                    cost += 2  # every piece takes its part of the whole
+                elif need == B and have != B and value in self.stateless:
+                    cost += 3  # computed once more, for the whole batch
+                elif isinstance(need, Split) and have == P and value in self.stateless:
+                    cost += 5  # the same, and every piece takes its part
+                elif need != P and have == P and flows:
+                    cost += 20  # all pieces have to be there first, but then they flow on
+                elif need != have:
+                    cost += 1000
+                if isinstance(need, Split) and not _even(need, meta.shape, self.count):
+                    cost += 1000
+            if cost < 1000 and (best is None or cost < best[0]) and self._even_outs(n, call, signature):
+                best = (cost, signature)
+        return best[1] if best else None
+
+    def emit_pieces(self, n: Node, signature: Signature) -> None:
+        self.piece.update(self._emit(n, signature))
+
+    def _emit(self, n: Node, signature: Signature) -> dict[int, tuple[int, Layout]]:
+        """The node on a piece; its outputs as ``piece`` has them."""
+        call, operands = call_of(n, self.graph.metas)
+        local = localised(call, signature, self.count, 0)
+        refuse_unfit(call, local, n.line or n.where)
+        op, args, kwargs = local.op, local.args, local.kwargs
+        values = [self.as_piece(v, need, n) for v, need in zip(operands, signature.ins, strict=True)]
+        (layout, *_) = signature.outs
+        if op == UNIFORM and isinstance(layout, Split):
+            (drawn,) = local.outs
+            assert drawn is not None
+            args = in_pieces(args, layout.dim, drawn.shape[layout.dim], Ref(len(values)))
+            values.append(self.index)
+        outs: list[int] = []
+        made: dict[int, tuple[int, Layout]] = {}
+        for o, meta, layout in zip(n.outs, local.outs, signature.outs, strict=True):
+            if o < 0 or meta is None or layout is None:
+                outs.append(-1)
+                continue
+            outs.append(self.new(meta))
+            made[o] = (outs[-1], layout)
+        self.append(n, op, args, kwargs, values, outs, True)
+        return made
+
+    def emit_piecewise(self, n: Node, split: Split) -> None:
+        call, _ = call_of(n, self.graph.metas)
+        _, ins, layouts = PIECEWISE[n.op]
+        layouts = tuple(split if layout == S0 else layout for layout in layouts)
+        needs = ((a.index, split if ins[at] == S0 else ins[at]) for at, a in enumerate(n.args) if isinstance(a, Ref))
+        values = [self.as_piece(value, need, n) for value, need in needs]
+        self.moving.update(self.updated[o] for o in n.outs if o in self.updated)
+        outs = []
+        for o, layout in zip(n.outs, layouts, strict=True):
+            if o < 0:
+                outs.append(-1)
+                continue
+            meta = self.graph.metas[o]
+            shape = meta.shape if isinstance(layout, Own) else local_shape(meta.shape, layout, self.count, 0)
+            outs.append(self.new(Meta(shape, meta.dtype)))
+            self.piece[o] = (outs[-1], layout)
+        self.append(n, n.op, call.args, call.kwargs, values, outs, True)
+
+    def emit_whole(self, n: Node) -> None:
+        operands = list(n.reads())
+        call, _ = call_of(n, self.graph.metas)
+        values = [self.joined(v, n.placement) for v in operands]
+        outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
+        for o, value in zip(n.outs, outs, strict=True):
+            if o >= 0:
+                self.whole[o] = value
+                self.computed.add(o)
+                self.piece.pop(o, None)
+        self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+    def append(
+        self,
+        n: Node,
+        op: str,
+        args: tuple[Arg, ...],
+        kwargs: tuple[tuple[str, Arg], ...],
+        values: list[int],
+        outs: list[int],
+        pieces: bool,
+    ) -> None:
+        def at(i: int) -> Ref:
+            return Ref(values[i])
+
+        final = tuple((k, substitute(v, at)) for k, v in kwargs)
+        self.nodes.append(replace(n, op=op, args=substitute(args, at), kwargs=final, outs=tuple(outs), pieces=pieces))
+
+    def as_piece(self, value: int, need: Layout, n: Node) -> int:
+        """The number of a value as one piece's op reads it."""
+        if value in self.free and value not in self.whole:
+            return self.form(value, need, n)
+        if value in self.piece:
+            number, have = self.piece[value]
+            if isinstance(need, Own):
+                return number
+            if need == P and have == B:
+                return self.helper("actorflow.first", (Ref(number), Ref(self.index)), self.metas[number], n)
+            if isinstance(need, Split) and need != have:
+                return self.narrow(number if have == B else self.joined(value, n.placement), need, n)
+            return number if need == have else self.joined(value, n.placement)
+        number = self.whole[value]
+        meta = self.metas[number]
+        if isinstance(need, Split):
+            return self.narrow(number, need, n)
+        if need == P:
+            return self.helper("actorflow.first", (Ref(number), Ref(self.index)), meta, n)
+        return number
+
+    def form(self, value: int, need: Layout, n: Node) -> int:
+        """The number of a free value in a layout, made for a piece."""
+        if (value, need) not in self.formed:
+            signature = None if need == P or isinstance(need, Own) else self.forming(value, need)
+            if signature is None:
+                whole = self.form(value, B, n)
+                if isinstance(need, Split):
+                    return self.narrow(whole, need, n)
+                return self.helper("actorflow.first", (Ref(whole), Ref(self.index)), self.metas[whole], n)
+            made = self._emit(self.free[value], signature)
+            self.formed.update({(v, layout): number for v, (number, layout) in made.items()})
+        return self.formed[value, need]
+
+    def narrow(self, number: int, need: Split, n: Node) -> int:
+        """Piece i of a value that is there as a whole; with blocks, of each of them."""
+        key = (number, n.stage, need)
+        if key not in self.narrowed:
+            meta = self.metas[number]
+
+            def add(op: str, args: tuple[Arg, ...], shape: tuple[int, ...]) -> int:
+                return self.helper(op, args, Meta(shape, meta.dtype), n)
+
+            def unpack(value: int, dim: int) -> int:
+                shape = local_shape(self.metas[value].shape, Split(dim), self.count, 0)
+                return add("actorflow.unpack", (Ref(value), dim, self.count, Ref(self.index)), shape)
+
+            if need.blocks == 1:
+                self.narrowed[key] = unpack(number, need.dim)
+            else:
+                before, size, after = meta.shape[: need.dim], meta.shape[need.dim], meta.shape[need.dim + 1 :]
+                by_block = (*before, need.blocks, size // need.blocks, *after)
+                value = unpack(add("aten.view.default", (Ref(number), by_block), by_block), need.dim + 1)
+                shape = (*before, size // self.count, *after)
+                self.narrowed[key] = add("aten.view.default", (Ref(value), shape), shape)
+        return self.narrowed[key]
+
+    def helper(self, op: str, args: tuple[Arg, ...], meta: Meta, n: Node, pieces: bool = True) -> int:
+        value = self.new(meta)
+        self.nodes.append(replace(n, op=op, args=args, kwargs=(), outs=(value,), pieces=pieces))
+        return value
+
+    def joined(self, value: int, placement: Placement | None) -> int:
+        """The number of a value as a whole: packed, accumulated, or computed again from what is whole anyway."""
+        if value not in self.whole and value in self.free:
+            self.again(self.free[value])
+        if value in self.whole:
+            return self.whole[value]
+        number, layout = self.piece[value]
+        maker = self.maker[value]
+        if self._moves(value):
+            self.whole[value] = self.helper("actorflow.last", (Ref(number),), self.metas[number], maker, False)
+            self.computed.add(value)
+            return self.whole[value]
+        if layout == B or value in self.stateless:
+            self.again(maker)
+            return self.whole[value]
+        if layout == P:
+            self.whole[value] = self.helper("actorflow.accumulate", (Ref(number),), self.metas[number], maker, False)
+        else:
+            assert isinstance(layout, Split)
+            self.whole[value] = self.packed(number, layout, self.graph.metas[value], maker)
+        self.computed.add(value)
+        return self.whole[value]
+
+    def packed(self, number: int, layout: Split, meta: Meta, maker: Node) -> int:
+        """The pieces one behind another, then the blocks of all pieces one behind another."""
+        value = self.helper("actorflow.pack", (Ref(number), layout.dim, self.count), meta, maker, False)
+        if layout.blocks == 1:
+            return value
+
+        def add(op: str, args: tuple[Arg, ...], shape: tuple[int, ...]) -> int:
+            return self.helper(op, args, Meta(shape, meta.dtype), maker, False)
+
+        dim, before, after = layout.dim, meta.shape[: layout.dim], meta.shape[layout.dim + 1 :]
+        length = meta.shape[dim] // (self.count * layout.blocks)
+        by_piece = (*before, self.count, layout.blocks, length, *after)
+        by_block = (*before, layout.blocks, self.count, length, *after)
+        value = add("aten.view.default", (Ref(value), by_piece), by_piece)
+        value = add("aten.transpose.int", (Ref(value), dim, dim + 1), by_block)
+        return add("aten.view.default", (Ref(value), meta.shape), meta.shape)
+
+    def again(self, n: Node) -> None:
+        """Run an op once more, on whole values; those it reads are whole or made of such."""
+        call, operands = call_of(n, self.graph.metas)
+        values = [self.joined(v, n.placement) for v in operands]
+        outs = [o if o < 0 else self.new(self.graph.metas[o]) for o in n.outs]
+        self.whole.update({o: v for o, v in zip(n.outs, outs, strict=True) if o >= 0})
+        self.append(n, n.op, call.args, call.kwargs, values, outs, False)
+
+
+def _made_of(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[object, ...]:
+    """What part ``index`` of an op is, but for its operands."""
+    local = localised(call, signature, parts, index)
+    return local.op, local.args, local.kwargs
+
+
+def _even(split: Split, shape: tuple[int, ...], parts: int) -> bool:
+    return shape[split.dim] % (split.blocks * split.unit * parts) == 0

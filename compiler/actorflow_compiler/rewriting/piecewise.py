@@ -1,0 +1,42 @@
+"""An op of a graph goes in; whether it works on each micro-batch by itself, and how its batch is then split, comes out.
+
+Batch norm in training does, as people expect of micro-batches: its statistics are those of one piece, and its
+running statistics move on with every piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actorflow_compiler.core.ops import Ref
+from actorflow_compiler.core.sbp import B, P, Sbp, Split
+from actorflow_compiler.graph.graph import Node
+
+
+class Own:
+    """The layout of a value that every piece has one of, and nothing joins: batch-norm statistics."""
+
+
+OWN = Own()
+Layout = Sbp | Own
+S0 = Split(0)
+# ops that, in training, work on each piece by themselves: position of the argument that says whether they train,
+# layouts over time of the tensors among the arguments, by position, and of the outputs (S0: as the batch is split)
+PIECEWISE: Mapping[str, tuple[int, Mapping[int, Layout], tuple[Layout, ...]]] = {
+    "aten._native_batch_norm_legit_functional.default": (
+        5, {0: S0, 1: B, 2: B, 3: OWN, 4: OWN}, (S0, OWN, OWN, OWN, OWN),
+    ),
+    "aten.native_batch_norm.default": (5, {0: S0, 1: B, 2: B}, (S0, OWN, OWN)),
+    "aten.native_batch_norm_backward.default": (7, {0: S0, 1: S0, 2: B, 5: OWN, 6: OWN}, (S0, P, P)),
+}  # fmt: skip
+
+
+def split_of_batch(n: Node, layouts: Sequence[Layout | None]) -> Split | None:
+    """How the batch of an op that works on each piece by itself is split; None where that is not done."""
+    if n.op not in PIECEWISE:
+        return None
+    training, ins, _ = PIECEWISE[n.op]
+    tensors = [at for at, a in enumerate(n.args) if isinstance(a, Ref)]
+    found = {layout or S0 for at, layout in zip(tensors, layouts, strict=True) if ins.get(at) == S0}
+    split = found.pop()
+    return split if n.args[training] and not found and isinstance(split, Split) and split.dim == 0 else None

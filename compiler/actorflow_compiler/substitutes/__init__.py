@@ -1,0 +1,1 @@
+"""Calls of torch that a trace writes in other ops, with the same results."""

@@ -1,0 +1,79 @@
+"""``torch.linalg.lstsq`` goes in, which has outputs whose sizes depend on ranks; the same with fixed sizes comes out.
+
+``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, below autograd: the gradient is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.substitutes.decomposed import Table, into
+
+__all__ = ["OPS", "TABLE"]
+
+aten = torch.ops.aten
+TABLE: Table = {}
+RANKED = ("gelsy", "gelsd", "gelss")  # drivers that find ranks …
+DECOMPOSING = ("gelsd", "gelss")  # … and singular values
+
+
+def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The solution, the rank and the singular values.
+
+    a (*, m, n), b (*, m, k) → (*, n, k), int64 (*), (*, min(m, n)); zeros for what the driver does not find.
+    """
+    # gelsy begins with pivots that torch does not set: replicas would differ in their last bits
+    found_by = "gelsd" if driver == "gelsy" else driver
+    solution, _, rank, values = torch.linalg.lstsq(a, b, rcond=rcond, driver=found_by)
+    batch = a.shape[:-2]
+    if driver not in RANKED:
+        rank = torch.zeros(batch, dtype=torch.int64, device=a.device)
+    if driver not in DECOMPOSING:
+        values = torch.zeros((*batch, min(a.shape[-2:])), dtype=a.real.dtype, device=a.device)
+    return solution, rank, values
+
+
+OPS: dict[str, Callable[..., Any]] = {"lstsq": lstsq}
+
+
+def _known_to_torch() -> Any:
+    """Register the op, so that a trace can hold it."""
+
+    def found(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *batch, rows, columns = a.shape
+        values = a.new_empty((*batch, min(rows, columns)), dtype=a.real.dtype)
+        return a.new_empty((*batch, columns, b.shape[-1])), a.new_empty(batch, dtype=torch.int64), values
+
+    torch.library.custom_op("actorflow::lstsq", lstsq, mutates_args=()).register_fake(found)
+    return torch.ops.actorflow
+
+
+TRACED = _known_to_torch()
+
+
+@into(TABLE)(aten.linalg_lstsq.default)
+def _lstsq(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """As torch; of decomposing drivers the residuals, which torch leaves out for a rank too low, are then NaN."""
+    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
+    right = b.unsqueeze(-1) if vector else b
+    batch = torch.broadcast_shapes(a.shape[:-2], right.shape[:-2])  # type: ignore[no-untyped-call]
+    a, right = a.expand(*batch, *a.shape[-2:]), right.expand(*batch, *right.shape[-2:])
+    rows, columns = a.shape[-2:]
+    solution, rank, values = TRACED.lstsq(a, right, rcond, driver)
+    residuals = a.new_empty(0, dtype=a.real.dtype)
+    if rows > columns and driver != "gelsy":
+        residuals = (a @ solution - right).abs().square().sum(-2)
+        if driver in DECOMPOSING:
+            residuals = torch.where((rank == columns).all(), residuals, float("nan"))
+    if driver not in RANKED:
+        rank = rank.new_empty(0)
+    if driver not in DECOMPOSING:
+        values = values.new_empty(0)
+    return solution.squeeze(-1) if vector else solution, residuals, rank, values

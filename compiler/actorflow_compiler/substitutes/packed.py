@@ -1,0 +1,110 @@
+"""Sequences that a step packs by lengths which it knows go in; plain ops over their parts come out.
+
+How many sequences go on at each time decides sizes, so it is taken from what is known: lists, constants, and tensors of
+the script, whose values guard the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.torch_internals import is_fake, plain_tensor, real_tensors, replaced_in_vf
+
+__all__ = ["packing"]
+
+LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+class Sizes(Tensor):
+    """Whole numbers that are known; ops on them alone are, too."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(leaf, Tensor) and is_fake(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+            args, kwargs = pytree.tree_map_only(Sizes, lambda s: torch.tensor(known(s).tolist()), (args, kwargs))
+            return func(*args, **kwargs)
+        with real_tensors():
+            args, kwargs = pytree.tree_map_only(Sizes, known, (args, kwargs))
+            return pytree.tree_map_only(Tensor, sizes, func(*args, **kwargs))
+
+
+def sizes(tensor: Tensor) -> Tensor:
+    """A tensor of the host as ``Sizes``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Sizes)
+
+
+def known(tensor: Tensor) -> Tensor:
+    """The same as a plain tensor."""
+    return plain_tensor(tensor)
+
+
+@contextlib.contextmanager
+def packing() -> Iterator[None]:
+    """In which sequences are packed and padded by plain ops, and recurrent layers run over packed ones."""
+
+    def over(layer: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            return layer(*(known(a) if isinstance(a, Sizes) else a for a in args))
+
+        return run
+
+    with replaced_in_vf({"_pack_padded_sequence": _pack, "_pad_packed_sequence": _pad}, LAYERS, over):
+        yield
+
+
+def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """What torch's op of this name gives: rows time by time, and how many there are for each time."""
+    x = x.transpose(0, 1) if batch_first else x
+    of: list[int] = lengths.tolist()
+    if len(of) != x.shape[1]:
+        raise RuntimeError(f"Expected `len(lengths)` to be equal to batch_size, but got {len(of)}, not {x.shape[1]}")
+    if sorted(of, reverse=True) != of:
+        raise RuntimeError(
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
+            "`enforce_sorted=False` to pack_padded_sequence and/or pack_sequence to sidestep this requirement"
+        )
+    if not of or of[-1] <= 0:
+        raise RuntimeError("Length of all samples has to be greater than 0, but found an element that is not")
+    if of[0] > x.shape[0]:
+        raise RuntimeError(f"Expected lengths of at most {x.shape[0]}, as the sequences are, but got {of[0]}")
+    rows = [sum(length > t for length in of) for t in range(of[0])]
+    parts = [x[t : t + times, :count].flatten(0, 1) for t, _, times, count in _runs(rows)]
+    with real_tensors():
+        batch_sizes = torch.tensor(rows)
+    return torch.cat(parts), sizes(batch_sizes)
+
+
+def _pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, value: float, total_length: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What torch's op of this name gives: the sequences side by side, and how long they are."""
+    rows: list[int] = batch_sizes.tolist()
+    batch = rows[0]
+    parts = []
+    for _, first, times, count in _runs(rows):
+        part = data[first : first + times * count].reshape(times, count, *data.shape[1:])
+        parts.append(F.pad(part, (0, 0) * (part.dim() - 2) + (0, batch - count), value=value))
+    padded = torch.cat(parts)
+    if total_length > len(rows):
+        padded = F.pad(padded, (0, 0) * (padded.dim() - 1) + (0, total_length - len(rows)), value=value)
+    lengths = torch.tensor([sum(count > row for count in rows) for row in range(batch)])
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Times behind each other with as many rows: (first time, first packed row, times, rows of each)."""
+    time = first = 0
+    for count, group in groupby(rows):
+        times = len([*group])
+        yield time, first, times, count
+        time, first = time + times, first + times * count

@@ -1,0 +1,138 @@
+"""Calls of functions and methods of torch.jit go in, while a step is captured; calls of their ops come out.
+
+torch runs such code without Python, and joins ops of code that has run before.  A copy that has not run gives each op
+to the trace as plain code does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.torch_internals import (
+    DATA_DEPENDENT,
+    DEPENDENT_SIZE,
+    fresh_script,
+    is_traced_by_jit,
+    memory_of,
+    replaced_scripts,
+    script_constants,
+    script_kinds,
+)
+from actorflow_compiler.numbers.late import is_late
+from actorflow_compiler.numbers.numbers import plain
+from actorflow_compiler.values.reads import place_of
+
+__all__ = ["Scripts", "said_by"]
+
+SCRIPTED = "The following operation failed in the TorchScript interpreter"
+OF_VALUES = (
+    "the step calls code of torch.jit.script here that depends on the values of tensors; expected: a plain function "
+    "with the same ops in every call"
+)
+UNSEEN = {  # what a trace does not see, or only once
+    "prim::PythonOp": "calls a function of Python (@torch.jit.ignore, @torch.jit.unused)",
+    "prim::fork": "has another thread work (torch.jit.fork)",
+    "prim::awaitable": "has something else work (torch.jit._awaitable)",
+    "prim::Print": "prints",
+    "prim::CallMethod": "calls a method of an interface (torch.jit.interface)",
+    "prim::CreateObject": "makes an object of a class (torch.jit.script of a class)",
+}
+ATTENTION = "aten::scaled_dot_product_attention"
+PLAIN: Any = getattr(Tensor.__torch_function__, "__func__", None)
+DROPPING = 4  # the position of its probability of dropping
+
+
+class Scripts:
+    """Runs code of torch.jit where ops are traced; ``held`` are the tensors of the script's state."""
+
+    def __init__(self, held: Sequence[Tensor]) -> None:
+        self._memory = {memory_of(tensor) for tensor in held if type(tensor) in (Tensor, nn.Parameter)}
+        self._known: dict[int, tuple[Any, Callable[..., Any]]] = {}  # id → a function or method, and what runs it
+
+    def following(self) -> contextlib.AbstractContextManager[None]:
+        """While the step runs."""
+        return replaced_scripts(self._call)
+
+    def _call(self, call: Callable[..., Any], script: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call it as ``call`` would."""
+        if is_traced_by_jit() or any(map(_has_rules, pytree.tree_leaves((args, kwargs)))):
+            return call(script, *args, **kwargs)
+        if id(script) not in self._known:
+            self._known[id(script)] = script, self._made(script)
+        run = self._known[id(script)][1]
+        return run(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+
+    def _made(self, script: Any) -> Callable[..., Any]:
+        """What runs a function or a method.  Raises CaptureError for one that does what a plan cannot repeat."""
+        drops = False
+        for kind, node in script_kinds(script):
+            if kind in UNSEEN:
+                self._refuse(script, UNSEEN[kind], "the plain module or function, or one without this")
+            if kind == ATTENTION:
+                probability = [*node.inputs()][DROPPING].toIValue()
+                drops = drops or probability is None or probability > 0
+        if not self._memory.isdisjoint(map(memory_of, script_constants(script))):
+            self._refuse(
+                script, "has a tensor of the script written into it, as a constant",
+                "that tensor as an argument, or as a parameter or a buffer of the module that is compiled",
+            )  # fmt: skip
+        run, arguments = fresh_script(script), script.schema.arguments
+        first = [] if isinstance(script, torch.jit.ScriptFunction) else [script.owner]
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            names = [a.name for a in arguments[len(first) :]]
+            left = {a.name: a.default_value for a in arguments[len(first) :] if a.has_default_value()}
+            given = dict(zip(names, args, strict=False))
+            unknown = [name for name in kwargs if name not in names or name in given]
+            values = {**left, **given, **kwargs}
+            missing = [name for name in names if name not in values]
+            if len(args) > len(names) or unknown or missing:
+                raise TypeError(
+                    f"{script.name}({', '.join(names)}) of torch.jit was called with {len(args)} arguments"
+                    f"{''.join(f', {name}=…' for name in kwargs)}"
+                )
+            with sdpa_kernel(SDPBackend.MATH) if drops else contextlib.nullcontext():
+                try:
+                    return run(*first, *(values[name] for name in names))
+                except DATA_DEPENDENT as error:
+                    if isinstance(error, DEPENDENT_SIZE):
+                        raise
+                    raise CaptureError(f"{place_of(traceback.extract_stack())}\n  {OF_VALUES}") from error
+
+        return bound
+
+    @staticmethod
+    def _refuse(script: Any, what: str, instead: str) -> NoReturn:
+        place = place_of(traceback.extract_stack())
+        raise CaptureError(f"{place}\n  {script.name}, which torch.jit has compiled, {what}; expected: {instead}")
+
+
+def said_by(text: str) -> str:
+    """What an error that code of torch.jit has raised says, for people; nothing where ``text`` is of no such error."""
+    if not text.startswith(SCRIPTED):
+        return ""
+    if any(kind.__name__ in text for kind in DATA_DEPENDENT):
+        return OF_VALUES
+    said = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", text, re.MULTILINE)
+    return f"code of torch.jit that the step calls here raises {said[-1] if said else 'an error'}"
+
+
+def _has_rules(value: Any) -> bool:
+    """Whether a tensor is of a class that says itself what functions do with it."""
+    rules = getattr(getattr(type(value), "__torch_function__", None), "__func__", None)
+    return isinstance(value, Tensor) and rules not in (None, PLAIN)
+
+
+def _settled(value: Any) -> Any:
+    """A number as code of torch.jit takes it: the plan is made for it."""
+    return value.decided() if is_late(value) else plain(value)

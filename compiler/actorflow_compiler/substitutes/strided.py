@@ -1,0 +1,55 @@
+"""Ops whose result says how an operand lies in memory go in; the same ops on operands that lie row by row come out.
+
+A plan knows shapes and no strides: what an op reads may lie in another way on a device than it did when the step was
+captured.  ``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, where tensors lie as the user
+and autograd see them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actorflow_compiler.substitutes.decomposed import Table, into
+
+aten = torch.ops.aten
+TABLE: Table = {}
+_for = into(TABLE)
+
+
+def determinant(op: Any, x: Tensor) -> Any:
+    """``aten._linalg_det`` and ``aten._linalg_slogdet``: values, the LU factors of x, or of its transpose, and pivots.
+
+    torch factors the transpose of a real matrix that lies row by row, and its gradients go by that.
+    """
+    return NotImplemented if x.is_complex() or x.is_contiguous() else op(x.mT.contiguous())
+
+
+@_for(aten._linalg_det.default)
+def _det(x: Tensor) -> Any:
+    return determinant(aten._linalg_det.default, x)
+
+
+@_for(aten._linalg_slogdet.default)
+def _slogdet(x: Tensor) -> Any:
+    return determinant(aten._linalg_slogdet.default, x)
+
+
+@_for(aten.as_strided.default)
+def _as_strided(x: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
+    """The view of what lies row by row; raises ValueError where it would have more than the elements of ``x``."""
+    offset = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    order = sorted(range(x.dim()), key=lambda d: (x.stride(d), x.shape[d]), reverse=True)
+    flat = x.permute(order)
+    end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if not flat.is_contiguous() or offset < 0 or (0 not in size and end >= x.numel()):
+        raise ValueError(
+            f"as_strided({tuple(size)}, {tuple(stride)}, {storage_offset}) was found on a tensor of shape "
+            f"{tuple(x.shape)}, strides {x.stride()} and offset {x.storage_offset()}, whose elements are not all that "
+            f"it reads; a job has values, and no memory around them. Call it on x.clone(), or index the tensor"
+        )
+    if x.is_contiguous() and not x.storage_offset():
+        return NotImplemented
+    return flat.view(-1).as_strided(size, stride, offset)

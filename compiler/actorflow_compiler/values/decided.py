@@ -1,0 +1,274 @@
+"""A tensor of a step that is being traced goes in; a small program that computes it from state alone comes out.
+
+So a step may ask for the value of a counter or a flag that it keeps in a tensor, as for one in Python: what it was
+told is a condition of the plan, and the host knows the tensor without waiting for calls, as it computes what they make
+of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from actorflow_compiler.core.torch_internals import constant_of, node_of, real_tensors
+
+__all__ = ["KNOWN", "NUMBERS", "Asked", "Decisions", "Program", "Small"]
+
+MOST = 1024  # elements of a tensor that the host computes
+LONGEST = 200  # ops that it does
+NUMBERS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # what Python calls for a value
+    "__bool__": bool, "__float__": float, "__index__": int, "__int__": int, "item": Tensor.item,
+    "tolist": Tensor.tolist,
+})  # fmt: skip
+GETITEM = "getitem"
+Step = tuple[str, list[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Ops in order, over variables and each other; ``result`` is the position of the one that is wanted."""
+
+    inputs: tuple[str, ...]  # variables, which come first
+    steps: tuple[Step, ...]
+    result: int
+
+    def run(self, values: Sequence[Tensor]) -> Tensor:
+        """Compute it from the values of its inputs, which stay as they are."""
+        with torch.no_grad():
+            made: list[Any] = [value.detach().clone() for value in values]
+            for name, args, kwargs in self.steps:
+                given = [_decoded(a, made) for a in args]
+                made.append(_op(name)(*given, **{k: _decoded(v, made) for k, v in kwargs.items()}))
+        found: Tensor = made[self.result]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A value that a step asked for: the plan holds while it is the same."""
+
+    where: str  # the line
+    method: str  # of NUMBERS
+    program: Program
+    found: Any
+
+    def now(self, values: Sequence[Tensor]) -> Any:
+        """What it is with these values."""
+        return NUMBERS[self.method](self.program.run(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a plan depends on of the values of small variables, and what it makes of them."""
+
+    asked: tuple[Asked, ...] = ()
+    moves: Mapping[str, Program] = field(default_factory=dict)  # variable → what a call leaves in it
+    loses: frozenset[str] = frozenset()  # variables that depend on more than such variables, after a call
+
+    @property
+    def numbers(self) -> tuple[Asked, ...]:
+        """What was asked for that may be more than one of two things."""
+        return tuple(asked for asked in self.asked if not isinstance(asked.found, bool))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels."""
+        return {
+            "asked": [[a.where, a.method, _listed(a.program), a.found] for a in self.asked],
+            "moves": {name: _listed(program) for name, program in self.moves.items()},
+            "loses": sorted(self.loses),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Decisions:
+        """What ``to_json`` made."""
+        asked = tuple(Asked(where, method, _program(program), found) for where, method, program, found in data["asked"])
+        moves = {name: _program(program) for name, program in data["moves"].items()}
+        return Decisions(asked, moves, frozenset(data["loses"]))
+
+
+class Small:
+    """Finds programs in a trace.
+
+    ``names`` are its first placeholders' variables, ``known`` those to begin with, and ``root`` holds its constants.
+    """
+
+    def __init__(self, graph: fx.Graph, root: Any, names: Sequence[str], known: Collection[str]) -> None:
+        self._root = root
+        self._names = dict(zip(graph.find_nodes(op="placeholder"), names, strict=False))
+        self._known = known
+        self._nodes = [*graph.nodes]
+        self._order = {node: at for at, node in enumerate(self._nodes)}
+        self._memory: dict[fx.Node, fx.Node] = {}  # a node → the one whose memory its result has
+        self._touching: dict[fx.Node, list[fx.Node]] = {}  # that one → all that look at its memory, or write it
+        self._written: set[fx.Node] = set()
+        self.writes = 0  # into memory of placeholders
+        for node in self._nodes:
+            self._look(node)
+
+    def moved(self) -> tuple[dict[str, Program], frozenset[str]]:
+        """See ``Decisions``."""
+        written = {n: name for n, name in self._names.items() if n in self._written and name in self._known}
+        programs = {name: self.program(node) for node, name in written.items()}
+        moves = {name: program for name, program in programs.items() if program is not None}
+        return moves, frozenset(programs.keys() - moves.keys())
+
+    def program(self, wanted: fx.Node) -> Program | None:
+        """What computes a node, as it is when the trace ends; None where more than ``known`` is needed."""
+        needed: set[fx.Node] = set()
+        pending = [wanted]
+        while pending:
+            node = pending.pop()
+            if node in needed:
+                continue
+            if len(needed) == LONGEST or not self._is_small(node):
+                return None
+            needed.add(node)
+            pending += node.all_input_nodes
+            pending += self._touching.get(self._memory.get(node, node), ())
+        ordered = sorted(needed, key=self._order.__getitem__)
+        inputs = [node for node in ordered if node.op == "placeholder"]
+        at = {node: i for i, node in enumerate([*inputs, *(n for n in ordered if n.op != "placeholder")])}
+        steps = []
+        for node in at:
+            if node.op != "placeholder":
+                step = self._step(node, at)
+                if step is None:
+                    return None
+                steps.append(step)
+        return Program(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
+
+    def outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
+        """Whether a copy, or a view of it, is used after what it was taken of has changed."""
+        mine, memory = self._memory.get(copy, copy), self._memory.get(whole, whole)
+        made = self._order[mine]
+        changes = [self._order[n] for n in self._touching.get(memory, ()) if _writes(n) and self._order[n] > made]
+        ours = [mine, *self._touching.get(mine, ())]
+        return bool(changes) and any(self._order[user] > min(changes) for n in ours for user in n.users)
+
+    def _is_small(self, node: fx.Node) -> bool:
+        if node.op == "placeholder" and self._names.get(node) not in self._known:
+            return False
+        values = node.meta.get("val")
+        values = values if isinstance(values, tuple | list) else [values]
+        return all(not isinstance(v, Tensor) or v.numel() <= MOST for v in values)
+
+    def _step(self, node: fx.Node, at: Mapping[fx.Node, int]) -> Step | None:
+        """A node as a step; None for one that the host cannot do."""
+        op = node.target
+        try:
+            if node.op == "get_attr":
+                return None if node in self._written else _constant(getattr(self._root, str(op), None))
+            if op is operator.getitem:
+                return GETITEM, [_encoded(a, at) for a in node.args], {}
+            if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+                return None
+            if torch.Tag.nondeterministic_seeded in op.tags:
+                return None
+            return str(op), [_encoded(a, at) for a in node.args], {k: _encoded(v, at) for k, v in node.kwargs.items()}
+        except TypeError:
+            return None
+
+    def _look(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._shares(node, node.args[0])
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return
+        schema = node.target._schema
+        given = [*zip(schema.arguments, node.args, strict=False)]
+        given += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+        aliases = [(a.alias_info, value) for a, value in given if a.alias_info is not None]
+        for info, value in aliases:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if not isinstance(one, fx.Node):
+                    continue
+                if info.is_write:
+                    memory = self._memory.get(one, one)
+                    self._written.add(memory)
+                    self.writes += memory.op == "placeholder"
+                    self._touching.setdefault(memory, []).append(node)
+                if schema.returns:
+                    self._shares(node, one)
+
+    def _shares(self, node: fx.Node, other: Any) -> None:
+        if isinstance(other, fx.Node) and node not in self._memory:
+            memory = self._memory[node] = self._memory.get(other, other)
+            self._touching.setdefault(memory, []).append(node)
+
+
+def _equal(one: Tensor, other: Tensor) -> Any:
+    """``torch.equal`` of tensors that are made of constants, which functions of torch ask for themselves."""
+    found = [node_of(tensor) for tensor in (one, other)]
+    programs = [at and Small(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
+    if None in programs:
+        return NotImplemented
+    with real_tensors():
+        return torch.equal(*(program.run(()) for program in programs if program is not None))
+
+
+KNOWN: Mapping[torch._ops.OpOverload, Callable[..., Any]] = MappingProxyType({torch.ops.aten.equal.default: _equal})
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _constant(tensor: Any) -> Step | None:
+    """The step that makes a constant of a trace."""
+    value = constant_of(tensor) if isinstance(tensor, Tensor) else None
+    if value is None or value.numel() > MOST or value.is_complex():
+        return None
+    with real_tensors():
+        return "tensor", [value.tolist()], {"dtype": _encoded(value.dtype, {})}
+
+
+def _encoded(value: Any, at: Mapping[fx.Node, int]) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case fx.Node():
+            return {"step": at[value]}
+        case torch.dtype():
+            return {"dtype": str(value).removeprefix("torch.")}
+        case torch.device():
+            return {"device": "cpu"}
+        case torch.layout() if value is torch.strided:
+            return None
+        case torch.memory_format() if value in (torch.preserve_format, torch.contiguous_format):
+            return None
+        case list() | tuple():
+            return [_encoded(v, at) for v in value]
+    raise TypeError(f"{value!r} does not travel")
+
+
+def _decoded(value: Any, made: Sequence[Any]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(v, made) for v in value]
+    if isinstance(value, dict):
+        ((kind, what),) = value.items()
+        return {"step": lambda: made[what], "dtype": lambda: getattr(torch, what), "device": lambda: what}[kind]()
+    return value
+
+
+def _op(name: str) -> Callable[..., Any]:
+    if name == GETITEM:
+        return operator.getitem
+    if name == "tensor":
+        return torch.tensor
+    namespace, op, overload = name.split(".")
+    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), op), overload)
+    return found
+
+
+def _listed(program: Program) -> list[Any]:
+    return [program.inputs, program.steps, program.result]
+
+
+def _program(data: Sequence[Any]) -> Program:
+    inputs, steps, result = data
+    return Program(tuple(inputs), tuple((name, args, kwargs) for name, args, kwargs in steps), result)

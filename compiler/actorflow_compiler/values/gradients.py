@@ -1,0 +1,260 @@
+"""How the gradients of a step's parameters stand when it begins goes in; what it leaves of them comes out.
+
+A gradient that a step leaves for a later call is a variable, laid out as its parameter.  One that an optimizer has
+used and that the step itself clears before it computes it anew is not kept: nobody reads it, as scripts are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from actorflow_compiler.core.errors import CaptureError, StateError
+from actorflow_compiler.graph.graph import Graph
+from actorflow_compiler.values.variables import State
+
+LOST = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
+KEPT = "gradient"  # the kind of a variable that is one
+SUFFIX = ".grad"  # of such variables' names, after that of the parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Gradients between two calls, by the names of their parameters; those of all others are None."""
+
+    kept: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()  # there are some, and nobody has them
+
+
+NONE = Standing()
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a step takes gradients to be when it begins, and what it leaves, by the names of their parameters."""
+
+    none: frozenset[str] = frozenset()  # they have to be None
+    kept: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    cleared: frozenset[str] = frozenset()  # they are None afterwards
+    keeps: frozenset[str] = frozenset()
+    loses: frozenset[str] = frozenset()
+
+    def fit(self, standing: Standing) -> bool:
+        """Whether gradients stand as the step takes them to."""
+        return (
+            self.kept <= standing.kept
+            and self.lost <= standing.lost
+            and self.none.isdisjoint(standing.kept)
+            and self.none.isdisjoint(standing.lost)
+        )
+
+    def after(self, before: Standing) -> Standing:
+        """How gradients stand when the step is done."""
+        gone = self.cleared | self.keeps | self.loses
+        return Standing((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
+
+
+class Watch:
+    """Watches the gradients of a step while it is traced.
+
+    Gradients that no plan has are first taken to be there, as tensors that the step may only get rid of.  Where it does
+    anything else with them, it is traced again with them as they are: those of ``sure``, parameter → whether the step
+    goes on with its gradient, rather than to zero it.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        fakes: Mapping[str, Tensor],
+        before: Standing,
+        sure: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:
+        self._standing, self._sure = before, sure
+        self._of: dict[str, Tensor] = {}  # the parameters
+        self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
+        self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
+        self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
+        self._adds: set[str] = set()  # taken to be clear where a backward pass has added to them
+        self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
+        self._stepped: set[str] = set()  # an optimizer has used their gradients
+        self._asked: set[str] = set()  # the user's code has asked for their gradients of before
+        self._inside = False  # a backward pass is under way
+        for h in state.held.values():
+            fake = fakes[h.name]
+            stands = h.name in before.kept or h.name in before.lost  # also where it is frozen by now
+            if fake.is_leaf and (fake.requires_grad or stands):
+                self._of[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
+                fake.grad = self._first[h.name] = self._given(h.name)
+        self._names = {id(fake): name for name, fake in self._of.items()}
+        self._open = self._of.keys() - before.kept - sure.keys()  # those of which only their end is known
+
+    def _given(self, name: str) -> Tensor | None:
+        if name in self._standing.kept:
+            return self.variables[name]
+        if name in self._sure and name not in self._standing.lost:
+            return None
+        stands_in = torch.zeros_like(self.variables[name])
+        if name in self._sure:
+            self.inputs[name] = stands_in
+        return stands_in
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the step is traced."""
+        names = self._names
+
+        def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
+            self._stepped |= {name for name in held if self._of[name].grad is not None}
+
+        hook = register_optimizer_step_pre_hook(steps)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped so far."""
+        return bool(self._stepped)
+
+    def standing_now(self) -> Gradients:
+        """What the step has made so far of gradients of other calls: what it has is lost if it ends here."""
+        ends = {name: self._so_far(name) for name in self._of}
+        return Gradients(
+            cleared=frozenset(name for name, end in ends.items() if end == "none"),
+            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+        )
+
+    def _so_far(self, name: str) -> str:
+        grad = self._of[name].grad
+        if self._goes_on(name) or (grad is self._first[name] and not self._inside):
+            return "as it was"
+        return "none" if grad is None and not self._inside else "lost"
+
+    def _goes_on(self, name: str) -> bool:
+        """Whether a gradient is the variable that another call has left it in."""
+        return name in self._standing.kept and self._of[name].grad is self.variables[name]
+
+    def variables_now(self) -> dict[str, Tensor]:
+        """Gradients of other calls that are still there, as variables."""
+        return {name + SUFFIX: self.variables[name] for name in self._of if self._goes_on(name)}
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass; what it does not reach is as it was."""
+        cleared = []
+        self._inside = True
+        for name, fake in self._of.items():
+            if fake.grad is None or fake.grad is not self._first[name]:
+                continue
+            if name in self._open:
+                fake.grad = None
+                cleared.append(name)
+            else:
+                self._grown.add(name)
+        yield
+        self._inside = False
+        for name in cleared:
+            if self._of[name].grad is None:
+                self._of[name].grad = self._first[name]
+            else:
+                self._adds.add(name)
+
+    def asked(self, fake: Tensor) -> None:
+        """Code of the user's asks for a gradient: whether there is one may be all that it wants to know."""
+        name = self._names.get(id(fake), "")
+        if name and fake.grad is self._first[name]:
+            self._asked.add(name)
+
+    def settle(self) -> None:
+        """The step has ended: write what is kept into the variables that it is kept in."""
+        with torch.no_grad():
+            for name, fake in self._of.items():
+                grad, variable = fake.grad, self.variables[name]
+                if self._end_of(name) == "kept" and grad is not None and grad is not variable:
+                    if grad.dtype != variable.dtype:
+                        raise CaptureError(
+                            f"the step leaves a gradient of {name} of {grad.dtype} for calls after it; expected: "
+                            f"{variable.dtype}, as the parameter"
+                        )
+                    variable.copy_(grad.detach())
+
+    def _end_of(self, name: str) -> str:
+        """How the step leaves a gradient: "as it was", "none", "kept" or "lost"."""
+        grad = self._of[name].grad
+        if name in self._open and grad is self._first[name]:
+            return "as it was"
+        if grad is None:
+            return "none"
+        if name in self.inputs:
+            return "lost"
+        goes_on = grad is self.variables[name] or name in self._adds or name in self._grown
+        return "kept" if goes_on or name not in self._stepped else "lost"
+
+    def end(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[Gradients, dict[str, bool]]:
+        """The trace is there; ``known`` are its placeholders, with the names of the variables that they are.
+
+        The second result names parameters of which it is not known yet whether something depends on their gradients
+        of earlier calls: trace again with these ``sure`` as well.
+        """
+        constants: dict[int, torch.fx.Node] = {}
+        for n in trace.graph.find_nodes(op="get_attr"):
+            constants.setdefault(id(getattr(trace, str(n.target))), n)
+        read = {name: constants[id(self._first[name])] for name in self._open if id(self._first[name]) in constants}
+        used = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if _is_read(n)}
+        kept, lost = self._standing.kept & self._of.keys(), self._standing.lost & self._of.keys()
+        idle = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if not n.users}
+        ends = {
+            name: self._end_of(name)
+            for name, fake in self._of.items()
+            if fake.grad is not self.variables[name] or name + SUFFIX not in idle  # else the step has not touched it
+        }
+        gradients = Gradients(
+            none=frozenset((self._adds | self._sure.keys()) - kept - lost),
+            kept=frozenset(name for name in kept if name + SUFFIX in used or name in self._asked),
+            lost=frozenset(lost & self._sure.keys()),
+            cleared=frozenset(name for name, end in ends.items() if end == "none"),
+            keeps=frozenset(name for name, end in ends.items() if end == "kept"),
+            loses=frozenset(name for name, end in ends.items() if end == "lost"),
+        )
+        return gradients, {
+            **dict.fromkeys(self._asked & self._open, False),
+            **dict.fromkeys(self._adds & lost, True),
+            **{name: not _is_zeroed_first(constant) for name, constant in read.items()},
+        }
+
+
+def _is_read(placeholder: torch.fx.Node) -> bool:
+    """Whether a trace does more with a placeholder than to write it."""
+    return any(n.target is not torch.ops.aten.copy_.default or n.args[0] is not placeholder for n in placeholder.users)
+
+
+def _is_zeroed_first(constant: torch.fx.Node) -> bool:
+    """Whether a trace begins by filling a tensor, so that what was in it makes no difference."""
+    first = next(n for n in constant.graph.nodes if constant in n.all_input_nodes)
+    return str(first.target).split(".")[1] in ("zero_", "fill_", "copy_") and first.args[0] is constant
+
+
+def refuse_lost(graph: Graph) -> None:
+    """Raise StateError if something that the step computes depends on gradients that were not kept."""
+    names = [i.name for i in graph.inputs if i.kind == LOST]
+    if names:
+        raise StateError(
+            f"the step depends on gradients that a call before it has left (those of {some(names)}) and that were not "
+            f"kept: an optimizer's step had used them, and the job that left them begins by clearing them. Call "
+            f"optimizer.zero_grad() at the end of that job, after optimizer.step(), or here before backward"
+        )
+
+
+def some(names: Collection[str]) -> str:
+    """The first of many names."""
+    return ", ".join([*names][:3]) + (", …" if len(names) > 3 else "")

@@ -1,0 +1,122 @@
+"""A graph and its checks go in; the same, where a check that raises keeps variables as they are there, comes out.
+
+A variable that changes behind a check becomes what it was there, where that raises.  Optimizers that can be told to do
+nothing are told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
+from actorflow_compiler.custom_ops.optimizers import IN_PLACE, arguments
+from actorflow_compiler.graph.graph import Graph, Node
+
+__all__ = ["guarded"]
+
+FOUND = "found_inf"  # the operand that tells an optimizer to do nothing
+
+
+def guarded(graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> Graph:
+    """Guard all updates by ``checks``, in order: whether one raises, and the values that variables have there."""
+    return _Guard(graph, checks).run() if checks else graph
+
+
+class _Guard:
+    def __init__(self, graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> None:
+        self.graph = graph
+        self.nodes = [*graph.nodes]
+        self.metas = dict(graph.metas)
+        self.names = {i.value: i.name for i in graph.inputs}
+        self.checks = checks
+        self.any: dict[tuple[int, ...], int] = {}  # conditions → whether one of them holds
+        self.maker = {out: at for at, node in enumerate(graph.nodes) for out in node.outs if out >= 0}
+
+    def run(self) -> Graph:
+        """The graph."""
+        ways = {old: self.ways(old, new) for old, new in self.graph.updates}
+        told = self.tell_optimizers(ways)
+        updates = []
+        for old, new in self.graph.updates:
+            way = ways[old]
+            for conditions, stays in reversed(way[:-1] if old in told else way):
+                where = Node("aten.where.self", (Ref(self.either(conditions)), Ref(stays), Ref(new)), (), ())
+                new = self.add(where, self.metas[new])
+            updates.append((old, new))
+        self.in_order()
+        return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, updates=tuple(updates))
+
+    def ways(self, old: int, new: int) -> list[tuple[tuple[int, ...], int]]:
+        """In the order of the program: which conditions keep a variable from what comes after, and its value there."""
+        found: list[tuple[tuple[int, ...], int]] = []
+        for raises, there in self.checks:
+            stays = there.get(self.names[old], old)
+            if stays == new:  # it does not change behind this one, nor behind those that follow
+                break
+            if found and found[-1][1] == stays:
+                found[-1] = (*found[-1][0], raises), stays
+            else:
+                found.append(((raises,), stays))
+        return found
+
+    def tell_optimizers(self, ways: Mapping[int, list[tuple[tuple[int, ...], int]]]) -> set[int]:
+        """Let ops of optimizers do nothing where a check raises; returns the variables that are guarded by that."""
+        made: dict[int, list[tuple[int, int]]] = {}  # node → (variable, its new value)
+        for old, new in self.graph.updates:
+            if new in self.maker and self.nodes[self.maker[new]].op in IN_PLACE and ways[old]:
+                made.setdefault(self.maker[new], []).append((old, new))
+        told: set[int] = set()
+        for at, updated in made.items():
+            node = self.nodes[at]
+            names = [name for name in arguments(node.op) if name != "group"]
+            given: dict[str, Arg] = dict(zip(names, node.args, strict=True))
+            before = dict(zip(node.outs, IN_PLACE[node.op][2], strict=False))
+            last = {ways[old][-1] for old, _ in updated}
+            conditions = {one for one, _ in last}
+            kept = all(given[before[new]] == Ref(ways[old][-1][1]) for old, new in updated)
+            if given[FOUND] is not None or len(conditions) != 1 or not kept:
+                continue
+            args = {**given, FOUND: Ref(self.number(conditions.pop()))}
+            self.nodes[at] = replace(node, args=tuple(args.values()))
+            told.update(old for old, _ in updated)
+        return told
+
+    def in_order(self) -> None:
+        """Put what is read before what reads it: what was added lies behind."""
+        added = {out: node for node in self.nodes[len(self.graph.nodes) :] for out in node.outs}
+        ordered: list[Node] = []
+
+        def put(node: Node) -> None:
+            for value in node.reads():
+                if value in added:
+                    put(added.pop(value))
+            ordered.append(node)
+
+        for node in self.nodes[: len(self.graph.nodes)]:
+            put(node)
+        self.nodes = [*ordered, *added.values()]
+
+    def either(self, conditions: tuple[int, ...]) -> int:
+        """Whether one of some conditions holds."""
+        if len(conditions) == 1:
+            return conditions[0]
+        if conditions not in self.any:
+            rest = self.either(conditions[:-1])
+            node = Node("aten.logical_or.default", (Ref(rest), Ref(conditions[-1])), (), ())
+            self.any[conditions] = self.add(node, Meta((), "bool"))
+        return self.any[conditions]
+
+    def number(self, conditions: tuple[int, ...]) -> int:
+        """The same as a number."""
+        dtype = (("dtype", Symbol("torch.float32")),)
+        node = Node("aten._to_copy.default", (Ref(self.either(conditions)),), dtype, ())
+        return self.add(node, Meta((), "float32"))
+
+    def add(self, node: Node, meta: Meta) -> int:
+        """The value that a new node makes."""
+        value = len(self.metas)
+        assert value not in self.metas
+        self.metas[value] = meta
+        self.nodes.append(replace(node, outs=(value,), phase="optimizer"))
+        return value

@@ -1,0 +1,218 @@
+"""What a step does that needs values of tensors goes in, while it is captured; refusals with the user's line come out.
+
+A tensor that is captured has no values.  What Python asks it for (a number, an array, a text) is refused where it
+happens, also where somebody catches the refusal: the plan would have the branch that was taken once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from traceback import FrameSummary
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.core.lines import STDLIB, is_users
+from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
+from actorflow_compiler.values.checks import UNKNOWN, Checks, Raised
+from actorflow_compiler.values.either import rewritten
+from actorflow_compiler.values.harmless import either_way
+from actorflow_compiler.values.remedies import remedy
+
+__all__ = ["ADDRESS", "DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
+
+LOOKS_AT_A_VALUE = (
+    "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
+    "inputs; expected: the same ops in every call. Use torch.where, a count as it is, without .item() (where it "
+    "may be 0: count.clamp(min=1)), or move this line out of the job"
+)
+DEPENDS_ON_VALUES = (
+    "how large a tensor is depends on values here (x[mask], nonzero, unique, one_hot without num_classes), but a plan "
+    "has fixed sizes; expected: the whole tensor, with a mask: torch.where(mask, x, 0) or x * mask, and for a mean the "
+    "sum divided by mask.sum(); or do this outside, and pass what comes out as an argument"
+)
+SHOWS = (
+    "the step shows a tensor here (print, an f-string, a log), but it runs once, when it is captured, and no tensor "
+    "has values then; expected: return the tensor, and show what the call returns"
+)
+SAVES = (
+    "the step pickles a tensor here (torch.save, pickle), which would be done once, when the step is captured, and not "
+    "in every call; expected: do this after the call; state_dict() works between calls"
+)
+ADDRESS = (
+    "the step asks for the memory of a tensor here, but it is captured without; expected: what needs it as an op of "
+    "its own (torch.library.custom_op), or outside of the job"
+)
+CLASS = (
+    "the step makes a tensor of another class here, which a plan cannot hold; expected: plain tensors in the step, and "
+    "the class around what it returns"
+)
+TEXTS = {
+    "__format__": SHOWS, "__repr__": SHOWS, "__str__": SHOWS, "__reduce_ex__": SAVES, "data_ptr": ADDRESS,
+    "as_subclass": CLASS,
+}  # fmt: skip
+FOR_USERS = (SHOWS, ADDRESS)  # what torch and we do, too, for themselves
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+OURSELVES = (  # warnings of torch that are about how a step is captured
+    "Accessing the data pointer of FakeTensor",
+    "Using `torch.compile\\(module\\)` when there are global hooks",
+    "Converting a tensor with requires_grad=True to a scalar",
+)
+
+
+Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
+
+
+class Reads:
+    """Refuses reads while a step runs; ``check`` raises again what the step has caught.
+
+    ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
+    the same, and None for what is not.  With ``late`` what ``item`` gives may be a number that is there later.
+    ``checks`` knows of branches that only raise on one side; ``found(raises, line, what)`` is told of each.
+    """
+
+    def __init__(
+        self, decide: Decide = lambda *_: None, late: bool = False, checks: Checks | None = None,
+        found: Callable[[torch.Tensor, str, Raised], None] = lambda *_: None,
+    ) -> None:  # fmt: skip
+        self._refused: list[CaptureError] = []
+        self._decide, self._late = decide, late
+        self._checks, self._found = checks, found
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """In which what needs values raises CaptureError, and torch does not warn of what we do with it."""
+        with watching_reads(self._seen), warnings.catch_warnings():
+            for message in OURSELVES:
+                warnings.filterwarnings("ignore", message)
+            yield
+
+    def check(self) -> None:
+        """Raise the first refusal."""
+        if self._refused:
+            raise self._refused[0]
+
+    def refusal(self, text: str) -> CaptureError:
+        """The error that refuses what the user's line does, which is raised again where the step catches it."""
+        frames = traceback.extract_stack(sys._getframe(1))
+        more = remedy(frames) or (rewritten(frames) if text == LOOKS_AT_A_VALUE else "")
+        return self._refused_at(place_of(frames), text + more)
+
+    def _refused_at(self, place: str, text: str) -> CaptureError:
+        error = CaptureError(f"{place}\n  {text}")
+        self._refused.append(error)
+        return error
+
+    def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+        frame = sys._getframe(2)
+
+        def place() -> tuple[str, str]:
+            frames = traceback.extract_stack(frame)
+            return place_of(frames), remedy(frames) or rewritten(frames)
+
+        if self._late and name == "item" and tensor.dtype != torch.bool:  # arithmetic may go on with it
+            later = read()
+            if hasattr(type(later), "decided"):
+                where, instead = place()
+                later.ask = lambda known: self._decide(lambda: (where, instead), name, known)
+                later.text = self._text
+                later.refusal = lambda: self._refused_at(where, LOOKS_AT_A_VALUE + instead)
+            return later
+        decided = self._decide(place, name, tensor)
+        if decided is None and tensor.dtype == torch.bool and name in ("__bool__", "item"):
+            decided = either_way(frame)
+        asks = name == "__bool__" or (name == "item" and tensor.dtype == torch.bool)
+        if decided is None and asks and self._checks is not None and tensor.numel() == 1 and _is_open(tensor):
+            decided = self._checks.decide(tensor, frame, lambda raises, what: self._found(raises, place()[0], what))
+        if decided is not None:
+            return decided
+        text = TEXTS.get(name, LOOKS_AT_A_VALUE)
+        asking = sys._getframe(2)
+        if text is SHOWS and (shown := self._text()):
+            return shown
+        if text in FOR_USERS:
+            if not _asked_by_user(asking):
+                return read()
+            refusal = self.refusal(text)
+            if _is_in(asking, logging.__file__):  # which prints what is raised there, and goes on
+                return "a tensor without values"
+            raise refusal
+        if text is SAVES and not _is_in(asking, copy.__file__, depth=1):
+            raise self.refusal(text)
+        found: Any = None
+        with contextlib.suppress(*DATA_DEPENDENT, RuntimeError, TypeError):
+            found = read()
+        if found is None or any(isinstance(leaf, SYMBOLS) for leaf in pytree.tree_leaves(found)):
+            raise self.refusal(text)
+        return found
+
+    def _text(self) -> str:
+        """What stands for a value in a text, where that is one of a side that raises; else nothing."""
+        return UNKNOWN if self._checks is not None and self._checks.inside else ""
+
+
+def _is_open(tensor: torch.Tensor) -> bool:
+    """Whether the value of a tensor is not known before a call."""
+    return constant_of(tensor) is None
+
+
+def place_of(frames: Iterable[FrameSummary]) -> str:
+    """The innermost line of the user's own code, as ``file:line: code``, and below it that of a library inside."""
+    inside = ""
+    torchs = str(Path(torch.__file__).parent)
+    for frame in reversed([*frames]):
+        if is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}{inside}"
+        if not inside and not frame.filename.startswith(torchs):
+            inside = _library_line(frame)
+    return f"in the step{inside}"
+
+
+def warn(text: str) -> None:
+    """Warn of what the innermost line of the user's own code does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _library_line(frame: FrameSummary) -> str:
+    """A line of a library, but for ours, on a line of its own; or nothing."""
+    for folder in ("site-packages", "dist-packages"):
+        _, found, path = frame.filename.rpartition(f"/{folder}/")
+        if found and not path.startswith("actorflow"):
+            return f"\n  inside {path}:{frame.lineno}: {frame.line}"
+    return ""
+
+
+def _is_in(frame: FrameType | None, file: str, depth: int = 8) -> bool:
+    """Whether a file is among the innermost ``depth`` that run."""
+    for _ in range(depth):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _asked_by_user(frame: FrameType | None) -> bool:
+    """Whether the innermost code that is not Python's own is the user's."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        plain = path.startswith((STDLIB, "<")) and "-packages" not in path
+        if not plain:
+            return is_users(path)
+        frame = frame.f_back
+    return False

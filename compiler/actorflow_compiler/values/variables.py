@@ -1,0 +1,125 @@
+"""The state of a step (parameters, buffers, optimizer state, tensors), where it lies, and putting stand-ins there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actorflow_compiler.core.errors import CaptureError
+
+WITH_PARAMETERS = ("optimizer", "gradient")  # kinds of variables that lie as the parameter that they belong to
+RECURRENT = ("_flat_weights", "_flat_weight_refs")  # attributes by which recurrent layers work
+
+
+def attributes_given(tensor: Tensor) -> dict[str, Any]:
+    """The attributes that a script has given a tensor, or one that a stand-in is for."""
+    if type(tensor) not in (Tensor, nn.Parameter) and not hasattr(type(tensor), "name_in_plan"):
+        return {}
+    return {name: value for name, value in vars(tensor).items() if not hasattr(type(tensor), name)}
+
+
+@dataclass(slots=True)
+class Held:
+    """A tensor of the script and every place that holds it."""
+
+    name: str
+    kind: str  # "parameter" | "buffer" | "optimizer" | "tensor"
+    tensor: Tensor
+    places: list[Callable[[Tensor], None]] = field(default_factory=list)  # each puts another tensor in its place
+
+    def put(self, tensor: Tensor) -> None:
+        """Let every place hold ``tensor`` instead."""
+        for place in self.places:
+            place(tensor)
+
+
+@dataclass(slots=True)
+class State:
+    """What the search through a job's script found.  Names are unique over all kinds."""
+
+    held: dict[str, Held] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
+    beside: dict[str, str] = field(default_factory=dict)  # a tensor → the one that it is to be placed with
+    named: frozenset[str] = frozenset()  # globals and attributes that the script's functions name
+    looks_at_steps: bool = False  # whether the script's functions look at what optimizers keep, where there is some
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The name of a tensor that was found."""
+        return next((h.name for h in self.held.values() if h.tensor is tensor), None)
+
+
+def group_names(state: State) -> dict[tuple[str, str], str]:
+    """(optimizer, parameter) → ``optimizer.group``: whose learning rate the parameter follows in that optimizer's step.
+
+    Raises CaptureError if an optimizer holds a parameter that the search did not find.
+    """
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    found: dict[tuple[str, str], str] = {}
+    for name, optimizer in state.optimizers.items():
+        for g, group in enumerate(optimizer.param_groups):
+            for p in group["params"]:
+                if id(p) not in by_id:
+                    raise CaptureError(
+                        f"optimizer {name!r} updates a parameter of shape {tuple(p.shape)} "
+                        f"that belongs to no module or variable the job can reach; pass model=… to global_function"
+                    )
+                found[name, by_id[id(p)]] = f"{name}.{g}"
+    return found
+
+
+@contextlib.contextmanager
+def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end.
+
+    Recurrent layers keep their parameters in a list as well, which they make anew where they find others.
+    """
+    new: dict[str, Tensor] = {}
+    layers = {m for root in state.modules.values() for m in root.modules() if isinstance(m, nn.RNNBase)}
+    lists = [(vars(m), key, vars(m)[key]) for m in layers for key in RECURRENT if key in vars(m)]
+    try:
+        for held in state.held.values():
+            new[held.name] = make(held.tensor)
+            held.put(new[held.name])
+        for held in state.held.values():  # those that are tensors have stand-ins by now
+            vars(new[held.name]).update(attributes_given(held.tensor))
+        before = {name: dict(vars(fake)) for name, fake in new.items()}
+        yield new
+        _refuse_attributes(state, new, before)
+    finally:
+        for held in state.held.values():
+            if held.name in new:
+                held.put(held.tensor)
+        for attributes, key, value in lists:
+            attributes[key] = value
+
+
+def _refuse_attributes(state: State, fakes: Mapping[str, Tensor], before: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise CaptureError for an attribute that a step has given a tensor of the script, or changed there."""
+    for name, fake in fakes.items():
+        for key, value in vars(fake).items():
+            as_it_was = key in before[name] and before[name][key] is value
+            if not as_it_was and key in state.named and not hasattr(type(fake), key):
+                raise CaptureError(
+                    f"the step sets the attribute {key!r} of {name}, a tensor, which would be done once, when it is "
+                    f"captured, and not in every call; expected: an attribute of a module or an object of yours"
+                )
+
+
+def real_optimizer_state(state: State) -> dict[str, Tensor]:
+    """The optimizer tensors that exist already, named ``optimizer.parameter.key``."""
+    by_id = {id(h.tensor): h.name for h in state.held.values()}
+    return {
+        f"{name}.{by_id[id(p)]}.{key}": value
+        for name, optimizer in state.optimizers.items()
+        for p, values in optimizer.state.items()
+        if id(p) in by_id
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
