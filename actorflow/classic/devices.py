@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 
 from actorflow.control.cluster import current
+from actorflow.rendezvous.asked import kind_of_gpu
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import LayoutError
 
 __all__ = ["device_kind", "ranks_of", "spelled"]
 
 _ONE = re.compile(r"\s*(\d+)\s*:\s*(\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*)\s*")
-_told = False  # in this process, that there is no GPU
 
 
 def spelled(devices: object) -> tuple[str, ...] | None:
@@ -66,18 +65,4 @@ def _absent(text: str, node: int, nodes: int, devices: int, some: bool) -> str:
 
 def device_kind(kind: str) -> str:
     """``"gpu"`` → "cuda", or "cpu" where there is no CUDA device, as the master says once; others as they are."""
-    if kind != "gpu":
-        return kind
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    global _told
-    if not _told and current().rank == 0:
-        print(
-            'actorflow: "gpu" was asked for, and this machine has no CUDA device: the script runs on CPU devices',
-            file=sys.stderr,
-            flush=True,
-        )
-    _told = True
-    return "cpu"
+    return kind_of_gpu(current().rank) if kind == "gpu" else kind

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from actorflow.distributed.group import world as world_of_run
 from actorflow.eager.communicator import NoWires, Wires
 from actorflow.eager.group_communicator import GroupWires
+from actorflow.support.endings import when_finished
 
 __all__ = ["checked", "current", "finish", "use", "world"]
 
@@ -68,6 +69,9 @@ def finish() -> None:
     """Tell the peers that this process's script has ended, if it has made its wires."""
     if _of_process is not None:
         _of_process.finish()
+
+
+when_finished(finish, first=True)  # a peer may wait for this rank in an op, and others for a call of that peer
 
 
 def _make() -> Wires:

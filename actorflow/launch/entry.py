@@ -25,6 +25,7 @@ from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.reports import Started, tell
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import answer, tell_own
+from actorflow.support import endings
 from actorflow.support.script_error import drop_echoes, print_script_error, sentence
 from actorflow_compiler.core.errors import ActorflowError
 
@@ -75,20 +76,13 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
                     print(e.code, file=sys.stderr)
                 run.abort("ended", f"ended with exit status {code}")
                 return _end(run, code)
-        wires = sys.modules.get("actorflow.eager.current")
-        if wires is not None:
-            wires.finish()
-        session = sys.modules.get("actorflow.session.session")
-        if session is not None:
-            session.finish()
+        endings.after_script()
         run.goodbye()
         return 0
     except KeyboardInterrupt:
         return _interrupted(run)
     except BaseException as e:
-        shown = sys.modules.get("actorflow.live.shown")
-        if shown is not None:
-            shown.close()
+        endings.after_error()
         behind = run.explain(e)
         elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
         with suppress(OSError):  # its disk may be full; the launcher says that

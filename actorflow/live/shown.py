@@ -17,6 +17,7 @@ from actorflow.live.meter import Meter
 from actorflow.live.pulse import take
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.call import Call
+from actorflow.support.endings import when_failed
 from actorflow_compiler.core.sbp import Broadcast
 from actorflow_compiler.plan.plan import Plan
 
@@ -73,6 +74,9 @@ def close() -> None:
     if _view is not None:
         _view.close()
         _view = None
+
+
+when_failed(close)  # so that nothing is drawn over the error
 
 
 def _show(settings: Settings) -> None:

@@ -1,10 +1,11 @@
 """What a script asks for (devices, nodes, a port) and how it was started go in; how to start it anew comes out.
 
-Pure: whether a script stays in its process is a question of values.  ``start`` acts on the answer.
+Whether a script stays in its process is a question of values alone.  ``start`` acts on the answer.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -133,3 +134,23 @@ def _check_nodes(asked: Asked, now: Settings) -> None:
             f"{asked.said['nodes']} says that the master is {asked.nodes[0]}, and --master-addr {now.master_host} of "
             "the command line that it is another; drop one of them, or give both the same"
         )
+
+
+_told = False  # in this process, that there is no GPU
+
+
+def kind_of_gpu(rank: int) -> str:
+    """The kind of device where a script asks for GPUs: "cpu" where there is no CUDA device, as rank 0 says once."""
+    import torch  # which the command line does without
+
+    if torch.cuda.is_available():
+        return "cuda"
+    global _told
+    if not _told and rank == 0:
+        print(
+            'actorflow: "gpu" was asked for, and this machine has no CUDA device: the script runs on CPU devices',
+            file=sys.stderr,
+            flush=True,
+        )
+    _told = True
+    return "cpu"

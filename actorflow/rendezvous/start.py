@@ -10,12 +10,11 @@ import multiprocessing
 import os
 import sys
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
-from actorflow.rendezvous.asked import Asked, Shape, check_token, wanted
+from actorflow.rendezvous.asked import Asked, Shape, check_token, kind_of_gpu, wanted
 from actorflow.rendezvous.elastic import torch_place
 from actorflow.rendezvous.reports import Wanted, tell
 from actorflow.rendezvous.settings import TOKEN, Settings
@@ -71,8 +70,8 @@ def settle(run: Running | None) -> None:
         settings = _by_torch() if run is None else run.settings
         shape = wanted(_asked, settings, os.environ)
         if shape is None:
-            if _asked.gpu is not None:  # a floor above; only for scripts that use it
-                import_module("actorflow.classic.devices").device_kind("gpu")  # says once where there is none
+            if _asked.gpu is not None:
+                kind_of_gpu(0 if settings is None else settings.rank)  # says once where there is none
             return
         if run is None:
             _become_launcher(shape)

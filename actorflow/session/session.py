@@ -59,7 +59,8 @@ from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.session.undo import Undo
 from actorflow.standins.lazy import known_now
 from actorflow.standins.owned import Owned
-from actorflow.status.standing import own
+from actorflow.status.standing import observe, own
+from actorflow.support.endings import when_finished
 from actorflow.support.script_error import drop_echoes
 from actorflow.tracing.tracer import Tracer
 from actorflow.transport.messages import DataPlane
@@ -778,6 +779,10 @@ def _finish_at_exit() -> None:
 def started() -> Session | None:
     """This process's session, if it has one; makes none."""
     return _session
+
+
+when_finished(finish)
+observe(started)
 
 
 def explain_recompiles() -> str:

@@ -6,16 +6,32 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actorflow_scheduler.events import Wait, explain, name
 
 if TYPE_CHECKING:
     from actorflow.runtime.job import Job
+    from actorflow.runtime.worker import Worker
 
-__all__ = ["Standing", "Waiting", "own", "waits_of"]
+__all__ = ["Observed", "Standing", "Waiting", "observe", "own", "waits_of"]
+
+
+class Observed(Protocol):
+    """What makes a process's calls of jobs."""
+
+    @property
+    def calls(self) -> int:
+        """How many the script has made."""
+
+    @property
+    def worker(self) -> Worker | None:
+        """What executes them, once a job has been compiled."""
+
+
+_observed: Callable[[], Observed | None] = lambda: None  # noqa: E731 -- until there is somebody to ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,12 @@ class Standing:
         return cls(**{**found, "waits": waits})
 
 
+def observe(observed: Callable[[], Observed | None]) -> None:
+    """Ask ``observed`` from now on for what makes this process's calls; it may answer that there is nothing yet."""
+    global _observed
+    _observed = observed
+
+
 def own(rank: int) -> Standing:
     """What this process is at; any thread, at any time."""
     line = ""
@@ -63,8 +85,7 @@ def own(rank: int) -> Standing:
 
         line = line_of(threading.main_thread().ident or 0)
     here = (rank, socket.gethostname(), os.getpid(), line)
-    started = getattr(sys.modules.get("actorflow.session.session"), "started", None)  # not yet, while it is imported
-    session = None if started is None else started()
+    session = _observed()
     if session is None or session.worker is None:
         return Standing(*here, 0 if session is None else session.calls, text="no job is compiled yet")
     worker = session.worker

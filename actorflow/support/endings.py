@@ -1,0 +1,40 @@
+"""What has to be done when the script ends, said by those who began something; the process's entry does it.
+
+So the entry knows none of them, and what a script never used is not imported at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["after_error", "after_script", "when_failed", "when_finished"]
+
+Step = Callable[[], None]
+
+_finished: list[Step] = []
+_failed: list[Step] = []
+
+
+def when_finished(step: Step, *, first: bool = False) -> None:
+    """Call ``step`` once the script has run to its end, in the order of these calls, or before all others.
+
+    ``first`` is for what peers may be waiting for while the others wait for peers.
+    """
+    _finished.insert(0 if first else len(_finished), step)
+
+
+def when_failed(step: Step) -> None:
+    """Call ``step`` where the script has raised, before anything is printed about it."""
+    _failed.append(step)
+
+
+def after_script() -> None:
+    """The script has run to its end; raises what a step raises."""
+    for step in tuple(_finished):
+        step()
+
+
+def after_error() -> None:
+    """The script has raised."""
+    for step in tuple(_failed):
+        step()
