@@ -13,7 +13,7 @@ from actorflow_compiler.placement import Placement, Ranks
 from actorflow_compiler.placement import placement as make
 from actorflow_compiler.tags import placed
 
-__all__ = ["Placed", "consistent_view", "mirrored_view", "placement", "placements_of_scopes"]
+__all__ = ["Placed", "consistent_view", "mirrored_view", "placement"]
 
 _entered: ContextVar[set[Placement] | None] = ContextVar("entered", default=None)  # takes those that are entered
 
