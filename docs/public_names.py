@@ -86,20 +86,20 @@ def described(module: str, name: str, thing: Any) -> list[str]:
     if inspect.isroutine(thing):
         return [f".. autofunction:: {full}", ""]
     if not callable(thing) or not type(thing).__call__.__doc__:
-        return [f".. py:data:: {full}", "", *_indented(inspect.getdoc(thing)), ""]
-    lines = _function(full, thing, [inspect.getdoc(type(thing)), inspect.getdoc(type(thing).__call__)])
+        return [f".. py:data:: {name}", f"   :module: {module}", "", *_indented(inspect.getdoc(thing)), ""]
+    lines = _function(module, name, thing, [inspect.getdoc(type(thing)), inspect.getdoc(type(thing).__call__)])
     for method, member in vars(type(thing)).items():
         if not method.startswith("_") and not isinstance(member, property):
             found = getattr(thing, method)
             if inspect.isroutine(found):
-                lines += _function(f"{full}.{method}", found, [inspect.getdoc(found)])
+                lines += _function(module, f"{name}.{method}", found, [inspect.getdoc(found)])
     return lines
 
 
-def _function(full: str, thing: Any, texts: list[str | None]) -> list[str]:
+def _function(module: str, name: str, thing: Any, texts: list[str | None]) -> list[str]:
     """The description of what is called, by its signature and what is said of it."""
     signature = stringify_signature(inspect.signature(thing), unqualified_typehints=True)
-    lines = [f".. py:function:: {full}{signature}", ""]
+    lines = [f".. py:function:: {name}{signature}", f"   :module: {module}", ""]
     for text in texts:
         lines += [*_indented(text), ""]
     return lines

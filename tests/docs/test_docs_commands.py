@@ -5,6 +5,8 @@ Links of all documents lead to files and headings that are there; ``make docs`` 
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 import runpy
@@ -15,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +34,7 @@ _BLOCK = re.compile(r"(?:<!-- while: (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MUL
 _NAMED = re.compile(r"# (\w+\.py)\n")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`(?!\])|^(?: {4}.*\n)+", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"\bflow((?:\.[A-Za-z_]\w*)+)")
 _DECORATOR = re.compile(r"^@flow\.global_function.*\n", re.MULTILINE)
 
 
@@ -180,3 +184,13 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles], f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", [page for page in LINKED if page != "CHANGELOG.md"])  # it names what is gone, too
+def test_names_of_the_api_on_a_page_are_there(page: str) -> None:
+    for found in sorted(set(_NAME.findall((ROOT / page).read_text(encoding="utf-8")))):
+        thing: Any = flow
+        for part in found[1:].split("."):
+            if inspect.ismodule(thing) and not hasattr(thing, part):  # a module that nobody has imported
+                importlib.import_module(f"{thing.__name__}.{part}")
+            thing = getattr(thing, part)
