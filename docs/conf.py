@@ -16,7 +16,7 @@ project = "actorflow"
 author = "the authors of actorflow"
 release = version = actorflow.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "public_names"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "command_examples", "public_names"]
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 nitpicky = True
