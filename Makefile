@@ -13,7 +13,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_ou
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift protos bench clean
+.PHONY: help .venv demo test test-all test-hosts test-two-hosts test-engines check lint types drift docs protos bench clean
 
 help: ## show this list
 	@sed -n 's/^\([.a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench,docs]'
 	@touch $@
 
 demo: $(READY) ## train a digit classifier on 2 devices (DEVICES=N)
@@ -46,7 +46,7 @@ test-engines: $(READY) ## the tests on Slurm (where Debian's slurmctld, slurmd a
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m hosts tests/engines $(ARGS)
 
-check: lint types drift ## lint, types, and whether the generated protobuf code is fresh
+check: lint types drift docs ## lint, types, documentation, and whether the generated protobuf code is fresh
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -60,6 +60,10 @@ drift: $(READY)
 	@diff -ru -x '*.proto' -x __init__.py -x py.typed -x __pycache__ protos/actorflow_protos $(GENERATED)/actorflow_protos \
 		|| { echo "The generated code in protos/ is not what the .proto files make; run: make protos"; exit 1; }
 	@echo "Generated protobuf code is fresh."
+
+docs: $(READY) ## build the documentation in build/docs; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -q --builder html --fail-on-warning --keep-going docs build/docs
+	@echo "The documentation is in build/docs/index.html."
 
 protos: $(READY) ## generate the Python code of the .proto files
 	$(call PROTOC,protos)

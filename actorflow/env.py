@@ -66,22 +66,22 @@ def node_count() -> int:
 
 
 def get_rank() -> int:
-    """What ``rank`` returns."""
+    """This process's number, as ``rank`` gives it."""
     return rank()
 
 
 def get_world_size() -> int:
-    """What ``world_size`` returns."""
+    """The number of ranks, as ``world_size`` gives it."""
     return world_size()
 
 
 def get_local_rank() -> int:
-    """What ``local_rank`` returns."""
+    """This process's number on its node, as ``local_rank`` gives it."""
     return local_rank()
 
 
 def get_node_size() -> int:
-    """What ``node_count`` returns."""
+    """The number of nodes, as ``node_count`` gives it."""
     return node_count()
 
 
@@ -134,7 +134,7 @@ def _address(node: Any, call: str) -> str:
 
 
 def ctrl_port(port: int) -> None:
-    """What ``flow.config.ctrl_port`` does."""
+    """Set the port of node 0, as ``flow.config.ctrl_port`` does."""
     config.ctrl_port(port)
 
 

@@ -9,7 +9,7 @@ __all__ = ["broadcast", "partial_sum", "split"]
 
 
 class _Broadcast(values.Broadcast):
-    """``broadcast`` may be written with parentheses too."""
+    """Every device holds the whole tensor; ``broadcast()`` is the same."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class _Broadcast(values.Broadcast):
 
 
 class _PartialSum(values.PartialSum):
-    """``partial_sum`` may be written with parentheses too."""
+    """Every device holds a term of the sum that is the tensor; ``partial_sum()`` is the same."""
 
     __slots__ = ()
 
@@ -43,5 +43,5 @@ def split(dim: int) -> values.Split:
     return values.Split(dim)
 
 
-broadcast: values.Broadcast = _Broadcast()  # every device holds the whole tensor
-partial_sum: values.PartialSum = _PartialSum()  # every device holds a term of the sum
+broadcast: values.Broadcast = _Broadcast()
+partial_sum: values.PartialSum = _PartialSum()

@@ -103,8 +103,8 @@ class Row:
         )
         cells = [
             self.model + (", dropout" if self.dropout else ""), self.plan, f"{self.losses:.0e}",
-            f"{self.parameters:.0e}", f"{self.redundant:.1%}", memory, _size(self.moved), " → ".join(self.stages),
-            self.verdict,
+            f"{self.parameters:.0e}", f"{self.redundant:.1%}", memory, _size(self.moved),
+            " → ".join(f"`{stage}`" for stage in self.stages), self.verdict,
         ]  # fmt: skip
         return f"| {' | '.join(cells)} |"
 

@@ -103,7 +103,13 @@ class FunctionConfig:
 
 
 def function_config() -> FunctionConfig:
-    """Settings for job functions, to be filled in and given to ``flow.global_function(function_config=…)``."""
+    """Settings for job functions, to be filled in and given to ``flow.global_function(function_config=…)``.
+
+    ``default_logical_view(flow.scope.mirrored_view())`` sets the view,
+    ``default_placement_scope(flow.scope.placement("gpu", "0:0-1"))`` where the function's ops run, and
+    ``default_data_type(flow.float)`` the dtype of floating tensors and variables that say none of their own.
+    Any other setting raises CallError, with what to do instead.
+    """
     return FunctionConfig()
 
 

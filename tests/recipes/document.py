@@ -18,7 +18,7 @@ OUTPUT = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 HEAD = """# Recipes
 
 Made by `python tests/recipes/document.py`. {count} trainings as people write them for one device, each a few lines of
-PyTorch in [tests/recipes](../tests/recipes). The tests train each of them eagerly and as a job: on one device, data
+PyTorch in `tests/recipes`. The tests train each of them eagerly and as a job: on one device, data
 parallel on 2, with `parallel="tensor"` on 2, on 2 stages with 2 micro-batches, and with ZeRO 3 on 2. What every call
 returns, and all parameters, buffers and state of optimizers after the last one are compared: in float64 to 1e-9 of a
 tensor's largest element; in bfloat16 a job may not be much further from eager float32 than eager bfloat16 is.
