@@ -159,7 +159,7 @@ def test_an_error_that_is_too_long_to_travel_arrives_shortened(joined: Joined, c
     ranks.clusters[1].serve(handler)
     (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, "w"))
     assert isinstance(e, ClusterError)
-    assert "rank 1 could not serve 'w': KeyError: \"no variable" in str(e)
+    assert "rank 1 could not serve 'w': KeyError: 'no variable" in str(e)
     assert len(str(e)) > 300
 
 
