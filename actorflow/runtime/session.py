@@ -694,6 +694,7 @@ class Session:
             assert self._tracer is not None
             yield self._tracer.serve(rest)
         elif what == "drop":
+            self._gates.until(lambda: self.worker is not None)  # another rank may be through with its first call by now
             self.results.forget(*map(int, rest.split()))
             yield b""
         else:
