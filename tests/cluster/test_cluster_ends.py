@@ -56,7 +56,7 @@ def test_an_abort_tells_the_launcher_of_each_rank_once(joined: Joined) -> None:
     watch.start()
     ranks.clusters[1].abort("raised", BOOM)
     for cluster in ranks.clusters:
-        cluster._ending.wait()
+        assert cluster.failed.wait(LIMIT)
     found = watch.close().failures
     assert [(one.rank, one.cause) for one in found] == [(1, BOOM)] * 2, "each rank tells its launcher what it knows"
 
