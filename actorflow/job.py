@@ -14,7 +14,7 @@ from actorflow.session.keys import Keys
 from actorflow.session.known import Known
 from actorflow.session.outside import step_in_jobs
 from actorflow.session.session import Compiled, current
-from actorflow.standins.beside import beside
+from actorflow.standins.beside import beside, beside_parts
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.infer import goal_of
 from actorflow_compiler.plan.modes import EAGER, mode_name
@@ -68,7 +68,7 @@ class Job:
         self.plans: Known[Compiled] = Known(self.name)
         self.keys: Keys | None = None  # of what the last search found
         self.last: Compiled | None = None
-        self._bound: dict[int, tuple[Any, Job]] = {}  # by id, for objects that take no attributes
+        self._bound: dict[int, Job] = {}  # by id, for objects that take no attributes and hold nothing that does
 
     def _check_mirrored(self) -> None:
         """Raise CallError for what the mirrored view has not."""
@@ -100,12 +100,26 @@ class Job:
             return self
         kept = beside(instance)
         if kept is None:
-            if id(instance) not in self._bound:
-                self._bound[id(instance)] = (instance, self._of(instance))
-            return self._bound[id(instance)][1]
+            return self._of_slots(instance)
         if self not in kept:
             kept[self] = self._of(instance)
         found: Job = kept[self]
+        return found
+
+    def _of_slots(self, instance: Any) -> Job:
+        """The same for an object that takes no attributes: it goes with the models and optimizers of the object."""
+        key = self, id(instance)  # which stays its own: the job holds it
+        known = self._bound.get(id(instance))
+        if known is not None:
+            return known
+        parts = beside_parts(instance)
+        found: Job | None = next((kept[key] for kept in parts if key in kept), None)
+        if found is None:
+            found = self._of(instance)
+            if parts:
+                parts[0][key] = found
+            else:
+                self._bound[id(instance)] = found
         return found
 
     def _of(self, instance: Any) -> Job:

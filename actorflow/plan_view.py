@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -120,10 +121,12 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
 
 
 def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan of a call on a pretended cluster."""
+    """The plan of a call on a pretended cluster, of which the job does not hear: that one names things by itself."""
+    apart = copy(job)
+    apart.body, apart.keys = job.body.copied(), None
     settings = Settings(world=devices, devices=devices, pretend=True, plan_job=job.name, hardware=hardware)
     try:
-        Session(Alone(settings)).call(job, args, kwargs)
+        Session(Alone(settings)).call(apart, args, kwargs)
     except PlanReady as ready:
         return ready.plan
     raise ShowError(f"job {job.name!r} was called inside a job, where it is a plain function and has no plan")

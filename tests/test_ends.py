@@ -69,6 +69,28 @@ leaves.set()
 sys.exit(3)
 """
 
+RAISES = """
+from actorflow import background
+
+stop, other = threading.Event(), threading.Event()
+
+
+def last():
+    stop.wait()
+    work()
+    print("ended")
+
+
+def cannot():
+    raise RuntimeError("no way to stop it")
+
+
+background.start(other.wait, "one that cannot be told", cannot)
+background.start(last, "last", lambda: (stop.set(), other.set()))
+leaves.set()
+sys.exit(3)
+"""
+
 STUCK = """
 from actorflow import background
 
@@ -112,10 +134,18 @@ sys.exit(3)
         (A_CALLBACK, 1, "", "ValueError: no"),
         (A_RANK, -signal.SIGINT, "", "KeyboardInterrupt"),
         (STOPPED, 3, "ended", ""),
+        (RAISES, 3, "ended", ""),
         (STUCK, 3, "", ""),
         (LETS_GO, 3, "", ""),
     ],
-    ids=["a callback", "a rank that is a thread", "what is told to stop", "what never ends", "what one lets go of"],
+    ids=[
+        "a callback",
+        "a rank that is a thread",
+        "what is told to stop",
+        "a stop that raises",
+        "what never ends",
+        "what one lets go of",
+    ],
 )
 def test_a_process_ends_as_its_script_does_while_a_thread_is_at_work(
     script: str, status: int, out: str, last: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import pickle
@@ -16,7 +17,7 @@ import torch
 import actorflow as flow
 from actorflow.script_state.arguments import flatten
 from actorflow.standins.beside import BESIDE
-from scripts.let_go import KINDS, SOME, Trainer, batch, in_turn, kept, now, pair, trained, trials
+from scripts.let_go import KINDS, SOME, Slotted, Trainer, batch, in_turn, kept, now, pair, trained, trials
 from test_runs import actorflow
 
 SCRIPT = Path(__file__).parent / "scripts" / "let_go.py"
@@ -78,6 +79,29 @@ def test_copies_of_an_object_with_a_job_have_a_job_of_their_own() -> None:
         assert other.step is not first.step
     assert BESIDE not in copy.deepcopy(first.optimizer).__dict__
     torch.save(first.model, io.BytesIO())
+
+
+def test_an_object_that_takes_no_attributes_has_one_job_for_as_long_as_it_is_there() -> None:
+    trainer = Slotted(0)
+    job = trainer.step
+    float(job(batch(0)))
+    float(trainer.step(batch(1)))
+    assert trainer.step is job
+    assert len(job.plans) == 1
+    other = Slotted(1)
+    other.parts = [*trainer.parts]  # of the same model
+    assert other.step is not job
+    assert other.step is other.step
+    model = trainer.parts[0][0]
+    found, there = weakref.ref(job), weakref.ref(trainer)
+    del trainer, job, other
+    assert found() is not None  # the model is there, and what was compiled for it
+    del model
+    gc.collect()
+    float(flow.global_function(lambda x: x.sum(), type="predict")(batch(0)))  # what is gone goes with a call
+    gc.collect()
+    assert found() is None
+    assert there() is None
 
 
 def test_a_step_that_comes_back_to_a_model_reads_what_the_script_has_changed_meanwhile() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ class Body:
         self._found: dict[Any, Recording] = {}  # by what decides which plan runs, of the arguments
         self.last = Recording(name)  # what the last rehearsal has found
         self._entered: set[Placement] = set()  # by scopes in the function
+
+    def copied(self) -> Body:
+        """Another one for the same function, which knows what this one has found; neither hears of the other."""
+        other = copy(self)
+        other._found, other._entered = dict(self._found), set(self._entered)
+        return other
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Given:
         """The arguments as placeholders want them; raises CallError for those that do not fit."""

@@ -9,12 +9,13 @@ from typing import Any
 from actorflow.control.channels import PeerStub, grpc
 from actorflow.control.pool import DaemonPool
 from actorflow.control.wire import pieces
+from actorflow.support.shortened import shortened
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 Handler = Callable[[str], Iterable[bytes]]
 
-MOST_TEXT = 4000  # characters of an error that travel
+MOST_TEXT = 6000  # bytes of an error that travels: in headers, of which gRPC may refuse more than 8192
 
 
 class Pulls:
@@ -44,7 +45,7 @@ class Pulls:
                     await context.write(pb.Chunk(data=bytes(piece)))
         except Exception as e:  # whatever the handler raises, the other rank should read
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
-            await context.abort(grpc.StatusCode.ABORTED, text[:MOST_TEXT])
+            await context.abort(grpc.StatusCode.ABORTED, shortened(text, MOST_TEXT, _in_headers))
 
     def answer(self, key: str) -> Iterable[bytes]:
         """What this rank serves under a key, on the calling thread."""
@@ -55,3 +56,8 @@ class Pulls:
     def close(self) -> None:
         """Start no further answers."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_headers(text: str) -> int:
+    """Bytes that gRPC makes of a text: what is not printable ASCII takes three for each of its own."""
+    return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode(errors="replace"))

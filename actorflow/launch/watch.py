@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
-from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Started, Wanted, parse
+from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Report, Started, Wanted, hear
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
@@ -99,21 +99,25 @@ class Watch:
     def _hear(self) -> None:
         while True:
             try:
-                report = parse(self._socket.recv(1 << 16))
+                self._take(hear(self._socket))
             except BlockingIOError:
                 return
-            if isinstance(report, Started):
-                self._meet(report)
-            elif isinstance(report, Finished):
-                self._finished.add(report.rank)
-            elif isinstance(report, Wanted):
-                self.findings.wanted = report
-            elif isinstance(report, Notice):
-                print(f"actorflow: {report.text}", file=sys.stderr, flush=True)
-            elif isinstance(report, KeptAt):
-                self._on_kept(report.address)
-            else:
-                self._failed(report)
+            except Exception as error:  # nothing that one report brings may keep the others from being heard
+                _say(f"a report of a rank could not be taken in: {error}")
+
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Started):
+            self._meet(report)
+        elif isinstance(report, Finished):
+            self._finished.add(report.rank)
+        elif isinstance(report, Wanted):
+            self.findings.wanted = report
+        elif isinstance(report, Notice):
+            _say(report.text)
+        elif isinstance(report, KeptAt):
+            self._on_kept(report.address)
+        else:
+            self._failed(report)
 
     def _meet(self, report: Started) -> None:
         self.findings.started[report.rank] = report.pid
@@ -168,6 +172,11 @@ class Watch:
         if process.leads:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # the terminal may be gone; the ranks are still to be watched
+        print(f"actorflow: {text}", file=sys.stderr, flush=True)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -64,11 +64,19 @@ NOTHING_SAID = Wishes()
 NOWHERE = Seat("")  # of a rank of which nothing was asked
 
 
-def device_of(kind: str, settings: Settings) -> torch.device:
-    """The device of a rank that computes on this kind: ranks of a host take its GPUs in turn."""
+_kinds: tuple[str, ...] = ()  # of all ranks, since a job that has this one compute on a GPU has said so
+
+
+def device_of(kind: str, settings: Settings, kinds: Sequence[str]) -> torch.device:
+    """The device of a rank that computes on this kind.
+
+    Ranks of a node that compute on GPUs take its GPUs in turn: ``kinds`` says which do, of all ranks of the run.  As
+    long as that is not known (it is empty), all are taken to.
+    """
     if kind != "cuda":
         return torch.device("cpu")
-    return torch.device("cuda", settings.local_rank % max(1, torch.cuda.device_count()))
+    before = kinds[settings.rank - settings.local_rank : settings.rank].count("cuda") if kinds else settings.local_rank
+    return torch.device("cuda", before % max(1, torch.cuda.device_count()))
 
 
 def idle_oversubscribe(settings: Settings, kinds: Sequence[str]) -> str:
@@ -92,7 +100,7 @@ def claim_gpu(settings: Settings) -> None:
 
 def take_gpu(settings: Settings) -> None:
     """Make what this thread calls "cuda" the GPU that this rank computes on.  Raises ClusterError where it cannot."""
-    place = device_of("cuda", settings)
+    place = device_of("cuda", settings, _kinds)
     try:
         torch.cuda.set_device(place)
     except RuntimeError as error:
@@ -104,14 +112,19 @@ def take_gpu(settings: Settings) -> None:
         ) from error
 
 
-def seat(kind: str, settings: Settings) -> Seat:
-    """This rank's seat, where it will compute on ``kind``; a GPU is looked at only where it is to be used."""
+def seat(kind: str, settings: Settings, kinds: Sequence[str]) -> Seat:
+    """This rank's seat, where it will compute on ``kind``; a GPU is looked at only where it is to be used.
+
+    ``kinds`` are those that ranks have, by which GPUs are given out.
+    """
+    global _kinds
     host, count = socket.gethostname(), torch.cuda.device_count()
     if kind != "cuda" or not count:
         return Seat(host, cuda=torch.version.cuda or "", shares=settings.oversubscribe)
+    _kinds = tuple(kinds)
     take_gpu(settings)  # on the thread of the script, whichever used CUDA first
     gpus = tuple(map(torch.cuda.get_device_name, range(count)))
-    index = device_of(kind, settings).index
+    index = device_of(kind, settings, _kinds).index
     gpu = str(torch.cuda.get_device_properties(index).uuid)
     return Seat(host, gpus, index, gpu, nccl_version(), torch.version.cuda or "", settings.oversubscribe)
 

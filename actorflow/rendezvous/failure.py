@@ -128,8 +128,10 @@ class Ending:
 
     def wait(self) -> None:
         """Block until the process ends (returns only where ``exit`` does)."""
-        if self._thread is not None:
-            self._thread.join()
+        with self._lock:  # in which it is made and started
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self, told: threading.Event) -> None:
         doing = self._last.start()

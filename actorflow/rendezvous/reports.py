@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from actorflow.rendezvous.failure import Failure
+from actorflow.support.shortened import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,48 @@ _KINDS: dict[str, type[Report]] = {
     "notice": Notice,
     "kept": KeptAt,
 }
-_MOST = 32_000  # characters of a cause; a datagram has a limit
+MOST = 1 << 16  # bytes of a report as it travels: what the launcher reads of one datagram
+_TEXTS = ("cause", "text")  # fields that may be shortened
 
 
 def tell(launcher: str, report: Report) -> None:
-    """Send a report to the launcher's socket; without a launcher, or when it is gone, nothing happens."""
+    """Send a report to the launcher's socket; without a launcher, or when it is gone, nothing happens.
+
+    A text that is too long for a datagram is shortened.
+    """
     if not launcher:
         return
-    name = next(name for name, kind in _KINDS.items() if isinstance(report, kind))
-    body = asdict(report)
-    if "cause" in body:
-        body["cause"] = body["cause"][:_MOST]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):  # gone: we end with it
-        s.sendto(json.dumps([name, body]).encode(), launcher)
+        s.sendto(_datagram(report), launcher)
+
+
+def hear(launcher: socket.socket) -> Report:
+    """The next report on the launcher's socket.
+
+    Raises BlockingIOError where there is none now, and ValueError for a datagram that is no report; the next call
+    reads the one behind it.
+    """
+    datagram, _, flags, _ = launcher.recvmsg(MOST)
+    if flags & socket.MSG_TRUNC:
+        raise ValueError(f"it is longer than {MOST} bytes: {datagram[:80]!r}…")
+    return parse(datagram)
 
 
 def parse(datagram: bytes) -> Report:
-    """The report in a datagram."""
-    name, body = json.loads(datagram)
-    return _KINDS[name](**body)
+    """The report in a datagram; raises ValueError where there is none."""
+    try:
+        name, body = json.loads(datagram)
+        return _KINDS[name](**body)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{datagram[:80]!r}: {type(error).__name__}: {error}") from error
+
+
+def _datagram(report: Report) -> bytes:
+    """The report as JSON of at most ``MOST`` bytes, in which a character may take 12 of them."""
+    name = next(name for name, kind in _KINDS.items() if isinstance(report, kind))
+    body = asdict(report)
+    for field in _TEXTS:
+        if field in body:
+            room = MOST - len(json.dumps([name, {**body, field: ""}]))
+            body[field] = shortened(body[field], room, lambda text: len(json.dumps(text)) - 2)
+    return json.dumps([name, body]).encode()

@@ -10,6 +10,8 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -20,14 +22,17 @@ from actorflow.devices import Device
 from actorflow.runtime.call import Call
 from actorflow.runtime.parts import assemble, sources
 from actorflow.standins.lazy import Promise, Result
+from actorflow.support import background
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import decode, encode
 from actorflow_compiler.core.sbp import Broadcast
-from actorflow_compiler.plan import plan as plans
 from actorflow_compiler.plan.plan import TensorSpec
+from actorflow_compiler.plan import plan as plans
 from actorflow_compiler.plan.region import device_shape
 
 __all__ = ["Peers", "Results", "fetch_part"]
+
+_Drop = tuple[tuple[int, ...], int, int]  # the owners of a result of which a handle is gone, its call and its number
 
 
 class Peers(Protocol):
@@ -51,7 +56,7 @@ class Results:
         self._open: deque[tuple[Call, list[weakref.ref[Promise]]]] = deque()  # what handles still take from calls
         self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
         self._lock = threading.Lock()
-        self._drops: SimpleQueue[tuple[tuple[int, ...], int, int] | None] | None = None
+        self._drops: SimpleQueue[_Drop | None] | None = None
 
     def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[Result]:
         """Handles on the results of call ``number`` (counted alike on all ranks)."""
@@ -79,7 +84,8 @@ class Results:
             with self._lock:
                 self._kept[number, index] = part
         whole = Promise(_Fetch(peers, number, call, part, result, self._device))
-        return Result.of(whole, shape, dtype, self._device, _Drop(self, placement.ranks, number, index))
+        dropped = partial(self._telling().put, (tuple(placement.ranks), number, index))
+        return Result.of(whole, shape, dtype, self._device, dropped)
 
     def serve(self, number: int, index: int) -> bytes:
         """This rank's part of a large result, for a rank that reads it."""
@@ -95,29 +101,30 @@ class Results:
                 del self._dropped[number, index]
                 self._kept.pop((number, index), None)
 
-    def drop(self, owners: Sequence[int], number: int, index: int) -> None:
-        """This rank's handle is gone: tell the owners, in the background."""
-        if self._drops is None:
-            self._drops = SimpleQueue()
-            threading.Thread(target=self._tell, args=(self._drops,), name="actorflow-drops", daemon=True).start()
-        self._drops.put((tuple(owners), number, index))
-
     def close(self) -> None:
         """Tell nobody any more."""
         if self._drops is not None:
             self._drops.put(None)
 
-    def _tell(self, drops: SimpleQueue[tuple[tuple[int, ...], int, int] | None]) -> None:
+    def _telling(self) -> SimpleQueue[_Drop | None]:
+        """The queue of this rank's handles that are gone, and the thread that tells their owners.
+
+        It begins with the first such handle, as handles go at any moment and within locks, also those of threads.
+        """
+        if self._drops is None:
+            self._drops = SimpleQueue()
+            background.start(partial(self._tell, self._drops), "actorflow-drops", self.close)
+        return self._drops
+
+    def _tell(self, drops: SimpleQueue[_Drop | None]) -> None:
         while (drop := drops.get()) is not None:
             owners, number, index = drop
             for owner in owners:
                 if owner == self._peers.rank:
                     self.forget(number, index)
                 else:
-                    try:
+                    with suppress(Exception):  # it keeps this part; of the others it hears none the less
                         self._peers.pull(owner, f"drop {number} {index}")
-                    except Exception:  # the run is over, and its memory with it
-                        return
 
 
 class _Fetch:
@@ -142,16 +149,6 @@ class _Fetch:
 
         parts = {index: one(index) for index in sources(result.placement, result.sbp, peers.rank)}
         return assemble(parts, result.shape, result.placement, result.sbp)
-
-
-class _Drop:
-    """Called when nobody holds a handle any more."""
-
-    def __init__(self, results: Results, owners: tuple[int, ...], number: int, index: int) -> None:
-        self._results, self._owners, self._number, self._index = results, owners, number, index
-
-    def __call__(self) -> None:
-        self._results.drop(self._owners, self._number, self._index)
 
 
 def fetch_part(peers: Peers, owner: int, key: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:

@@ -76,6 +76,7 @@ from actorflow.script_state.looked import (
     table_of,
 )  # fmt: skip
 from actorflow.script_state.named import named_by
+from actorflow.script_state.ordered import ordered
 from actorflow.script_state.unreadable import prepared, refuse_compiled
 from actorflow.standins.beside import BESIDE
 from actorflow.standins.lazy import Result, known_now
@@ -540,7 +541,7 @@ class _Search:
                 self.value(f"{path}.{index}", item, Item(value, index))
         elif isinstance(value, set | frozenset | weakref.WeakSet):
             self.looked.append((id(value), Items(path, value)))
-            for index, item in enumerate(sorted(value, key=_sort_key)):
+            for index, item in enumerate(ordered(value, self.names.known)):
                 if not isinstance(item, Tensor):  # tensors cannot be exchanged inside a set
                     self.value(f"{path}.{index}", item, Item({}, ""))
         elif isinstance(value, types.ModuleType):
@@ -957,11 +958,6 @@ def _is_librarys(owner: Any) -> bool:
 def _put_in(value: Any) -> bool:
     """Whether what a library has is a function of the user's, who has put it there."""
     return isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename)
-
-
-def _sort_key(item: Any) -> tuple[str, str]:
-    """An order of a set's items that does not depend on addresses."""
-    return type(item).__qualname__, repr(item) if isinstance(item, nn.Module | str | int) else ""
 
 
 @functools.cache

@@ -421,9 +421,10 @@ def kinds(order: Order, world: int) -> tuple[str, ...]:
 
 
 def own_seat(order: Order, settings: Settings) -> Seat:
-    """What this rank has to compute on, as it tells the master."""
+    """What this rank has to compute on, as it tells the master; it keeps the GPU that an earlier job gave it."""
     try:
-        return seat(kinds(order, settings.world)[settings.rank], settings)
+        on = kinds(order, settings.world)
+        return seat(on[settings.rank], settings, order.wishes.settled or on)
     except LayoutError:  # the master finds it, too, and tells everybody
         return NOWHERE
 

@@ -458,7 +458,7 @@ class Session:
 
     def _start(self) -> None:
         """Make the worker: with the first plan it is known on which devices it runs."""
-        device = make_device(device_of(self._kinds[self.rank], self.cluster.settings))
+        device = make_device(device_of(self._kinds[self.rank], self.cluster.settings, self._kinds))
         if self.rank == 0 and (note := idle_oversubscribe(self.cluster.settings, self._kinds)):
             print(f"actorflow: {note}", file=sys.stderr, flush=True)
         planes: dict[str, DataPlane] = {}
@@ -695,6 +695,7 @@ class Session:
             assert self._tracer is not None
             yield self._tracer.serve(rest)
         elif what == "drop":
+            self._gates.until(lambda: self.worker is not None)  # another rank may be through with its first call by now
             self.results.forget(*map(int, rest.split()))
             yield b""
         else:

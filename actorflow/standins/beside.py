@@ -5,11 +5,18 @@ What is in it may refer to the thing: both go together, as the parts of any circ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from gc import get_referents
+from itertools import islice
 from typing import Any
 
-__all__ = ["BESIDE", "beside"]
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["BESIDE", "beside", "beside_parts"]
 
 BESIDE = "_actorflow_beside"  # the attribute that it is kept in
+MANY = 1000  # things that are looked at in search of modules
 
 
 class _Beside:
@@ -37,3 +44,27 @@ def beside(thing: Any) -> dict[Any, Any] | None:
     if not isinstance(found, _Beside) or found.owner != id(thing):
         found = attributes[BESIDE] = _Beside(id(thing))
     return found.values
+
+
+def beside_parts(thing: Any) -> list[dict[Any, Any]]:
+    """What is kept for the modules and optimizers that a thing holds: instead of its own, where it takes no attributes.
+
+    It lives as long as these do, which may be longer.
+    """
+    found = (beside(part) for part in _parts(thing))
+    return [kept for kept in found if kept is not None]
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """The modules and optimizers that a thing holds, also in lists, tuples and dictionaries of its own."""
+    seen: set[int] = set()
+    pending = [*get_referents(thing)]
+    while pending and len(seen) < MANY:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module | Optimizer):
+            yield one
+        elif isinstance(one, list | tuple | dict):
+            pending += islice(one.values() if isinstance(one, dict) else one, MANY)

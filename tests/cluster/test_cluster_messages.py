@@ -149,6 +149,20 @@ def test_an_error_of_the_serving_rank_travels_as_text(joined: Joined) -> None:
     assert "nothing is served here yet" in str(e)
 
 
+@pytest.mark.parametrize("character", ["x", "漢", "😀", "\udc80"], ids=ascii)
+def test_an_error_that_is_too_long_to_travel_arrives_shortened(joined: Joined, character: str) -> None:
+    ranks = joined(2)
+
+    def handler(key: str) -> Iterator[bytes]:
+        raise KeyError(f"no variable {character * 100_000}")
+
+    ranks.clusters[1].serve(handler)
+    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, "w"))
+    assert isinstance(e, ClusterError)
+    assert "rank 1 could not serve 'w': KeyError: 'no variable" in str(e)
+    assert len(str(e)) > 300
+
+
 def test_a_pull_that_blocks_is_woken_by_a_failure(joined: Joined) -> None:
     ranks = joined(2)
     one, two = ranks.clusters

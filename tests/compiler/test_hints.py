@@ -127,6 +127,68 @@ def test_patterns_for_modules_are_offered_modules() -> None:
         flow.place(Net(), {"(block": flow.placement("cpu", [0])})
 
 
+CPU = flow.placement("cpu", [0])
+
+
+@pytest.mark.parametrize("bad", ["cpu", None, 0, [0], flow.scope.placement("cpu", [0])], ids=repr)
+def test_what_is_no_placement_is_refused_where_it_is_said(bad: object) -> None:
+    with pytest.raises(flow.LayoutError, match=r"place\(Net, \{'head': .*\}\): .* was found; flow\.placement\("):
+        flow.place(Net(), {"head": bad})  # type: ignore[dict-item]
+    with pytest.raises(flow.LayoutError, match=r"place\(Net, …\): .* was found; flow\.placement\(type, ranks\)"):
+        flow.place(Net(), [CPU, bad])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("bad", ["cpu", 2, CPU], ids=repr)
+def test_placements_that_name_no_modules_are_refused_with_what_would(bad: object) -> None:
+    with pytest.raises(flow.LayoutError, match=r"(?s)flow\.place\(Net, .*was found.*pattern: placement.*list"):
+        flow.place(Net(), bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [{"head": CPU, "nothing": CPU}, {"head": CPU, "block": "cpu"}, {"head": CPU, "(": CPU}])
+def test_a_call_that_places_one_module_wrong_places_none(bad: Any) -> None:
+    model, other = Net(), flow.placement("cpu", [1])
+    with pytest.raises(flow.LayoutError):
+        flow.place(model, bad)
+    assert resolve({"net": model}).places == {}
+    flow.place(model, stages=2)  # patterns would be refused beside it
+    model = Net()
+    flow.place(model, {"head": other})
+    with pytest.raises(flow.LayoutError):
+        flow.place(model, bad)
+    assert resolve({"net": model}).places == {id(model.head): other}
+
+
+def test_hints_for_one_tensor_that_are_wrong_leave_the_others_of_their_call_out() -> None:
+    model = Net()
+    with pytest.raises(flow.LayoutError):
+        flow.distribute(model, {r"head\.weight": flow.sbp.split(0), r"embed\.weight": "S(0)"})  # type: ignore[dict-item]
+    with pytest.raises(flow.LayoutError):
+        flow.distribute(model, {r"head\.weight": flow.sbp.split(0)}, outputs={"nothing": flow.sbp.split(0)})
+    assert resolve({"net": model}).layouts == {}
+
+
+@pytest.mark.parametrize("what", ["layouts", "outputs", "optimizer"])
+def test_hints_without_patterns_are_refused(what: str) -> None:
+    with pytest.raises(flow.LayoutError, match=r"distribute\(Net, .*\[S\(0\)\].* was found; \{pattern: SBP\}"):
+        flow.distribute(Net(), **{what: [flow.sbp.split(0)]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        lambda thing: flow.place(thing, {"": CPU}),
+        lambda thing: flow.place(thing, stages=2),
+        lambda thing: flow.distribute(thing, {".*": flow.sbp.split(0)}),
+        lambda thing: flow.zero(thing, stage=1),
+    ],
+    ids=["patterns", "stages", "distribute", "zero"],
+)
+def test_a_hint_on_what_is_no_model_says_so(hint: Callable[[Any], None]) -> None:
+    for thing in (Net().state_dict(), 3, Net, torch.optim.SGD(Net().parameters())):
+        with pytest.raises(flow.LayoutError, match=r"flow\.\w+: .* was found; a model \(torch\.nn\.Module\) was"):
+            hint(thing)
+
+
 def test_names_that_are_far_from_everything_are_answered_with_what_there_is() -> None:
     assert nearest("zzzz", ["embed.weight", "head.weight"]) == []
     with pytest.raises(flow.LayoutError, match=r"there are embed\.weight"):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import namedtuple
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import actorflow as flow
 from actorflow.script_state.find import Names, find
+from actorflow.script_state.ordered import ordered
 from actorflow.standins.owned import Owned
 from actorflow_compiler.values.variables import State, stand_ins
 
@@ -358,3 +363,79 @@ def test_the_scaler_of_a_loss_is_found_with_its_tensors_unless_it_is_off():
     with stand_ins(state, lambda t: torch.full_like(t, 2)):
         assert tools.scaler.get_scale() == 2.0
     assert tools.scaler.get_scale() == 8.0
+
+
+class Hashed(nn.Linear):
+    """Where it is in a set is the test's choice, as another rank has other addresses."""
+
+    def __init__(self, place: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__(2, 2)
+        self.place = place
+
+    def __hash__(self) -> int:
+        return self.place
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Task:
+    """An object of the script's, with such a place."""
+
+    def __init__(self, place: int, seed: int) -> None:
+        self.model, self.seed, self.place = Hashed(0, 0), seed, place
+
+    __hash__ = Hashed.__hash__
+
+
+class Head(Task):
+    """The same, but for the values of its parameters."""
+
+    def __init__(self, place: int, seed: int) -> None:
+        super().__init__(place, 0)
+        self.model = Hashed(0, seed)
+
+
+@pytest.mark.parametrize("kind", [Hashed, Task, Head])
+@pytest.mark.parametrize("collection", [set, frozenset, weakref.WeakSet])
+def test_members_of_a_set_that_look_alike_are_the_same_ones_on_every_rank(kind: Any, collection: Any) -> None:
+    """The order of a set is that of addresses, of which ranks have others."""
+
+    def found(places: Sequence[int]) -> dict[str, Any]:
+        members = [kind(place, seed) for seed, place in enumerate(places)]
+        group = collection(members)
+
+        def step(x: Tensor) -> list[Tensor]:
+            return [one.model(x) if isinstance(one, Task) else one(x) for one in group]
+
+        seeds = {id(getattr(one, "model", one).weight): seed for seed, one in enumerate(members)}
+        return {name: seeds[id(held.tensor)] for name, held in find(step).held.items() if name.endswith("weight")}
+
+    assert len(found([1, 2, 3])) == 3
+    assert found([1, 2, 3]) == found([3, 2, 1]) == found([2, 3, 1])
+
+
+def test_functions_in_a_set_are_ordered_by_what_they_are_called() -> None:
+    kinds = [torch.relu, torch.tanh, nn.Linear, nn.ReLU, names, find, ("b", 1), ("a", 1), 2.0, 1.0, None]
+    for _ in range(5):
+        kinds = [*kinds[3:], *kinds[:3]]
+        assert ordered(kinds, Names().known) == ordered(reversed(kinds), Names().known)
+
+
+def test_members_of_a_set_that_plans_own_are_told_apart_without_their_values() -> None:
+    def trained(job: bool) -> list[float]:
+        group = {Hashed(2, 0), Hashed(1, 1)}
+        optimizer = torch.optim.SGD([p for one in sorted(group, key=hash) for p in one.parameters()], lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = torch.stack([one(x).square().sum() for one in group]).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        call = flow.global_function(step) if job else step
+        return [call(torch.ones(rows, 2)).item() for rows in (2, 3, 2, 4)]
+
+    assert trained(True) == pytest.approx(trained(False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     monkeypatch.setattr(torch.cuda, "set_device", found.take)
     monkeypatch.setattr(torch.cuda, "_queued_calls", found.waiting)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(seats, "_kinds", ())
     return found
 
 
@@ -59,6 +61,26 @@ def test_where_nothing_was_said_a_rank_touches_no_gpu_before_somebody_uses_cuda(
     assert gpus.taken == ["cuda:1"]
 
 
+def test_a_rank_that_first_uses_cuda_for_a_job_takes_the_gpu_that_the_job_gives_it_and_no_other(
+    gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(rank=2, local_rank=2, world=3, devices=3)
+    _seed(settings)
+    ((later, _),) = gpus.waiting
+
+    def take(device: torch.device) -> None:
+        if gpus.waiting:
+            gpus.waiting.clear()
+            later()  # torch starts CUDA before it sets the device
+        gpus.take(device)
+
+    monkeypatch.setattr(torch.cuda, "set_device", take)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
+    assert seats.seat("cuda", settings, ("cuda", "cpu", "cuda")).index == 1
+    assert gpus.taken == ["cuda:1", "cuda:1"]
+
+
 @pytest.mark.parametrize("settings", [rank("cpu"), rank("", devices=1)], ids=["on CPUs", "alone"])
 def test_who_needs_no_gpu_of_its_own_asks_for_none(gpus: Gpus, settings: Settings) -> None:
     _seed(settings)
@@ -72,4 +94,4 @@ def test_a_gpu_that_cannot_be_used_is_named_with_torchs_words_and_what_to_do(gpu
     with pytest.raises(ClusterError, match=message):
         _seed(rank("cuda"))
     with pytest.raises(ClusterError, match=message):
-        seats.seat("cuda", rank(""))
+        seats.seat("cuda", rank(""), ("cuda", "cuda"))

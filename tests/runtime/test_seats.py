@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from actorflow.rendezvous.device_assignment import NOTHING_SAID, NOWHERE, Seat, Wishes, check, device_of, kinds_of, seat
+from actorflow.rendezvous import device_assignment as seats
+from actorflow.rendezvous.device_assignment import (
+    NOTHING_SAID,
+    NOWHERE,
+    Seat,
+    Wishes,
+    check,
+    claim_gpu,
+    device_of,
+    kinds_of,
+    seat,
+)
 from actorflow.rendezvous.settings import Settings
 from actorflow.session.agreement import Report
+from actorflow.session.compiling import own_seat
 from actorflow_compiler.core.errors import ClusterError, LayoutError
 from actorflow_compiler.core.placement import placement
+from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.values.variables import State
 
 CPU, CUDA = placement("cpu", [1]), placement("cuda", [0])
 NAMES = ("NVIDIA H100", "NVIDIA H100")
@@ -118,23 +133,81 @@ def test_different_versions_name_both_ranks_and_both_versions(what: str, value: 
     assert lines[2] == f"  rank 1 (beta): {value or 'none'}"
 
 
-@pytest.mark.usefixtures("gpus")
-def test_ranks_of_a_host_take_its_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def taken(gpus: None, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """What threads of ranks come to call "cuda", on a machine with two GPUs."""
+
     class Properties:
         def __init__(self, index: int) -> None:
             self.uuid = f"uuid-{index}"
 
-    taken: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: NAMES[index])
-    places = [Settings(local_rank=n, devices=4, oversubscribe=True) for n in range(4)]
-    assert [device_of("cuda", place).index for place in places] == [0, 1, 0, 1]
-    assert {device_of("cpu", place).type for place in places} == {"cpu"}
-    found = seat("cuda", places[3])
+    monkeypatch.setattr(seats, "_kinds", ())
+    return found
+
+
+def of_node(node: int, devices: int) -> list[Settings]:
+    """The ranks of one node of two."""
+    common = Settings(node=node, nnodes=2, devices=devices, world=2 * devices)
+    return [replace(common, local_rank=n, rank=node * devices + n) for n in range(devices)]
+
+
+def test_ranks_of_a_host_take_its_gpus_in_turn(taken: list[torch.device]) -> None:
+    places = [replace(one, oversubscribe=True) for one in of_node(0, 4)]
+    kinds = ("cuda",) * 8
+    assert [device_of("cuda", place, kinds).index for place in places] == [0, 1, 0, 1]
+    assert {device_of("cpu", place, kinds).type for place in places} == {"cpu"}
+    found = seat("cuda", places[3], kinds)
     assert (found.index, found.gpu, found.gpus, found.shares) == (1, "uuid-1", NAMES, True)
-    assert seat("cpu", places[3]).gpu == "", "a GPU was looked at that is not used"
+    assert seat("cpu", places[3], kinds).gpu == "", "a GPU was looked at that is not used"
     assert taken == [torch.device("cuda", 1)], "the script's thread has another GPU than its rank"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(
+    ("on", "expected"),
+    [
+        ("cuda cpu cuda", [0, None, 1]),
+        ("cpu cuda cuda", [None, 0, 1]),
+        ("cpu cpu cuda", [None, None, 0]),
+        ("cuda cuda cpu", [0, 1, None]),
+    ],
+)
+def test_ranks_on_processors_take_no_gpu_from_those_that_compute_on_one(
+    taken: list[torch.device], on: str, expected: list[int | None], node: int
+) -> None:
+    others = ("cuda", "cpu", "cpu")
+    kinds = (*others, *on.split()) if node else (*on.split(), *others)
+    places = of_node(node, 3)
+    found = [seat(kinds[one.rank], one, kinds) for one in places]
+    assert [one.index if one.gpu else None for one in found] == expected
+    devices = [device_of(kinds[one.rank], one, kinds) for one in places]
+    assert [one.index for one in devices] == expected
+    assert taken == [one for one in devices if one.type == "cuda"]
+    check(on.split(), found)
+
+
+def test_a_gpu_that_a_job_has_settled_stays_that_of_its_rank(taken: list[torch.device]) -> None:
+    place = of_node(0, 3)[2]
+    claim_gpu(replace(place, device_type="cuda"))  # before anybody knows which ranks compute on GPUs
+    seat("cuda", place, ("cuda", "cpu", "cuda") * 2)
+    claim_gpu(replace(place, device_type="cuda"))  # as eager collectives do
+    assert taken == [torch.device("cuda", index) for index in (0, 1, 1)]
+
+
+def test_a_job_that_is_refused_moves_no_rank_to_another_gpu(taken: list[torch.device]) -> None:
+    settled = ("cuda", "cpu", "cuda") * 2
+    wanted = placement("cuda", [0, 1, 2])
+    order = SimpleNamespace(
+        state=State(), hints=Hints(places={0: wanted}), places=frozenset(), kinds=(),
+        wishes=Wishes("cpu", settled),
+    )  # fmt: skip
+    place = of_node(0, 3)[2]
+    assert own_seat(order, place).index == 1  # type: ignore[arg-type]
+    assert taken == [torch.device("cuda", 1)]
 
 
 def test_a_seat_travels_with_the_report_of_a_rank() -> None:

@@ -593,6 +593,57 @@ def test_messages_for_a_plan_that_is_not_installed_yet_are_kept() -> None:
         worker.close()
 
 
+def test_a_rank_that_is_ahead_of_another_by_plans_and_calls_loses_none_of_its_messages() -> None:
+    """What a rank sends of three plans is there before the other has any of them, which installs them in turn."""
+    ahead, back = Wire(), Wire()
+    sender = Worker(0, ahead, {}, gated=False, library={})
+    receiver = Worker(1, back, {}, gated=False, library={})
+    try:
+        for plan in range(3):
+            sender.install(plan, receiving("inline").for_rank(0))
+            sender.issue(plan, {"x": torch.full((2,), float(plan))})
+        for peer, message in ahead.wait_for(3):
+            assert peer == 1
+            receiver.deliver(0, message)
+        for plan in range(3):
+            receiver.install(plan, receiving("inline").for_rank(1))
+        calls = [receiver.issue(plan) for plan in range(3)]
+        assert [call.result(0, SOON).tolist() for call in calls] == [[float(plan)] * 2 for plan in range(3)]
+        for peer, message in back.wait_for(3):
+            sender.deliver(1, message) if peer == 0 else pytest.fail(f"{message} went to rank {peer}")
+        sender.wait_all(SOON)
+        again = [sender.issue(plan, {"x": torch.full((2,), 7.0)}) for plan in range(3)]  # their slots are free again
+        ahead.wait_for(6)
+        for call in again:
+            call.wait(SOON)
+    finally:
+        sender.close()
+        receiver.close()
+
+
+def test_a_message_that_overtakes_a_plan_which_it_does_not_fit_is_refused_with_the_plan(
+    make: Callable[..., Worker],
+) -> None:
+    worker = make(rank=1, library={})
+    worker.deliver(5, Ready(0, 1, 0, 8, (torch.ones(2).numpy().tobytes(),)))
+    worker.install(0, receiving("inline").for_rank(1))
+    with pytest.raises(PlanError, match="rank 5 announces register 1, which it does not fill on rank 1"):
+        worker.issue(0).wait(SOON)
+
+
+def test_messages_that_come_when_their_plan_is_dropped_are_kept_no_longer(make: Callable[..., Worker]) -> None:
+    wire = Wire()
+    worker = make(wire=wire, library={})
+    for plan in range(2):
+        worker.install(plan, receiving("inline").for_rank(0))
+    worker.issue(0, {"x": torch.ones(2)}).wait(SOON)
+    worker.drop({0})
+    worker.deliver(1, Credit(0, 1))  # the last slot that was filled
+    worker.deliver(1, Credit(3, 1))  # of a plan that is still to come
+    worker.issue(1, {"x": torch.ones(2)}).wait(SOON)
+    assert [*worker._compute._early] == [3]
+
+
 def test_a_sender_waits_for_credit(make: Callable[..., Worker]) -> None:
     wire = Wire()
     worker = make(wire=wire, library={})

@@ -82,6 +82,24 @@ def of_methods(seed: int) -> Made:
     return trainer.step, trainer.model
 
 
+class Slotted:
+    """The same, of a class whose objects take no attributes."""
+
+    __slots__ = ("__weakref__", "parts")
+
+    def __init__(self, seed: int) -> None:
+        self.parts = [pair(seed)]
+
+    @flow.global_function(**OPTIONS)
+    def step(self, x: Tensor) -> Tensor:
+        return trained(*self.parts[0], x)
+
+
+def of_slots(seed: int) -> Made:
+    trainer = Slotted(seed)
+    return trainer.step, trainer.parts[0][0]
+
+
 class Itself(nn.Module):
     """A module that trains itself."""
 
@@ -172,7 +190,9 @@ def of_every_second(seed: int) -> Made:
     return step, both.second
 
 
-KINDS = (of_functions, of_methods, of_modules, of_steps_outside, of_one_job, of_arguments, of_every_second)
+KINDS = (
+    of_functions, of_methods, of_slots, of_modules, of_steps_outside, of_one_job, of_arguments, of_every_second,
+)  # fmt: skip
 SOME = (of_functions, of_one_job)
 
 

@@ -19,6 +19,7 @@ from actorflow.show.formats import FORMATS, check_place
 from actorflow_compiler.core.errors import CallError, ShowError
 from actorflow_compiler.plan.text import from_json
 from shown_plans import batch, job, view
+from test_runs import actorflow
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 
@@ -128,6 +129,17 @@ def test_the_plan_of_a_job_that_was_called_is_that_of_its_call() -> None:
     assert flow.plan(step).plan is step.plan
     assert repr(flow.plan(step)).startswith("<plan step for 1 rank, ")
     float(step(*batch()))  # looking at plans changes nothing
+
+
+def test_looking_at_plans_changes_nothing_on_any_rank() -> None:
+    script = str(Path(__file__).parents[1] / "scripts" / "looked_at.py")
+    said = []
+    for what in ("looks", "does not"):
+        run = actorflow("run", script, "--devices", "2", "--", what)
+        assert run.returncode == 0, run.stdout + run.stderr
+        said.append(run.stdout)
+    assert said[0] == said[1]
+    assert said[0].count("\n") == 25
 
 
 def test_a_notebook_gets_the_page_in_a_frame() -> None:

@@ -135,6 +135,13 @@ def distribute(
 
     >>> flow.distribute(model, {".*": flow.sbp.broadcast}, placement=flow.placement("cpu", [1]))
     """
+    _check_model(model, "flow.distribute")
+    for said, hints in (("", layouts), ("outputs=", outputs), ("optimizer=", optimizer)):
+        if hints is not None and not isinstance(hints, Mapping):
+            raise LayoutError(
+                f"flow.distribute({type(model).__name__}, {said}{_shown(hints)}) was found; "
+                f"{{pattern: SBP}} was expected"
+            )
     _check_home(model, placement, layouts, outputs, optimizer)
     named, modules = list(_variables(model)), [n for n, _ in model.named_modules(remove_duplicate=False)]
     parameters = [(n, p) for n, p in named if isinstance(p, nn.Parameter)]
@@ -181,6 +188,7 @@ def place(
 
     >>> flow.place(model, stages=4)
     """
+    _check_model(model, "flow.place")
     name = type(model).__name__
     given = _given.get(model) or _Given()
     if isinstance(placements, Mapping):
@@ -193,25 +201,34 @@ def place(
         names = [n for n, _ in model.named_modules(remove_duplicate=False)]
         for pattern, placement in placements.items():
             _matching(pattern, names, "module", name)
-            given.places[pattern] = placement
-    else:
-        asked = _stages(name, tuple(placements or ()), stages)
-        if given.places:
-            raise LayoutError(
-                f"{asked.origin}: {name} has the patterns {', '.join(map(repr, given.places))} already; one of "
-                f"both was expected: placements of modules make the stages, or the step is cut by itself"
-            )
-        given.stages = asked
-    _given[model] = given
+            if not isinstance(placement, Placement):
+                raise LayoutError(
+                    f"flow.place({name}, {{{pattern!r}: {placement!r}}}): {placement!r} was found; "
+                    f"flow.placement(type, ranks) was expected"
+                )
+        _given[model] = replace(given, places={**given.places, **placements})
+        return
+    if placements is not None and (isinstance(placements, str) or not isinstance(placements, Sequence)):
+        raise LayoutError(
+            f"flow.place({name}, {_shown(placements)}) was found; {{pattern: placement}} for modules was expected "
+            f'({{"": placement}} is the whole model), or a list of placements, one for each stage'
+        )
+    asked = _stages(name, tuple(placements or ()), stages)
+    if given.places:
+        raise LayoutError(
+            f"{asked.origin}: {name} has the patterns {', '.join(map(repr, given.places))} already; one of "
+            f"both was expected: placements of modules make the stages, or the step is cut by itself"
+        )
+    _given[model] = replace(given, stages=asked)
 
 
 def _stages(model: str, placements: tuple[Placement, ...], count: int | None) -> Stages:
     """What ``flow.place`` says of stages."""
     along = f"stages={count!r}" if not placements else f"[{', '.join(map(str, placements))}]"
     origin = f"flow.place({model}, {along})"
-    wrong = next((p for p in placements if not isinstance(p, Placement)), None)
-    if wrong is not None:
-        raise LayoutError(f"flow.place({model}, …): {wrong!r} was found; flow.placement(type, ranks) was expected")
+    for one in placements:
+        if not isinstance(one, Placement):
+            raise LayoutError(f"flow.place({model}, …): {one!r} was found; flow.placement(type, ranks) was expected")
     if count is None and placements:
         count = len(placements)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -239,6 +256,7 @@ def zero(model: nn.Module, stage: int, *, axis: int = 0) -> None:
     A later call replaces an earlier one; of calls for nested modules the innermost counts.  ``axis`` is
     the mesh axis of the parameters' placements.  Raises LayoutError for any other stage or axis.
     """
+    _check_model(model, "flow.zero")
     if stage not in (1, 2, 3) or isinstance(stage, bool):
         raise LayoutError(f"flow.zero: stage={stage!r} was found; 1, 2 or 3 was expected")
     if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
@@ -386,6 +404,19 @@ def _hint(model: nn.Module, pattern: str, sbp: object, where: str, home: Placeme
     bare = f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}}}{at})"
     wish = wish_of(sbp, bare)
     return Hint(wish, f"flow.distribute({type(model).__name__}, {where}{{{pattern!r}: {show_wish(wish)}}}{at})", home)
+
+
+def _check_model(model: object, function: str) -> None:
+    """Raise LayoutError for what has no modules to give hints for."""
+    if not isinstance(model, nn.Module):
+        raise LayoutError(f"{function}: {type(model).__name__} was found; a model (torch.nn.Module) was expected")
+
+
+def _shown(found: object) -> str:
+    """What users gave, as short as an error can use it."""
+    if isinstance(found, list | tuple):
+        return f"[{', '.join(map(str, found))}]"
+    return str(found) if isinstance(found, Placement) else repr(found)
 
 
 def _check_home(model: nn.Module, home: object, layouts: Layouts | None, *others: Layouts | None) -> None:

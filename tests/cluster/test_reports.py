@@ -1,0 +1,104 @@
+"""What ranks tell their launcher, whatever characters are in it and however much it is."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from actorflow.launch.watch import Watch
+from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Started, Wanted, tell
+from cluster.ranks import LIMIT
+
+MANY = 100_000  # characters, more than any datagram takes
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    made = Watch()
+    made.start()
+    yield made
+    if made._thread.is_alive():
+        made.close()
+
+
+@pytest.mark.parametrize("character", ["x", "é", "漢", "😀", '"', "\x00", "\udc80"], ids=ascii)
+def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(watch: Watch, character: str) -> None:
+    told = Failure(1, "host", 42, "raised", f"raised ValueError: {character * MANY}", 1)
+    tell(watch.address, told)
+    tell(watch.address, Finished(0))
+    found = watch.close()
+    (heard,) = found.failures
+    assert (heard.rank, heard.host, heard.pid, heard.kind) == (1, "host", 42, "raised")
+    assert len(heard.cause) > 4000
+    assert heard.cause[:-1] == told.cause[: len(heard.cause) - 1]
+    assert heard.cause[-1] == "…"
+
+
+def test_a_cause_that_fits_is_not_shortened(watch: Watch) -> None:
+    told = Failure(1, "host", 42, "raised", "raised ValueError: 文字", 1)
+    tell(watch.address, told)
+    assert watch.close().failures == [told]
+
+
+def test_a_long_notice_is_shortened_as_well(watch: Watch, capfd: pytest.CaptureFixture[str]) -> None:
+    tell(watch.address, Notice("待" * MANY))
+    watch.close()
+    assert capfd.readouterr().err.startswith("actorflow: 待待待")
+
+
+def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
+    watch: Watch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = [
+        b"x" * MANY,  # longer than is read
+        b'["failed", {"rank": 1',  # cut off
+        b"\xff\xfe",
+        b"{}",
+        b'["nobody knows", {}]',
+        b'["started", {"rank": 1}]',
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        for datagram in wrong:
+            s.sendto(datagram, watch.address)
+    tell(watch.address, Wanted(2, 1, 0, "", 0, False, ""))
+    found = watch.close()
+    assert found.wanted == Wanted(2, 1, 0, "", 0, False, "")
+    assert (found.failures, found.started) == ([], {})
+    assert capfd.readouterr().err.count("actorflow: a report of a rank could not be taken in: ") == len(wrong)
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        flush = write
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    tell(watch.address, Notice("waiting"))
+    told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
+    tell(watch.address, told)
+    assert watch.close().failures == [told]
+
+
+def test_a_launcher_that_cannot_keep_logs_watches_on() -> None:
+    def refuse(address: str) -> None:
+        raise OSError(f"no way to {address}")
+
+    watch = Watch(refuse)
+    watch.start()
+    tell(watch.address, KeptAt("host:1"))
+    told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
+    tell(watch.address, told)
+    assert watch.close().failures == [told]
+
+
+def test_a_rank_that_has_ended_before_its_report_is_read_is_counted_as_started(watch: Watch) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait(LIMIT)
+    tell(watch.address, Started(3, gone.pid))
+    assert watch.close().started == {3: gone.pid}

@@ -1,0 +1,136 @@
+"""Parts of large results, and word of the handles on them that are gone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import actorflow as flow
+from actorflow.control.alone import Alone
+from actorflow.runtime.results import Results
+from actorflow.session.session import Session
+from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.placement import placement
+from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.plan.plan import Result
+from cluster.ranks import LIMIT
+
+SPLIT = Result(0, (4,), "float32", placement("cpu", [0, 1]), (Split(0),))
+
+
+def soon(there: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LIMIT
+    while not there() and time.monotonic() < end:
+        time.sleep(0.005)
+    return there()
+
+
+class Peers:
+    """Rank 0 of two; what it tells the other arrives there unless that one refuses."""
+
+    rank, world = 0, 2
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.refuses: list[BaseException] = []
+
+    def pull(self, rank: int, key: str) -> bytes:
+        assert rank == 1
+        if self.refuses:
+            raise self.refuses.pop()
+        self.heard.append(key)
+        return b""
+
+
+class Call:
+    """One that is done."""
+
+    done, lost = True, None
+
+    def result(self, index: int) -> torch.Tensor:
+        return torch.zeros(2)
+
+
+@pytest.fixture
+def results() -> Any:
+    made = Results(Peers(), SimpleNamespace(where=torch.device("cpu")))  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("error", [ClusterError("rank 1 broke off"), AttributeError("results")])
+def test_a_handle_of_which_an_owner_cannot_be_told_does_not_keep_it_from_hearing_of_the_next(
+    results: Results, error: BaseException
+) -> None:
+    peers: Any = results._peers
+    peers.refuses.append(error)
+    for number in range(3):
+        results.handles(number, Call(), [SPLIT])  # type: ignore[arg-type]
+    assert soon(lambda: len(peers.heard) == 2)
+    assert peers.heard == ["drop 1 0", "drop 2 0"]
+    for number in range(3):
+        results.forget(number, 0)  # the other rank's handles
+    assert soon(lambda: not results._kept and not results._dropped)
+
+
+def test_a_handle_that_goes_at_any_moment_starts_no_thread(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are started under locks of Python's, within which a collector may let go of a handle."""
+    (handle,) = results.handles(0, Call(), [SPLIT])  # type: ignore[arg-type]
+    started: list[object] = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    del handle
+    gc.collect()
+    assert soon(lambda: bool(results._peers.heard))  # type: ignore[attr-defined]
+    assert not started
+
+
+def test_results_that_every_rank_has_whole_need_nobody_to_be_told(results: Results) -> None:
+    before = threading.active_count()
+    results._peers.world = 1  # type: ignore[attr-defined]
+    results.handles(0, Call(), [Result(0, (4,), "float32", placement("cpu", [0]), (Split(0),))])  # type: ignore[arg-type]
+    assert threading.active_count() == before
+    assert not results._kept
+
+
+def test_the_thread_that_tells_of_handles_ends_with_the_session(results: Results) -> None:
+    results.handles(0, Call(), [SPLIT])  # type: ignore[arg-type]
+    (thread,) = [one for one in threading.enumerate() if one.name == "actorflow-drops"]
+    results.close()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
+def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted() -> None:
+    alone = Alone()
+    session = Session(alone)
+    answers: list[object] = []
+    asked = threading.Event()
+
+    def serve(key: str) -> Iterable[bytes]:
+        asked.set()
+        return session._serve(key)
+
+    alone.serve(serve)
+
+    def drop() -> None:
+        try:
+            answers.append(alone.pull(0, "drop 7 0"))
+        except Exception as error:
+            answers.append(error)
+
+    peer = threading.Thread(target=drop, daemon=True)
+    peer.start()
+    assert asked.wait(LIMIT)
+    model = torch.nn.Linear(2, 2)
+    job = flow.global_function(lambda x: model(x).sum(), type="predict")
+    session.call(job, (torch.ones(2, 2),), {})
+    peer.join(LIMIT)
+    assert answers == [b""]
+    session.finish()
