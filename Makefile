@@ -8,7 +8,8 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 GENERATED := build/protos
-PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
+GENERATOR := build/generator
+PROTOC = $(GENERATOR)/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
 	protos/actorflow_protos/*.proto
 
 .DEFAULT_GOAL := help
@@ -54,14 +55,19 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-drift: $(READY)
+$(GENERATOR)/.ready: protos/generator.txt
+	$(PYTHON) -m venv --clear $(GENERATOR)
+	$(GENERATOR)/bin/pip install --quiet --disable-pip-version-check -r protos/generator.txt
+	@touch $@
+
+drift: $(GENERATOR)/.ready
 	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)
 	@$(call PROTOC,$(GENERATED))
 	@diff -ru -x '*.proto' -x __init__.py -x py.typed -x __pycache__ protos/actorflow_protos $(GENERATED)/actorflow_protos \
 		|| { echo "The generated code in protos/ is not what the .proto files make; run: make protos"; exit 1; }
 	@echo "Generated protobuf code is fresh."
 
-protos: $(READY) ## generate the Python code of the .proto files
+protos: $(GENERATOR)/.ready ## generate the Python code of the .proto files
 	$(call PROTOC,protos)
 
 bench: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step

@@ -83,7 +83,7 @@ def missing(kind: str) -> list[str]:
     found += absent(LIBRARIES)
     try:
         import actorflow_protos.plan_pb2
-        import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (both check the versions of protobuf and grpcio)
+        import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (whether they do)
     except Exception as error:  # of each library's own kind
         found.append(f"the generated code in protos/ does not fit the libraries here: {error}")
     return found
