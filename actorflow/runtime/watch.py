@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from actorflow.runtime.failure import LAUNCHER, LOST, Failure
 from actorflow.runtime.reports import Finished, KeptAt, Notice, Started, Wanted, parse
 
@@ -172,7 +174,6 @@ class Watch:
 
 def _is_stopped(pid: int) -> bool:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:  # it has ended
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"
