@@ -31,7 +31,8 @@ def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
             continue
         before = {start: start}  # node → the one that a shortest way from the start comes from
         most = len(best) - 2 if best else None  # edges of a way that makes a shorter cycle
-        for one, other in chain([(start, start)], nx.bfs_edges(graph, start, depth_limit=most)):
+        ways = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 takes 0 for 1
+        for one, other in chain([(start, start)], ways):
             before[other] = one
             if graph.has_edge(other, start):
                 best = [other]
