@@ -8,7 +8,8 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 GENERATED := build/protos
-PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
+GENERATOR := build/generator
+PROTOC = $(GENERATOR)/bin/python -m grpc_tools.protoc -I protos --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
 	protos/actorflow_protos/*.proto
 
 .DEFAULT_GOAL := help
@@ -24,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or later is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,docs]'
 	@touch $@
 
 demo: $(READY) ## train a digit classifier on 2 devices (DEVICES=N)
@@ -54,7 +55,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-drift: $(READY)
+$(GENERATOR)/.ready: protos/generator.txt
+	$(PYTHON) -m venv --clear $(GENERATOR)
+	$(GENERATOR)/bin/pip install --quiet --disable-pip-version-check -r protos/generator.txt
+	@touch $@
+
+drift: $(GENERATOR)/.ready
 	@rm -rf $(GENERATED) && mkdir -p $(GENERATED)
 	@$(call PROTOC,$(GENERATED))
 	@diff -ru -x '*.proto' -x __init__.py -x py.typed -x __pycache__ protos/actorflow_protos $(GENERATED)/actorflow_protos \
@@ -65,7 +71,7 @@ docs: $(READY) ## build the documentation in build/docs; a link that leads nowhe
 	$(BIN)/python -m sphinx -q --builder html --fail-on-warning --keep-going docs build/docs
 	@echo "The documentation is in build/docs/index.html."
 
-protos: $(READY) ## generate the Python code of the .proto files
+protos: $(GENERATOR)/.ready ## generate the Python code of the .proto files
 	$(call PROTOC,protos)
 
 bench: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step

@@ -45,7 +45,7 @@ MODULES = {"autotuned": ("speed", "autotuned")}  # part → its module's name, a
 ALL = 540.0  # seconds for all parts
 LEAST = 30.0  # seconds that a part is worth beginning with
 ON_CPU = 5  # times as long, on few cores
-LIBRARIES = ("numpy", "scipy", "grpc", "google.protobuf", "uvloop", "click", "rich")
+LIBRARIES = ("numpy", "scipy", "grpc", "google.protobuf", "uvloop", "psutil", "click", "rich")
 DIGITS = ("sklearn",)  # what small models learn
 MORE = {"equal": DIGITS, "tests": (*DIGITS, "pytest", "pytest_timeout", "hypothesis")}  # of parts
 ENDS = "ends well"  # what a part says that failed or was stopped
@@ -83,7 +83,7 @@ def missing(kind: str) -> list[str]:
     found += absent(LIBRARIES)
     try:
         import actorflow_protos.plan_pb2
-        import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (both check the versions of protobuf and grpcio)
+        import actorflow_protos.runtime_pb2_grpc  # noqa: F401 (whether they do)
     except Exception as error:  # of each library's own kind
         found.append(f"the generated code in protos/ does not fit the libraries here: {error}")
     return found

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from actorflow.rendezvous.addresses import Interface, interfaces, is_own, resolve
 
 _MARKS = ("/.dockerenv", "/run/.containerenv")  # files that Docker and Podman put into theirs
@@ -29,10 +31,9 @@ def container(root: str = "/") -> str:
 def shm(folder: str = SHM) -> int | None:
     """The bytes that all files of /dev/shm together can have; None where there is none."""
     try:
-        found = os.statvfs(folder)
+        return int(psutil.disk_usage(folder).total)
     except OSError:
         return None
-    return found.f_frsize * found.f_blocks
 
 
 @dataclass(frozen=True, slots=True)

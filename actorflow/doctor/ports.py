@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from actorflow.doctor.finding import Finding
 from actorflow.rendezvous.addresses import interfaces, own_addresses
 
 if TYPE_CHECKING:
     from actorflow.doctor.here import Here
 
-_LISTENING = "0A"  # a state in /proc/net/tcp
 CHOOSE = "Choose a free port with --ctrl-port, or flow.config.ctrl_port in the script (the same on every node)."
 
 
@@ -75,18 +76,10 @@ def _unprivileged() -> int:
 
 def owner(port: int) -> str:
     """Who listens on a port of this machine: "python3 (pid 4711)"; empty where this user may not know."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                _, local, _, state, *rest = line.split()
-                if state == _LISTENING and int(local.rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{rest[5]}]")
-    for pid in filter(str.isdigit, os.listdir("/proc")) if inodes else ():
-        with suppress(OSError):  # it has ended, or is another user's
-            for fd in os.scandir(f"/proc/{pid}/fd"):
-                if os.readlink(fd.path) in inodes:
-                    return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+    with suppress(psutil.Error, OSError):  # it has ended, or the system tells nobody
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return ""
 
 

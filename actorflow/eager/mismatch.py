@@ -7,8 +7,10 @@ collective that it will never join; ``blame`` finds that out from what all ranks
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+
+from actorflow_scheduler.wait_graph import shortest_cycle
 
 __all__ = ["Ended", "State", "Waiting", "blame", "read", "show_rank", "write"]
 
@@ -68,11 +70,13 @@ def blame(states: Mapping[int, State]) -> str | None:
                 )
             if isinstance(other.doing, Waiting):
                 waits.setdefault(rank, []).append(peer)
-    cycle = _cycle(waits)
-    if cycle is None:
+    if not waits:
         return None
-    who = " and ".join(f"rank {rank}" for rank in sorted(cycle))
-    lines = "\n".join(show_rank(rank, states[rank]) for rank in sorted(cycle))
+    cycle = sorted(shortest_cycle(waits))
+    if not cycle:
+        return None
+    who = " and ".join(f"rank {rank}" for rank in cycle)
+    lines = "\n".join(show_rank(rank, states[rank]) for rank in cycle)
     return (
         f"{who} wait for each other in different ops, for ever: all ranks have to run the same ops on global tensors "
         f"in the same order\n{lines}"
@@ -88,25 +92,6 @@ def show_rank(rank: int, state: State) -> str:
     if isinstance(state.doing, Ended):
         return f"  rank {rank} {state.doing.how}"
     return f"  rank {rank} is in no collective{where}"
-
-
-def _cycle(waits: Mapping[int, Collection[int]]) -> list[int] | None:
-    """The ranks of a shortest cycle of a graph."""
-    best: list[int] | None = None
-    for start in waits:
-        paths = [[start]]
-        seen = {start}
-        while paths and (best is None or len(paths[0]) < len(best)):
-            path = paths.pop(0)
-            for peer in waits.get(path[-1], ()):
-                if peer == start:
-                    best = path
-                    paths.clear()
-                    break
-                if peer not in seen:
-                    seen.add(peer)
-                    paths.append([*path, peer])
-    return best
 
 
 # ---- as text, for a store that all ranks share

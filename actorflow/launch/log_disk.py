@@ -13,7 +13,7 @@ LEFT = 1 << 16  # bytes; with less a disk is full: what is printed at a time may
 def is_full(folder: str) -> bool:
     """Whether nothing more can be written to a folder's disk."""
     try:
-        found = os.statvfs(folder)
+        found = os.statvfs(folder)  # psutil says nothing of inodes
     except OSError:
         return False
     return found.f_bavail * found.f_frsize < LEFT or (found.f_files > 0 and found.f_favail == 0)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
 from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Report, Started, Wanted, hear
 
@@ -181,7 +183,6 @@ def _say(text: str) -> None:
 
 def _is_stopped(pid: int) -> bool:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:  # it has ended
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"

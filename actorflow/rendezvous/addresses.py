@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-_SIOCGIFFLAGS = 0x8913
-_UP = 1
+import psutil
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +26,22 @@ class Interface:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """This machine's interfaces, in the kernel's order; of IPv4 the first address of each, of IPv6 all global ones."""
-    six = _ipv6()
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            four: list[str] = []
-            up = False
-            with suppress(OSError):  # it went away, or has no IPv4 address
-                up = bool(struct.unpack("H", fcntl.ioctl(s, _SIOCGIFFLAGS, request)[16:18])[0] & _UP)
-                four = [socket.inet_ntoa(fcntl.ioctl(s, _SIOCGIFADDR, request)[20:24])]
-            found.append(Interface(name, (*four, *six.get(name, ())), up))
-    return tuple(found)
+    """This machine's interfaces, in the kernel's order; of their addresses of IPv6 the global ones."""
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name,
+            tuple(a.address for a in addresses.get(name, ()) if a.family in _FAMILIES and not _is_local(a.address)),
+            name in states and "up" in states[name].flags.split(","),  # isup tells whether its cable is plugged in, too
+        )
+        for _, name in socket.if_nameindex()
+    )
 
 
-def _ipv6() -> dict[str, list[str]]:
-    """The global IPv6 addresses of each interface."""
-    found: dict[str, list[str]] = {}
-    with suppress(OSError):  # the kernel has no IPv6
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, _, scope, _, name = line.split()
-            if scope == "00":
-                found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
-    return found
+def _is_local(address: str) -> bool:
+    """Whether an address of IPv6 means nothing outside of its interface, or of this machine."""
+    found = ipaddress.ip_address(address)
+    return found.version == 6 and (found.is_link_local or found.is_loopback)
 
 
 def own_addresses(cards: tuple[Interface, ...]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from actorflow.status.standing import Standing
 from actorflow_compiler.core.units import ranges_text
+from actorflow_scheduler.wait_graph import shortest_cycle
 
 __all__ = ["edges", "turns_in_a_circle", "verdict"]
 
@@ -47,7 +48,7 @@ def verdict(world: int, standings: Mapping[int, Standing], before: Mapping[int, 
     if not waiting:
         for_long = " for long" if any(found[rank] for rank in going) else ""
         return f"no rank waits for another one{for_long}"
-    circle = _circle(graph)
+    circle = shortest_cycle({rank: sorted(graph[rank]) for rank in waiting})
     if circle:
         chain = ", which waits for ".join(f"rank {rank}" for rank in (*circle[1:], circle[0]))
         said = "they wait in a circle" if before else "that may pass, ask again"
@@ -63,7 +64,7 @@ def verdict(world: int, standings: Mapping[int, Standing], before: Mapping[int, 
 
 def turns_in_a_circle(standings: Mapping[int, Standing]) -> bool:
     """Whether ranks that are not busy wait for each other, as far as one round of asking tells."""
-    return bool(_circle({rank: {} if standings[rank].busy else others for rank, others in edges(standings).items()}))
+    return bool(shortest_cycle({rank: to for rank, to in edges(standings).items() if not standings[rank].busy}))
 
 
 def _goes_on(before: Standing | None, now: Standing) -> bool:
@@ -88,27 +89,3 @@ def _ends(graph: Mapping[int, Mapping[int, str]], rank: int) -> set[int]:
         seen |= new
         todo += new
     return {r for r in seen - {rank} if not graph.get(r)}
-
-
-def _circle(graph: Mapping[int, Mapping[int, str]]) -> list[int]:
-    """Ranks of which each waits for the next and the last for the first, from the least on; empty if there are none."""
-    done: set[int] = set()
-    for first in sorted(graph):
-        path: list[int] = []
-        stack = [(first, iter(sorted(graph[first])))]
-        while stack and first not in done:
-            rank, others = stack[-1]
-            if len(path) < len(stack):
-                path.append(rank)
-            other = next(others, None)
-            if other is None:
-                done.add(rank)
-                stack.pop()
-                path.pop()
-            elif other in path:
-                circle = path[path.index(other) :]
-                least = circle.index(min(circle))
-                return circle[least:] + circle[:least]
-            elif other not in done:
-                stack.append((other, iter(sorted(graph.get(other, ())))))
-    return []

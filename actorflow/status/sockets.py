@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from actorflow.status.graph import turns_in_a_circle
 from actorflow.status.standing import Standing, own
@@ -166,32 +167,30 @@ def _ask(launcher: str, rank: int, what: str) -> list[Standing] | str:
         except FileNotFoundError:
             return "has not started"
         except (ConnectionError, ValueError):
-            return f"gave no answer ({_state(pid)})" if pid and _is_there(pid) else "has ended"
+            return f"gave no answer ({_state(pid)})" if pid and psutil.pid_exists(pid) else "has ended"
         except TimeoutError:
             return f"does not answer ({_state(pid)})"
 
 
 def _birth(pid: int) -> int:
-    """When a process began, in the kernel's ticks: its number may be another's by now.  OSError where it has ended."""
+    """When a process began, in the kernel's ticks: its number may be another's by now.  OSError where it has ended.
+
+    psutil gives a time of day, which changes for processes that run where the clock is set.
+    """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def _state(pid: int) -> str:
     """What the kernel says of a process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return f"process {pid} has ended"
-    state = stat.rpartition(")")[2].split()[0]
-    said: Any = {
-        "T": "is stopped: kill -CONT lets it go on",
-        "t": "is stopped by a debugger",
-        "D": "waits for a disk",
-        "Z": "has ended",
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        state = psutil.STATUS_ZOMBIE
+    said = {
+        psutil.STATUS_STOPPED: "is stopped: kill -CONT lets it go on",
+        psutil.STATUS_TRACING_STOP: "is stopped by a debugger",
+        psutil.STATUS_DISK_SLEEP: "waits for a disk",
+        psutil.STATUS_ZOMBIE: "has ended",
     }
     return f"process {pid} {said.get(state, 'is in code that keeps the GIL')}"
 

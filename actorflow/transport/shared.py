@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -126,7 +127,7 @@ def owned(outputs: Sequence[Any], rooms: Sequence[Room]) -> Sequence[Any]:
 
 def available_memory() -> int:
     """Bytes that this process can still use: of the machine, and below the limit of its control group."""
-    free = [_meminfo("MemAvailable")]
+    free = [int(psutil.virtual_memory().available)]
     for limit, used, stat in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
         (
@@ -147,14 +148,6 @@ def _cached(stat: str) -> int:
     found = dict(line.split() for line in stat.splitlines())
     whole = "total_" if "total_inactive_file" in found else ""  # version 1 says it with the groups below, too
     return sum(int(found.get(f"{whole}{kind}_file", 0)) for kind in ("inactive", "active"))
-
-
-def _meminfo(key: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == key:
-            return int(rest.split()[0]) * 1024
-    return 1 << 62
 
 
 def _slot_bytes(register: Register) -> int:

@@ -1,8 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -24,7 +23,7 @@ class Arg(_message.Message):
     symbol: str
     ref: int
     list: ArgList
-    def __init__(self, none: _Optional[bool] = ..., boolean: _Optional[bool] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., symbol: _Optional[str] = ..., ref: _Optional[int] = ..., list: _Optional[_Union[ArgList, _Mapping]] = ...) -> None: ...
+    def __init__(self, none: bool = ..., boolean: bool = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., text: _Optional[str] = ..., symbol: _Optional[str] = ..., ref: _Optional[int] = ..., list: _Optional[_Union[ArgList, _Mapping]] = ...) -> None: ...
 
 class ArgList(_message.Message):
     __slots__ = ("items",)
@@ -114,7 +113,7 @@ class Operand(_message.Message):
     scalar: str
     piece: bool
     input: str
-    def __init__(self, tensor: _Optional[_Union[RegisterTensor, _Mapping]] = ..., variable: _Optional[str] = ..., scalar: _Optional[str] = ..., piece: _Optional[bool] = ..., input: _Optional[str] = ...) -> None: ...
+    def __init__(self, tensor: _Optional[_Union[RegisterTensor, _Mapping]] = ..., variable: _Optional[str] = ..., scalar: _Optional[str] = ..., piece: bool = ..., input: _Optional[str] = ...) -> None: ...
 
 class RegisterTensor(_message.Message):
     __slots__ = ("register", "index")
@@ -156,7 +155,7 @@ class Exchange(_message.Message):
     send: _containers.RepeatedCompositeFieldContainer[Boxes]
     receive: _containers.RepeatedCompositeFieldContainer[Boxes]
     add: bool
-    def __init__(self, send: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., receive: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., add: _Optional[bool] = ...) -> None: ...
+    def __init__(self, send: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., receive: _Optional[_Iterable[_Union[Boxes, _Mapping]]] = ..., add: bool = ...) -> None: ...
 
 class Comm(_message.Message):
     __slots__ = ("kind", "id", "group", "exchanges", "plane")

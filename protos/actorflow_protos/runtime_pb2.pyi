@@ -1,8 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -62,7 +61,7 @@ class Ready(_message.Message):
     nbytes: int
     inline: bool
     payload: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ..., sequence: _Optional[int] = ..., nbytes: _Optional[int] = ..., inline: _Optional[bool] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[int] = ..., register: _Optional[int] = ..., sequence: _Optional[int] = ..., nbytes: _Optional[int] = ..., inline: bool = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("plan", "register")
@@ -102,7 +101,7 @@ class Part(_message.Message):
     step: int
     last: bool
     data: bytes
-    def __init__(self, step: _Optional[int] = ..., last: _Optional[bool] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., last: bool = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("call", "dropped")
@@ -238,7 +237,7 @@ class Near(_message.Message):
     __slots__ = ("connected",)
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     connected: bool
-    def __init__(self, connected: _Optional[bool] = ...) -> None: ...
+    def __init__(self, connected: bool = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("key",)

@@ -22,6 +22,7 @@ from actorflow_scheduler.events import (
     deadlock,
 )
 from actorflow_scheduler.machine import Machine
+from actorflow_scheduler.wait_graph import shortest_cycle
 
 
 class Cluster:
@@ -90,19 +91,13 @@ class Cluster:
 
     def deadlock(self) -> DeadlockError:
         """The error for a cluster in which nothing runs and work is left; it prints the cycle, actor by actor."""
-        stuck = next(a for machine in self.machines.values() for a in machine.unfinished())
-        path: list[Wait] = []
-        seen: dict[int, int] = {}
-        while stuck not in seen:
-            seen[stuck] = len(path)
-            wait = self._wait(stuck)
-            path.append(wait)
-            if not wait.on:
-                break
-            stuck = wait.on[0]
-        else:
-            path = path[seen[stuck] :]
-        return deadlock(self.plan, path, bool(path[-1].on))
+        stuck: int | None = next(a for machine in self.machines.values() for a in machine.unfinished())
+        waits: dict[int, Wait] = {}
+        while stuck is not None and stuck not in waits:
+            waits[stuck] = wait = self._wait(stuck)
+            stuck = next(iter(wait.on), None)
+        cycle = shortest_cycle({actor: wait.on[:1] for actor, wait in waits.items()})
+        return deadlock(self.plan, [waits[actor] for actor in cycle or waits], bool(cycle))
 
     def _wait(self, actor: int) -> Wait:
         """The first reason why an actor is stuck; one that runs, or is ready, is in a collective."""

@@ -19,6 +19,7 @@ from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.plan.plan import Order, Plan, Register
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, deadlock
+from actorflow_scheduler.wait_graph import shortest_cycle
 
 Edge = tuple[int, int]  # a firing, one that needs it
 Distant = tuple[int, int, int]  # the same, and how many iterations earlier the first one is
@@ -148,14 +149,15 @@ class Iteration:
                 if starts[u] < 0 and starts[v] < 0 and not ago:
                     waits.setdefault(v, (u, Wait(r.producer, "full", r.id, readers)))
         node = next(iter(waits), -1)
-        path: list[int] = []
+        path: dict[int, int] = {}  # node → the next one that waits for more than its queue, if it does
         while node in waits and node not in path:
-            path.append(node)
-            node = waits[node][0]
-            while node not in waits and self.firing[node]:
-                node -= 1  # it waits for the firing before it
-        circle = node in path
-        return deadlock(self.plan, [waits[n][1] for n in path[path.index(node) if circle else 0 :]], circle)
+            then = waits[node][0]
+            while then not in waits and self.firing[then]:
+                then -= 1  # it waits for the firing before it
+            path[node] = then
+            node = then
+        cycle = shortest_cycle({node: (then,) for node, then in path.items()})
+        return deadlock(self.plan, [waits[node][1] for node in cycle or path], bool(cycle))
 
 
 class _Run:

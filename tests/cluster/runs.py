@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from cluster.ranks import LIMIT
 
 
@@ -55,15 +57,5 @@ class Run:
 
     def ranks_left(self) -> list[int]:
         """The processes of ranks that still run."""
-        return [pid for pid in _processes() if str(self.script) in _command(pid)]
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:  # it has just ended
-        return ""
+        found = psutil.process_iter(["cmdline"])
+        return [process.pid for process in found if str(self.script) in " ".join(process.info["cmdline"] or ())]

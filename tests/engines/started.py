@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 ACTORFLOW = (sys.executable, "-m", "actorflow")
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -54,11 +56,5 @@ def written(folder: Path, world: int) -> dict[int, str]:
 
 def processes_left() -> list[int]:
     """The processes that run the script."""
-    left = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(SCRIPT).encode() in (entry / "cmdline").read_bytes():
-                left.append(int(entry.name))
-        except OSError:  # it has just ended
-            continue
-    return left
+    found = psutil.process_iter(["cmdline"])
+    return [process.pid for process in found if str(SCRIPT) in " ".join(process.info["cmdline"] or ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from actorflow.launch.ray_run import OnRay, RayNode, run_on_ray, shape_on_ray
@@ -126,8 +126,8 @@ def test_a_rank_that_fails_ends_the_run_with_its_cause(cluster: dict[str, str]) 
 @on_a_cluster
 def test_an_actor_that_is_killed_ends_the_run_with_rays_reason(cluster: dict[str, str], tmp_path: Path) -> None:
     with _waiting(cluster, tmp_path) as (process, ranks):
-        launcher = _parent(ranks[1])
-        os.kill(_parent(launcher), signal.SIGKILL)  # the actor
+        launcher = psutil.Process(ranks[1]).parent()
+        launcher.parent().kill()  # the actor
         said, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     assert re.search(r"the Ray actor of rank 1 on .* was lost: .*died", said), said
@@ -183,7 +183,3 @@ def _waiting(env: dict[str, str], folder: Path) -> Iterator[tuple[subprocess.Pop
     finally:
         process.kill()
         process.communicate()
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import actorflow.distributed.launch as launcher
@@ -156,13 +157,13 @@ def test_a_signal_to_the_launcher_ends_the_processes(tmp_path: Path) -> None:
 def left(folder: Path) -> list[int]:
     """The processes of a launch that have said their number in the folder and still run."""
     pids = [int(text) for path in folder.glob("*.pid") if (text := path.read_text().strip())]
-    return [pid for pid in pids if state(pid) not in ("", "Z")]
+    return [pid for pid in pids if state(pid) not in ("", psutil.STATUS_ZOMBIE)]
 
 
 def state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        return psutil.Process(pid).status()
+    except psutil.Error:
         return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from collections import Counter
@@ -36,6 +37,11 @@ from actorflow_protos import plan_pb2 as pb
 WIDTH = 120  # columns of the text form
 LONGEST = 32  # firings in the longest repetition that is looked for in an order
 LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+_ALL_FIELDS = (  # an option of protobuf's that was called otherwise before 5.26
+    "always_print_fields_with_no_presence"
+    if "always_print_fields_with_no_presence" in inspect.signature(json_format.MessageToDict).parameters
+    else "including_default_value_fields"
+)
 
 
 # ---- JSON
@@ -48,8 +54,7 @@ def to_json(plan: Plan) -> str:
     """
     message = to_proto(plan)
     fields = _tidy(
-        json_format.MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
-        message.DESCRIPTOR,
+        json_format.MessageToDict(message, preserving_proto_field_name=True, **{_ALL_FIELDS: True}), message.DESCRIPTOR
     )
     summary = textwrap.indent(json.dumps(fields.pop("summary"), indent=2), "  ").lstrip()
     lines = [f'  "summary": {summary}']
@@ -66,7 +71,7 @@ def from_json(text: str) -> Plan:
     """The plan that ``to_json`` was given.  Raises PlanError for text that is no plan."""
     try:
         return from_proto(json_format.Parse(text, pb.Plan()))
-    except (json_format.ParseError, RecursionError) as error:
+    except (json_format.ParseError, RecursionError, TypeError) as error:  # TypeError: a number, to protobuf 4
         raise PlanError(f"JSON of a plan was expected; what was found cannot be read: {error}") from error
 
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from actorflow_compiler.core.op_call import OpCall, overload
@@ -170,8 +171,7 @@ def _limit() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        with open("/proc/self/statm") as f:
-            most = int(f.read().split()[0]) * resource.getpagesize() + MEMORY
+        most = psutil.Process().memory_info().vms + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     except (OSError, ValueError):  # another kind of system
         pass

@@ -1,0 +1,44 @@
+"""Who waits for whom enters; those who wait for each other in a cycle leave: ranks, actors or firings.
+
+>>> shortest_cycle({0: [1], 1: [2], 2: [0, 1]})
+[1, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from itertools import chain
+from typing import TypeVar
+
+__all__ = ["shortest_cycle"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
+    """Those of which each waits for the next and the last for the first, as few as possible; empty if there are none.
+
+    Among cycles of one length it is the one that begins first in the order of ``waits``, and it begins there.
+    """
+    import networkx as nx  # takes a moment, and is needed only where something may be stuck
+
+    graph = nx.DiGraph([(one, other) for one, others in waits.items() for other in others])
+    component = {node: number for number, nodes in enumerate(nx.strongly_connected_components(graph)) for node in nodes}
+    graph.remove_edges_from([(u, v) for u, v in graph.edges if component[u] != component[v]])  # part of no cycle
+    best: list[T] = []
+    for start in waits:
+        if start not in graph or not graph[start]:
+            continue
+        before = {start: start}  # node → the one that a shortest way from the start comes from
+        most = len(best) - 2 if best else None  # edges of a way that makes a shorter cycle
+        ways = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 takes 0 for 1
+        for one, other in chain([(start, start)], ways):
+            before[other] = one
+            if graph.has_edge(other, start):
+                best = [other]
+                while best[0] != start:
+                    best.insert(0, before[best[0]])
+                break
+        if len(best) == 1:
+            break
+    return best
