@@ -26,8 +26,8 @@ from actorflow.support import background
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import decode, encode
 from actorflow_compiler.core.sbp import Broadcast
-from actorflow_compiler.plan.plan import TensorSpec
 from actorflow_compiler.plan import plan as plans
+from actorflow_compiler.plan.plan import TensorSpec
 from actorflow_compiler.plan.region import device_shape
 
 __all__ = ["Peers", "Results", "fetch_part"]
