@@ -11,9 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from actorflow.attached import attach_with_torch
+from actorflow.support.version import __version__
 from actorflow.torch_names import __all__ as TORCH_NAMES
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from actorflow import amp as amp

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, show_rank, write
+from actorflow.script_state.whereabouts import line_of
 from actorflow.support import background
-from actorflow.support.whereabouts import line_of
 
 __all__ = ["Store", "Watch"]
 

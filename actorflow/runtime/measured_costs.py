@@ -43,7 +43,7 @@ FORMAT = 1  # changes with the meaning of what is written
 BUDGET = 60.0  # seconds for all bodies of a plan; the most work first, the rest is estimated from what was measured
 RUNS = (5, 25)  # of one body, at least and at most …
 EACH = 0.3  # … where this many seconds do not suffice
-PROBE = Path(__file__).with_name("link_probe.py")
+PROBE = Path(__file__).resolve().parents[1] / "link_probe.py"
 PROBE_TIMEOUT = 120.0  # seconds
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-import actorflow
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime import trace
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
+from actorflow.support.version import __version__
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, Recorded, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
@@ -92,7 +92,7 @@ class Tracer:
             merged = joined([own, *(found for _, found in others)])
             ran = tuple(foretold(number, plan) for number, plan in sorted(self._plans.items()))
             folder.write(
-                self._folder, folder.Traced(self._peers.settings.script, actorflow.__version__, ranks, ran, merged)
+                self._folder, folder.Traced(self._peers.settings.script, __version__, ranks, ran, merged)
             )
 
     def cut_short(self, observed: Callable[[], Sequence[tuple[Plan, tuple[int, ...]]]]) -> None:
@@ -113,7 +113,7 @@ class Tracer:
         own, info = self._own()
         trace.write(self._folder, info.rank, observed)
         script = self._peers.settings.script
-        folder.write_rank(self._folder, folder.Part(info, script, actorflow.__version__, cut, own))
+        folder.write_rank(self._folder, folder.Part(info, script, __version__, cut, own))
         return own, info
 
     def _compare(self) -> None:
