@@ -192,3 +192,19 @@ def test_a_table_in_which_rooms_use_each_other_is_told() -> None:
     table = TABLE.replace("core = []", 'core = ["plan"]')
     found = complaints({**SMALL, "actorflow_compiler.core.sbp": "from actorflow_compiler.plan import plan"}, table)
     assert "may import actorflow_compiler.plan, which does not stand above it" in found[0]
+
+
+def test_the_picture_for_contributors_shows_every_room() -> None:
+    picture = (HOUSE / "CONTRIBUTING.md").read_text().partition("## The house")[2].partition("| to change")[0]
+    rooms = {room.split(".")[1] for room in allowed((HOUSE / "tests" / "rooms.toml").read_text()) if "." in room}
+    rooms -= {"regularizers", "typing"}  # files of the front door
+    assert [room for room in sorted(rooms) if f"{room}/" not in picture and f"{room}.py" not in picture] == []
+
+
+def test_every_path_that_contributors_are_sent_to_is_there() -> None:
+    text = (HOUSE / "CONTRIBUTING.md").read_text()
+    begins = (*(package for package, _ in FLOORS.values()), "tests/", "docs/", "docker/")
+    paths = [path for path in text.split("`")[1::2] if path.startswith(begins) and " " not in path]
+    folders = [HOUSE / folder for _, folder in FLOORS.values()]
+    assert paths
+    assert [path for path in paths if not any((folder / path).exists() for folder in folders)] == []
