@@ -53,7 +53,7 @@ Threads(2).run(work)
 """
 
 STOPPED = """
-from actorflow import background
+from actorflow.support import background
 
 stop = threading.Event()
 
@@ -70,7 +70,7 @@ sys.exit(3)
 """
 
 RAISES = """
-from actorflow import background
+from actorflow.support import background
 
 stop, other = threading.Event(), threading.Event()
 
@@ -92,7 +92,7 @@ sys.exit(3)
 """
 
 STUCK = """
-from actorflow import background
+from actorflow.support import background
 
 background._SECONDS = 0.1
 background.start(threading.Event().wait, "stuck")
@@ -103,7 +103,7 @@ sys.exit(3)
 LETS_GO = """
 from functools import partial
 
-from actorflow import background
+from actorflow.support import background
 
 
 class Held:

@@ -29,8 +29,8 @@ from actorflow_compiler.values.variables import State
 __all__ = ["Body"]
 
 # names of what makes state inside of a job function, as the search for state notes them
-LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", "actorflow.layers")]
-MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", *LAYERS])
+LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", layers.__name__)]
+MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", layers.__name__, *LAYERS])
 
 
 class Body:

@@ -20,7 +20,8 @@ Start = Callable[..., Run]
 PIPELINE = """
 import json, os, pathlib, sys, torch
 import actorflow as flow
-from actorflow.runtime import cluster, session
+from actorflow.control import cluster
+from actorflow.session import session
 
 folder, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Sequential(torch.nn.Linear(8, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 4))
