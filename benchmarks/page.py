@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DRAWN = "globalThis.Bokeh && Bokeh.documents.length && Bokeh.documents.every(d => d.is_idle)"
 REPEATS = 5
 STEPS = {  # what somebody does next, and what it takes
-    "search": "actorflow.script_state.find('attention')",
-    "details": "actorflow.open(actorflow.script_state.find('F0@0')[0][1].id)",
+    "search": "actorflow.find('attention')",
+    "details": "actorflow.open(actorflow.find('F0@0')[0][1].id)",
     "unfold": "[...document.querySelectorAll('#logical button[data-level]')].pop().click()",
     "zoom": "document.querySelector('#actors button[data-zoom]').click()",
 }

@@ -96,7 +96,7 @@ def test_a_click_on_an_actor_shows_its_registers_its_ops_and_the_line_in_the_scr
 def test_a_click_on_a_firing_opens_its_actor(gpt: Opened) -> None:
     gpt.page.keyboard.press("Escape")
     gpt.page.evaluate("document.getElementById('timeline').scrollIntoView({behavior: 'instant'})")
-    actor = gpt.page.evaluate("Number(actorflow.script_state.find('F1@3')[0][1].id)")
+    actor = gpt.page.evaluate("Number(actorflow.find('F1@3')[0][1].id)")
     x, y = gpt.page.evaluate(FIRING, actor)
     gpt.page.mouse.click(x, y)
     gpt.page.wait_for_selector("#details:not([hidden])")
