@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +25,12 @@ from cluster.ranks import LIMIT
 SPLIT = Result(0, (4,), "float32", placement("cpu", [0, 1]), (Split(0),))
 
 
-def soon(there: Callable[[], bool]) -> bool:
-    end = time.monotonic() + LIMIT
-    while not there() and time.monotonic() < end:
-        time.sleep(0.005)
-    return there()
+def ended(results: Results) -> None:
+    """Close the results, and wait for the thread that tells of handles."""
+    (thread,) = [one for one in threading.enumerate() if one.name == "actorflow-drops"]
+    results.close()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
 
 
 class Peers:
@@ -38,14 +39,14 @@ class Peers:
     rank, world = 0, 2
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.heard: SimpleQueue[str] = SimpleQueue()
         self.refuses: list[BaseException] = []
 
     def pull(self, rank: int, key: str) -> bytes:
         assert rank == 1
         if self.refuses:
             raise self.refuses.pop()
-        self.heard.append(key)
+        self.heard.put(key)
         return b""
 
 
@@ -73,11 +74,12 @@ def test_a_handle_of_which_an_owner_cannot_be_told_does_not_keep_it_from_hearing
     peers.refuses.append(error)
     for number in range(3):
         results.handles(number, Call(), [SPLIT])  # type: ignore[arg-type]
-    assert soon(lambda: len(peers.heard) == 2)
-    assert peers.heard == ["drop 1 0", "drop 2 0"]
+    assert [peers.heard.get(timeout=LIMIT) for _ in range(2)] == ["drop 1 0", "drop 2 0"]
     for number in range(3):
         results.forget(number, 0)  # the other rank's handles
-    assert soon(lambda: not results._kept and not results._dropped)
+    ended(results)
+    assert not results._kept
+    assert not results._dropped
 
 
 def test_a_handle_that_goes_at_any_moment_starts_no_thread(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_a_handle_that_goes_at_any_moment_starts_no_thread(results: Results, mon
     monkeypatch.setattr(threading.Thread, "start", started.append)
     del handle
     gc.collect()
-    assert soon(lambda: bool(results._peers.heard))  # type: ignore[attr-defined]
+    assert results._peers.heard.get(timeout=LIMIT) == "drop 0 0"  # type: ignore[attr-defined]
     assert not started
 
 
@@ -101,10 +103,7 @@ def test_results_that_every_rank_has_whole_need_nobody_to_be_told(results: Resul
 
 def test_the_thread_that_tells_of_handles_ends_with_the_session(results: Results) -> None:
     results.handles(0, Call(), [SPLIT])  # type: ignore[arg-type]
-    (thread,) = [one for one in threading.enumerate() if one.name == "actorflow-drops"]
-    results.close()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
+    ended(results)
 
 
 def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted() -> None:

@@ -1,0 +1,38 @@
+"""What a script has begun is ended in an order in which nobody waits for what comes later."""
+
+from __future__ import annotations
+
+import pytest
+
+from actorflow.support import endings
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(endings, "_finished", [])
+    monkeypatch.setattr(endings, "_failed", [])
+    return []
+
+
+@pytest.mark.parametrize("eager_is_used_first", [True, False])
+def test_what_peers_wait_for_ends_before_what_waits_for_peers(told: list[str], eager_is_used_first: bool) -> None:
+    begun = [
+        lambda: endings.when_finished(lambda: told.append("global tensors"), first=True),
+        lambda: endings.when_finished(lambda: told.append("calls of jobs")),
+    ]
+    for begin in begun if eager_is_used_first else reversed(begun):
+        begin()
+    endings.when_failed(lambda: told.append("bar"))
+    endings.after_script()
+    assert told == ["global tensors", "calls of jobs"]
+    endings.after_error()
+    assert told[2:] == ["bar"]
+
+
+def test_a_call_that_failed_ends_the_script_with_its_error(told: list[str]) -> None:
+    def fails() -> None:
+        raise ValueError("a call failed")
+
+    endings.when_finished(fails)
+    with pytest.raises(ValueError, match="a call failed"):
+        endings.after_script()
