@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import settings
 
 from actorflow.control import cluster
 from actorflow.rendezvous import start
+from matrices import thin
+from scripts.trainings import EVERY, IN_TURN
 
 settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")
@@ -43,6 +46,10 @@ LONGEST_FIRST = (
 )
 
 
+MANY = 50  # modules
+_known = 0  # modules that the collector does not look through any more
+
+
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: so would be every Ctrl-C
         signal.signal(signal.SIGINT, signal.default_int_handler)  # that tests send
@@ -50,11 +57,31 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
+    _keep()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    ran = yield
+    if nextitem is None or nextitem.path != item.path or len(sys.modules) > _known + MANY:
+        _keep()
+    return ran
+
+
+def _keep() -> None:
+    """Spare the collector what is there to stay: torch, 5000 tests, what torch imports late.
+
+    Tests of what is let go of, and compiling, collect all garbage, each time through a million objects otherwise.
+    """
+    global _known
     gc.collect()
-    gc.freeze()  # torch and 5000 tests stay: no use in looking through them for garbage
+    gc.freeze()
+    _known = len(sys.modules)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin(items)
     order = {FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
     if not torch.cuda.is_available():
@@ -76,6 +103,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             folder = folder.parent
         patch.setenv("ACTORFLOW_CACHE", str(folder / "found"))
         yield
+
+
+@pytest.fixture(params=[IN_TURN, pytest.param(EVERY, marks=pytest.mark.slow)])
+def how(request: pytest.FixtureRequest) -> str:
+    """Which trainings of a script are run: each case under one layout, or under every one."""
+    told: str = request.param
+    return told
 
 
 @pytest.fixture(autouse=True)

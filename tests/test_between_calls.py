@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.between_calls import CASES, difference
-from test_runs import actorflow
+from scripts.between_calls import CASES, cases, difference
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "between_calls.py"
 
@@ -30,11 +30,8 @@ def test_a_job_goes_on_with_what_the_script_has_put_there(change: str, kind: str
     assert difference(change, kind) < 1e-9
 
 
-def test_two_ranks_do_so_too() -> None:
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", "tensor", "pipeline", "zero")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == 3 * len(CASES)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero"], how)
 
 
 def test_a_state_of_another_shape_is_refused() -> None:

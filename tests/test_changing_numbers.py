@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow_compiler.core.errors import CallError, CaptureError
 from scripts.changing_numbers import CASES, OPEN, Trained, cases, difference, plans, rates
-from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "changing_numbers.py"
 KINDS = ["Adadelta", "NAdam", "RAdam"]
@@ -27,12 +27,8 @@ def test_numbers_count_as_eagerly(case: Any, kind: str) -> None:
     assert difference(case, "micro-batches", kind) < 1e-9
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["tensor", "pipeline"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == sum(len(cases(layout)) for layout in layouts)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline"], how)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.__name__ in OPEN])

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow_compiler.core.errors import CaptureError
 from scripts.changing_numbers import finish, plans
-from scripts.changing_rates import CASES, EVERYWHERE, OPEN, SCHEDULES, Trained, difference, loss_of, scheduled
+from scripts.changing_rates import CASES, OPEN, SCHEDULES, Trained, cases, difference, loss_of, scheduled
 from scripts.kept_gradients import batches
-from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "changing_rates.py"
 DECAY = 3
@@ -57,12 +57,8 @@ def test_a_rate_may_be_any_number_of_numpys(kind: Any, optimizer: Any) -> None:
     assert difference(case, "data", "SGD") < 1e-6  # eager Adam computes in the precision of the rate
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["tensor", "pipeline", "zero 3"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == 2 * len(layouts) * len(EVERYWHERE)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["tensor", "pipeline", "zero 3"], how)
 
 
 @pytest.mark.parametrize("name", OPEN)

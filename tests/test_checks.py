@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.checks import CASES, TWO_RANKS, difference
+from scripts.checks import CASES, cases, difference
 from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "checks.py"
 
@@ -29,12 +30,8 @@ def test_every_micro_batch_is_checked(name: str) -> None:
     assert difference(name, "micro-batches") < 1e-9
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["data", "tensor", "pipeline", "zero 3"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(TWO_RANKS) * len(layouts)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "pipeline", "zero 3"], how)
 
 
 def layer() -> tuple[nn.Linear, torch.optim.Optimizer]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow_compiler.values.gradients import SUFFIX
 from scripts.kept_gradients import CASES, cases, difference, inside
-from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "kept_gradients.py"
 
@@ -27,12 +27,8 @@ def test_any_optimizer_steps_by_them(kind: str) -> None:
     assert difference(inside, "data", kind) < 1e-9
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["data", "tensor", "pipeline", "zero 3"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == sum(len(cases(layout)) for layout in layouts)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "pipeline", "zero 3"], how)
 
 
 def pair() -> tuple[nn.Linear, torch.optim.Optimizer]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow_compiler.core.errors import CaptureError, StateError
 from scripts.optimizer_state import KINDS, PAIRS, cases, difference
-from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "optimizer_state.py"
 
@@ -21,12 +21,8 @@ def test_what_an_optimizer_keeps_is_there_when_it_is_in_pytorch(case: str, kind:
     assert difference(case, kind, "one device") < 1e-9
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["data", "tensor", "zero 3", "pipeline"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == sum(len(cases(layout)) for layout in layouts)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "zero 3", "pipeline"], how)
 
 
 def test_two_optimizers_that_would_step_with_the_same_memory_are_refused() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow_compiler.core.errors import CaptureError
-from scripts.masks import CASES, difference
-from test_runs import actorflow
+from scripts.masks import CASES, cases, difference
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "masks.py"
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -25,26 +25,8 @@ def test_a_loss_over_a_selection_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "micro-batches") < 1e-9
 
 
-LAYOUTS = ["data", "tensor", "pipeline", "zero 3"]
-FEW = ["masked_language_model", "other_losses", "indices", "layers_over_rows", "statistics", "written_back"]
-
-
-def on_two_ranks(layout: str, names: list[str]) -> None:
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout, *names)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(names)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_do_so_too(layout: str) -> None:
-    on_two_ranks(layout, FEW)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_do_so_too_with_each_of_them(layout: str) -> None:
-    on_two_ranks(layout, list(CASES))
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "pipeline", "zero 3"], how)
 
 
 def trained(loss_of: Loss, job: bool, **options: object) -> Tensor:

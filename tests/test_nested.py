@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow_compiler.core.errors import CaptureError
-from scripts.nested import CASES, difference, jagged, strided
-from test_runs import actorflow
+from scripts.nested import CASES, cases, difference, jagged, strided
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "nested.py"
-FEW = ["copies_of_a_list", "views_of_values", "layers", "attention", "shapes"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,13 +25,8 @@ def test_a_loss_over_nested_tensors_trains_as_eagerly(name: str) -> None:
     assert difference(CASES[name], "one") < 1e-9
 
 
-@pytest.mark.parametrize("layout", ["data", "tensor", "pipeline", "zero 3"])
-@pytest.mark.parametrize("names", [FEW, pytest.param([*CASES], marks=pytest.mark.slow)], ids=["few", "all"])
-def test_two_ranks_do_so_too(layout: str, names: list[str]) -> None:
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", layout, *names)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(names)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "pipeline", "zero 3"], how)
 
 
 def predicts(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from scripts.rebound import CASES, KINDS, Trained, difference
+from scripts.rebound import CASES, KINDS, Trained, cases, difference
 from test_runs import actorflow
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "rebound.py"
 
@@ -26,12 +27,8 @@ def test_what_a_script_holds_resets_and_restores_runs(case: Callable[[Trained], 
     assert plans == 1 or kind == "deque"  # which is changed in place, and is another one where the script puts one
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["data", "pipeline", "zero 3"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(layouts) * len(CASES) * len(KINDS)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "pipeline", "zero 3"], how)
 
 
 class Remembering(nn.Module):

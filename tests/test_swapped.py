@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.swapped import STEPS, WHERE, Step, difference
-from test_runs import actorflow
+from scripts.swapped import STEPS, WHERE, Step, cases, difference
+from two_ranks import right_on_two_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "swapped.py"
 
@@ -21,9 +21,5 @@ def test_two_that_change_places_compile_at_most_twice(step: Step, where: str, ev
     assert plans <= 2
 
 
-def test_two_ranks_do_so_too() -> None:
-    layouts = ["data", "tensor", "zero 3"]
-    run = actorflow("run", str(SCRIPT), "--devices", "2", "--", *layouts)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "WRONG" not in run.stdout
-    assert run.stdout.count(": right") == len(layouts) * len(STEPS)
+def test_two_ranks_do_so_too(how: str) -> None:
+    right_on_two_ranks(SCRIPT, cases, ["data", "tensor", "zero 3"], how)

@@ -1,11 +1,10 @@
 """Trains a small model whose state a script changes between calls, as a job and eagerly; prints what differs.
 
-python tests/scripts/between_calls.py LAYOUT …
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 Optimizer = torch.optim.Optimizer
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
@@ -169,15 +169,12 @@ def difference(change: str, kind: str, layout: str = "") -> float:
     return max(abs(a - b) for a, b in zip(found, wanted, strict=True))
 
 
-def main(*layouts: str) -> None:
-    """Compare all cases."""
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    for layout in layouts:
-        for case in CASES:
-            right = difference(*case, layout) < 1e-9
-            print(f"{layout}, {', '.join(case)}: {'right' if right else 'WRONG'}", flush=True)
+def cases(layout: str) -> list[tuple[str, str]]:
+    """Those for a layout."""
+    return [*CASES]
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    main(cases, lambda layout, case: off(difference(*case, layout)), ", ".join)

@@ -1,12 +1,11 @@
 """Trains small models with numbers that differ from call to call, as jobs and eagerly; prints what differs.
 
-python tests/scripts/changing_numbers.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actorflow as flow
-from scripts.kept_gradients import LAYOUTS, Trained, batches, difference
+from scripts.kept_gradients import Trained, batches, difference
+from scripts.trainings import main, off
 
 STEPS = 9
 
@@ -177,9 +177,4 @@ def cases(layout: str) -> list[tuple[Callable[..., list[float]], str]]:
 
 
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for case, kind in cases(layout):
-            off = difference(case, layout, kind)
-            told = "right" if off < 1e-9 else f"WRONG by {off}"
-            print(f"{case.__name__}, {kind}, {layout}: {told}", flush=True)
-    assert LAYOUTS
+    main(cases, lambda layout, of: off(difference(of[0], layout, of[1])), lambda of: f"{of[0].__name__}, {of[1]}")

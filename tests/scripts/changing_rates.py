@@ -1,12 +1,11 @@
 """Trains small models whose steps change rates themselves, as jobs and eagerly; prints what differs.
 
-python tests/scripts/changing_rates.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from scripts.changing_numbers import finish
 from scripts.kept_gradients import Trained, batches, difference
+from scripts.trainings import main, off
 
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "StepLR": lambda o: schedulers.StepLR(o, 2, 0.5),
@@ -292,10 +292,10 @@ OPEN = {  # plans, at most
 EVERYWHERE = [*CASES, *(scheduled(name) for name in ("LambdaLR", "OneCycleLR"))]
 
 
+def cases(layout: str) -> list[tuple[Callable[..., list[float]], str]]:
+    """Those for a layout, each with an optimizer."""
+    return [(case, kind) for case in EVERYWHERE for kind in ("AdamW", "RMSprop")]
+
+
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for case in EVERYWHERE:
-            for kind in ("AdamW", "RMSprop"):
-                off = difference(case, layout, kind)
-                told = "right" if off < 1e-9 else f"WRONG by {off}"
-                print(f"{case.__name__}, {kind}, {layout}: {told}", flush=True)
+    main(cases, lambda layout, of: off(difference(of[0], layout, of[1])), lambda of: f"{of[0].__name__}, {of[1]}")

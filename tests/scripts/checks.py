@@ -1,6 +1,6 @@
 """Trains small models whose steps check values, as jobs and eagerly, over a batch that fails; prints what differs.
 
-python tests/scripts/checks.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 CALLS, FAILS = 4, 1  # calls of each training, and the one that fails
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -316,9 +317,10 @@ def _apart(wanted: float | str, found: float | str) -> float:
     return apart if math.isfinite(apart) else 1.0
 
 
+def cases(layout: str) -> tuple[str, ...]:
+    """Those for a layout."""
+    return TWO_RANKS
+
+
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for name in TWO_RANKS:
-            worst = difference(name, layout)
-            if flow.env.rank() == 0:
-                print(f"{layout} {name}: {'right' if worst < 1e-9 else f'WRONG by {worst}'}", flush=True)
+    main(cases, lambda layout, name: off(difference(name, layout)))

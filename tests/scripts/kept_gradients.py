@@ -1,11 +1,10 @@
 """Trains small models whose gradients are kept between calls, as jobs and eagerly; prints what differs.
 
-python tests/scripts/kept_gradients.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 EVERY, CALLS = 3, 9
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -320,7 +320,4 @@ def cases(layout: str) -> list[Callable[..., list[float]]]:
 
 
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for case in cases(layout):
-            off = difference(case, layout)
-            print(f"{case.__name__}, {layout}: {'right' if off < 1e-9 else f'WRONG by {off}'}", flush=True)
+    main(cases, lambda layout, case: off(difference(case, layout)), lambda case: case.__name__)

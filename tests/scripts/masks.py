@@ -1,11 +1,10 @@
 """Trains small models whose losses select by masks, as jobs and eagerly; prints what differs.
 
-python tests/scripts/masks.py LAYOUT … [LOSS …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 CALLS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -359,14 +359,10 @@ def difference(loss: Loss, layout: str) -> float:
         torch.set_default_dtype(before)
 
 
+def cases(layout: str) -> list[str]:
+    """Those for a layout: all."""
+    return [*CASES]
+
+
 if __name__ == "__main__":
-    only = [a for a in sys.argv[1:] if a in CASES]
-    for layout in [a for a in sys.argv[1:] if a in LAYOUTS]:
-        for loss in CASES.values():
-            if only and loss.__name__ not in only:
-                continue
-            try:
-                off = difference(loss, layout)
-                print(f"{loss.__name__}, {layout}: {'right' if off < 1e-9 else f'WRONG by {off}'}", flush=True)
-            except Exception as error:
-                print(f"{loss.__name__}, {layout}: WRONG, raised {type(error).__name__}: {error}", flush=True)
+    main(cases, lambda layout, name: off(difference(CASES[name], layout)))

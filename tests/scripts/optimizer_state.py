@@ -1,11 +1,10 @@
 """Trains small models whose scripts look at what optimizers keep, and move it; prints what differs from eager.
 
-python tests/scripts/optimizer_state.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 CALLS = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -251,7 +251,4 @@ def difference(case: str, kind: str, layout: str) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for layout in sys.argv[1:]:
-        for case, kind in cases(layout):
-            right = difference(case, kind, layout) < 1e-9
-            print(f"{layout}, {case}, {kind}: {'right' if right else 'WRONG'}", flush=True)
+    main(cases, lambda layout, pair: off(difference(*pair, layout)), ", ".join)

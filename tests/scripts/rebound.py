@@ -1,11 +1,10 @@
 """Trains models whose steps give attributes other tensors, which the script holds and resets; prints what differs.
 
-python tests/scripts/rebound.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 CALLS = 9
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -191,10 +191,10 @@ def difference(case: Callable[[Trained], list[float]], layout: str, kind: str) -
         torch.set_default_dtype(before)
 
 
+def cases(layout: str) -> list[tuple[Callable[[Trained], list[float]], str]]:
+    """Those for a layout, each with a kind of what is held."""
+    return [(case, kind) for case in CASES for kind in KINDS]
+
+
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for case in CASES:
-            for kind in KINDS:
-                off, plans = difference(case, layout, kind)
-                told = "right" if off < 1e-9 else f"WRONG by {off}"
-                print(f"{case.__name__}, {kind}, {layout}: {told}, {plans} plans", flush=True)
+    main(cases, lambda layout, of: off(difference(of[0], layout, of[1])[0]), lambda of: f"{of[0].__name__}, {of[1]}")

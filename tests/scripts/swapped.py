@@ -1,11 +1,10 @@
 """Trains models whose kept tensors change places between calls, and in the step; prints what differs from eager.
 
-python tests/scripts/swapped.py [LAYOUT …]
+How to run it: ``trainings.py``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+from scripts.trainings import main, off
 
 CALLS = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -140,10 +140,16 @@ def difference(where: str, step: Step, every: int, layout: str) -> tuple[float, 
         torch.set_default_dtype(before)
 
 
+def cases(layout: str) -> tuple[Step, ...]:
+    """Those for a layout."""
+    return STEPS
+
+
+def wrong(layout: str, step: Step) -> str:
+    """What is wrong of a step on several devices."""
+    far, plans = difference(WHERE[STEPS.index(step) % 3], step, 3, layout)
+    return off(far) or (f"{plans} plans" if plans > 2 else "")
+
+
 if __name__ == "__main__":
-    for layout in sys.argv[1:]:
-        for step in STEPS:
-            where = WHERE[STEPS.index(step) % 3]
-            off, plans = difference(where, step, 3, layout)
-            told = "right" if off < 1e-9 and plans <= 2 else f"WRONG by {off}"
-            print(f"{step.__name__}, {where}, {layout}: {told}, {plans} plans", flush=True)
+    main(cases, wrong, lambda step: step.__name__)
