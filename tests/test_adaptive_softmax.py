@@ -61,6 +61,7 @@ def as_eagerly(*args: Any, **options: Any) -> bool:
     return torch.allclose(trained(flow.global_function, *args, **options), wanted, rtol=0, atol=1e-9)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rows", [1, 2, 8])  # of one or two rows not every cluster has one
 @pytest.mark.parametrize(
     "optimizer",

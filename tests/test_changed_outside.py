@@ -181,6 +181,7 @@ STATES: dict[str, Change] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("change", STATES)

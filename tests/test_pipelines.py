@@ -44,6 +44,7 @@ def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
     return plan
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [("gpt", s) for s in SCHEDULES] + [("cnn", s) for s in SCHEDULES] + [("llama", "zb-v"), ("t5", "auto")],
@@ -61,6 +62,7 @@ def test_four_devices_train_as_one_under_every_schedule(name: str, schedule: str
     check(name, pipelined(4, 8 if schedule in ROUND else 4, 8, schedule), 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("schedule", ["auto", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("name", ["gpt", "cnn"])
 def test_data_parallel_stages_train_as_one_device(name: str, schedule: str) -> None:

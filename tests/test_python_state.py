@@ -29,6 +29,7 @@ def dtype() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("case", [*BETWEEN, *WITHIN])
 def test_a_job_does_what_the_script_does_with_python(case: str) -> None:
     wanted, _ = train(case, job=False)

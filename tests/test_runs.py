@@ -49,6 +49,7 @@ def eagerly(name: str) -> dict[str, object]:
     return {"losses": losses, "held out": held_out, "state": model.state_dict()}
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "layout", "devices"),
     [

@@ -55,6 +55,7 @@ def ends_within(run: Run, seconds: float) -> int:
     return status
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("number", "cause"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "stopped answering")]

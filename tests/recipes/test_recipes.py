@@ -28,13 +28,10 @@ def trained(tasks: list[Task]) -> dict[Task, Outcome]:
 
 
 @pytest.fixture(scope="module")
-def fast() -> dict[Task, Outcome]:
-    return trained(FAST)
-
-
-@pytest.fixture(scope="module")
-def everything() -> dict[Task, Outcome]:
-    return trained(ALL)
+def outcome_of(request: pytest.FixtureRequest) -> dict[Task, Outcome]:
+    """What comes of the tasks of all tests that are run."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    return trained(list(dict.fromkeys(t.callspec.params["task"] for t in tests if hasattr(t, "callspec"))))
 
 
 def check(task: Task, outcome: Outcome) -> None:
@@ -50,17 +47,18 @@ def check(task: Task, outcome: Outcome) -> None:
         assert outcome.ended == "equal", outcome.said
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("task", FAST, ids=lambda t: f"{t.recipe} @ {t.layout}")
-def test_a_recipe_is_trained_as_eagerly(task: Task, fast: dict[Task, Outcome]) -> None:
-    check(task, fast[task])
+def test_a_recipe_is_trained_as_eagerly(task: Task, outcome_of: dict[Task, Outcome]) -> None:
+    check(task, outcome_of[task])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("task", ALL, ids=lambda t: f"{t.recipe} @ {t.layout}")
-def test_it_is_so_under_every_layout(task: Task, everything: dict[Task, Outcome]) -> None:
-    check(task, everything[task])
+def test_it_is_so_under_every_layout(task: Task, outcome_of: dict[Task, Outcome]) -> None:
+    check(task, outcome_of[task])
 
 
 def test_there_are_a_hundred() -> None:

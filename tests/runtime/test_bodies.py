@@ -110,9 +110,12 @@ ONE_LAYER = replace(CASES["clipped gpt"], make=lambda: GPT(layers=1, width=32, h
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("mlp", JOINED), ("cnn", JOINED), ("clipped gpt of one layer", JOINED), ("dropout", JOINED),
-        ("mlp", LAYOUTS["data 2, pipeline 2"]), ("dropout", LAYOUTS["four micro-batches"]),
-        pytest.param("clipped gpt", JOINED, marks=pytest.mark.slow),  # which inductor takes half a minute for
+        ("mlp", JOINED), ("dropout", JOINED), ("dropout", LAYOUTS["four micro-batches"]),
+        # which inductor takes long for
+        pytest.param("mlp", LAYOUTS["data 2, pipeline 2"], marks=pytest.mark.slow),
+        pytest.param("cnn", JOINED, marks=pytest.mark.slow),
+        pytest.param("clipped gpt of one layer", JOINED, marks=pytest.mark.slow),
+        pytest.param("clipped gpt", JOINED, marks=pytest.mark.slow),
     ],
     ids=lambda x: x if isinstance(x, str) else f"{x.world} ranks, {x.micro_batches} pieces",
 )  # fmt: skip
