@@ -16,7 +16,7 @@ from actorflow.session.outside import step_in_jobs
 from actorflow.session.session import Compiled, current
 from actorflow.standins.beside import beside, beside_parts
 from actorflow_compiler.core.errors import CallError
-from actorflow_compiler.infer import goal_of
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.plan.modes import EAGER, mode_name
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.schedule import check_name

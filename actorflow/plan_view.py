@@ -15,8 +15,8 @@ from actorflow.runtime.measured_costs import Target
 from actorflow.session.session import PlanReady, Session, current
 from actorflow.show import formats
 from actorflow_compiler.core.errors import CallError, ShowError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import Hardware
 
 __all__ = ["PlanView", "plan"]
 

@@ -22,9 +22,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import actorflow as flow
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, Listeners, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
-from actorflow_compiler.infer import goal_of
 from actorflow_scheduler.schedule import schedule
 
 SIZES = {12: (768, 12), 48: (1600, 25)}  # layers: (width, heads) of GPT-2 and of its largest form
@@ -94,11 +95,15 @@ def one(layers: str, layout: str, devices: int) -> None:
         return loss
 
     state = find(step, model, optimizer)
+    tokens = Argument("tokens", (BATCH, CONTEXT), torch.int64, True)
     laid = compile_step(
-        "step", lambda given: [step(*given)], [Argument("tokens", (BATCH, CONTEXT), torch.int64, True)], state,
-        train=True, world=devices, device_type="cpu", micro_batches=1, hints=resolve(state.modules), fixed={},
-        goal=goal_of(mode, None), doing=doing,
-    )  # fmt: skip
+        StepRequest(
+            UserStep("step", lambda given: [step(*given)], [tokens], state, train=True),
+            Devices(devices),
+            Preferences(resolve(state.modules), goal=goal_of(mode, None)),
+            listeners=Listeners(doing=doing),
+        )
+    )
     doing("cut")
     plan = laid.cut()
     doing("schedule")

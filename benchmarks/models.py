@@ -20,8 +20,8 @@ from torch import nn
 
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.sbp import B, Sbp, Split
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
 

@@ -8,10 +8,12 @@ from actorflow_compiler import infer
 from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp
-from actorflow_compiler.cutting.cut import cut
+from actorflow_compiler.cutting.cut import PlanHeader, cut
 from actorflow_compiler.cutting.lower import lower
 from actorflow_compiler.cutting.segment import segment
+from actorflow_compiler.cutting.verify import verify_program, verify_segments
 from actorflow_compiler.graph.graph import Graph, Input, Node, verify
+from actorflow_compiler.infer.lay_out import StepLayouts
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_compiler.signatures import Signature
 from actorflow_scheduler.schedule import schedule
@@ -32,13 +34,11 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
     value: dict[int, NdSbp] = {}
     placement: dict[int, Placement] = {}
     operands, chosen = [], []
-    homes = {}
     for i, (shape, layouts) in enumerate(chains):
         name = f"v{i}"
         number = len(metas) + 1
         metas[number], (placement[number], value[number]) = Meta(shape, dtype), layouts[0]
         inputs.append(Input(number, name, "variable"))
-        homes[name] = layouts[0]
         variables.append(Variable(name, shape, dtype, *layouts[0], "tensor"))
         for step, (where, sbp) in enumerate(layouts):
             metas[number + 1], placement[number + 1], value[number + 1] = metas[number], where, sbp
@@ -50,7 +50,8 @@ def boxed_plan(world: int, chains: Sequence[tuple[tuple[int, ...], Layouts]], dt
         results.append(number)
     graph = verify(Graph(tuple(inputs), tuple(nodes), metas, tuple(results), ()))
     decided = infer.Layouts(value, placement, operands, chosen)
-    program = lower(graph, decided, 1, everywhere, dict.fromkeys(results, True), homes)
-    plan = cut("boxing", world, 1, segment(program), tuple(variables), (), ())
+    step = StepLayouts(graph, decided, 1, everywhere, dict.fromkeys(results, True), tuple(variables))
+    program = verify_program(lower(step), step)
+    plan = cut(PlanHeader("boxing", world, 1, step.variables), verify_segments(segment(program)))
     assert all(r.sbp == (B,) for r in plan.results)
     return schedule(plan)

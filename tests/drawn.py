@@ -11,6 +11,7 @@ from torch import Tensor
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.hints.hints import resolve
@@ -31,9 +32,12 @@ def drawn(
     state = find(function)
     arguments = [Argument(f"x{i}", tuple(x.shape), x.dtype, True) for i, x in enumerate(inputs)]
     laid = compile_step(
-        "drawn", step, arguments, state, train=True, world=world, device_type="cpu",
-        micro_batches=micro_batches, hints=resolve(state.modules), fixed={},
-    )  # fmt: skip
+        StepRequest(
+            UserStep("drawn", step, arguments, state, train=True),
+            Devices(world),
+            Preferences(resolve(state.modules), micro_batches),
+        )
+    )
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()}
     with LocalCluster(schedule(laid.cut()), variables=values) as cluster:
         given = {f"x{i}": x for i, x in enumerate(inputs)}

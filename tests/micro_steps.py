@@ -16,6 +16,7 @@ import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.custom_ops.optimizers import SCALARS
@@ -398,7 +399,7 @@ class Planned:
 def plan_of(
     step: Step, world: int = 1, micro_batches: int = 1, pipeline: bool = False, *, later: bool = False
 ) -> Planned:
-    """Compile a step; ``later`` as for ``compile_step``."""
+    """Compile a step; ``later`` as in ``History``."""
     model = model_of(step)
     optimizer = optimizer_of(model)
     if pipeline:
@@ -413,9 +414,13 @@ def plan_of(
         for i, t in enumerate(tensors)
     ]
     laid = compile_step(
-        "train", lambda given: _results(run(*given)), arguments, state, train=True, world=world, device_type="cpu",
-        micro_batches=micro_batches, hints=resolve(state.modules), fixed={}, defined="train.py:1", later=later,
-    )  # fmt: skip
+        StepRequest(
+            UserStep("train", lambda given: _results(run(*given)), arguments, state, train=True, defined="train.py:1"),
+            Devices(world),
+            Preferences(resolve(state.modules), micro_batches),
+            History(later=later),
+        )
+    )
     plan = schedule(laid.cut(Variant()))
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
     for v in plan.variables:

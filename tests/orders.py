@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import CPU_CORE, Hardware
 from actorflow_scheduler.iteration import Run
 from actorflow_scheduler.portfolio import Portfolio
 from actorflow_scheduler.slots import Sizes

@@ -31,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 from actorflow_compiler.core.errors import ActorflowError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import distribute, place, zero
-from actorflow_compiler.infer import goal_of
 from models import Batch, Case, reference
 from random_moves import MOST, OFTEN, ONE, TOKENS, TWO, Draw
 from trained import Layout, differences, train_planned

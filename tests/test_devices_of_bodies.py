@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from actorflow.runtime.bodies.kernels import Kernels
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Actor, FromRegister, OfVariable, Operand, Plan
 from actorflow_compiler.plan.summary import variable_shape

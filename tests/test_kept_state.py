@@ -15,8 +15,8 @@ from torch.optim import SGD, AdamW
 import actorflow as flow
 from actorflow.session import compiling
 from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import place, zero
-from actorflow_compiler.infer import goal_of
 from actorflow_compiler.plan.plan import Plan
 from models import Batch, Case
 from trained import Layout, differences, train_eagerly, train_planned

@@ -16,7 +16,7 @@ import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.custom_ops.optimizers import SCALARS
-from actorflow_compiler.infer import Goal
+from actorflow_compiler.hints.goal import Goal
 from models import Batch, Case, reference, setting
 from trained import Layout, differences, plan_of, train_eagerly, train_planned
 

@@ -15,13 +15,13 @@ from actorflow.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
 from actorflow.session.planes import Spot, choose
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, Sbp, Split
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import distribute, place, resolve, zero
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan.plan import OfVariable, Plan
 from actorflow_compiler.plan.summary import sent_bytes, summarise
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.forecast import forecast
 from gpt import GPT
 from models import CASES, CONTEXT, Case

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import place
-from actorflow_compiler.infer import goal_of
 from actorflow_compiler.plan.plan import Plan
 from hf import PROMISED, exact
 from models import CASES, DEEP_GPT, Case

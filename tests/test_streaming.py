@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from actorflow.runtime.local import LocalCluster
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import Actor, OfVariable, Plan
 from actorflow_compiler.plan.variant import Variant
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import Span, simulate
 from models import CASES, Case, Mlp, setting
 from trained import Layout, plan_of

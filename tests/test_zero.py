@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.cutting import gathers
 from actorflow_compiler.hints.hints import distribute, zero
 from actorflow_compiler.plan.plan import Plan, Register
 from actorflow_compiler.plan.summary import summarise
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import simulate
 from gpt import GPT
 from models import CASES, CONTEXT, Case

@@ -13,15 +13,16 @@ from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow.session.planes import share
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
 from actorflow_compiler.capture.stepping import FUSABLE
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import Sbp, Split
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
-from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.cutting.lowered import LoweredStep
+from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import distribute, place, resolve
-from actorflow_compiler.infer import DATA, Goal
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import Variant
 from actorflow_compiler.values.variables import real_optimizer_state
@@ -76,7 +77,7 @@ def plan_of(case: Case, layout: Layout, size: int) -> tuple[Plan, dict[str, Tens
     return schedule(make, name=layout.schedule), values, optimizer
 
 
-def laid_of(case: Case, layout: Layout, size: int) -> tuple[Laid, dict[str, Tensor], torch.optim.Optimizer]:
+def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[str, Tensor], torch.optim.Optimizer]:
     """What plans of a case can be cut from; and what ``plan_of`` gives beside a plan."""
     model = case.model()
     optimizer = case.optimizer(model)
@@ -104,12 +105,14 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[Laid, dict[str, Tens
         for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
     laid = compile_step(
-        "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=layout.world,
-        device_type=layout.kind, micro_batches=layout.micro_batches, hints=resolve(state.modules), fixed={},
-        goal=layout.goal, schedule=layout.schedule,
-    )  # fmt: skip
+        StepRequest(
+            UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
+            Devices(layout.world, layout.kind),
+            Preferences(resolve(state.modules), layout.micro_batches, layout.goal, layout.schedule),
+        )
+    )
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
-    for v in laid.variables:
+    for v in laid.header.variables:
         values.setdefault(v.name, torch.zeros(v.shape, dtype=getattr(torch, v.dtype)))
     return laid, values, optimizer
 

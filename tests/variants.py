@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.cutting.lowered import LoweredStep
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import place, zero
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan.plan import Actor, FromRegister, Plan, Step
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_scheduler.schedule import schedule
@@ -70,7 +70,7 @@ def plan(name: str, layout: str = "pipeline 2", variant: Variant = PLAIN) -> Pla
 
 
 @functools.cache
-def laid(name: str, layout: str) -> tuple[Laid, dict[str, Tensor], torch.optim.Optimizer]:
+def laid(name: str, layout: str) -> tuple[LoweredStep, dict[str, Tensor], torch.optim.Optimizer]:
     """What the plans of all variants are cut from."""
     return laid_of(case_of(name)[0], LAYOUTS[layout], SIZE)
 

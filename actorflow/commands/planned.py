@@ -5,10 +5,10 @@ from __future__ import annotations
 from actorflow.rendezvous.settings import Settings, threads_of
 from actorflow.runtime.measured_costs import Target
 from actorflow.show import formats
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan import text as plan_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import forecast_text
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.replicas import replicated
 

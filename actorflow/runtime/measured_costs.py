@@ -20,6 +20,7 @@ import torch
 from actorflow.devices import Device, count, make_device
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.transport.small_tensors import decode
+from actorflow_compiler.core.hardware import UNMEASURED, Hardware
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import (
@@ -35,7 +36,6 @@ from actorflow_compiler.plan.plan import (
 )
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_compiler.signatures.discovery.cache import directory, keep
-from actorflow_scheduler.cost import UNMEASURED, Hardware
 from actorflow_scheduler.hardware_file import read_hardware
 from actorflow_scheduler.work import work
 

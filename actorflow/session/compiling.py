@@ -32,6 +32,7 @@ from actorflow.session.undo import Stops
 from actorflow.standins.owned import real
 from actorflow.support.progress import working
 from actorflow_compiler.capture.midway import Midway
+from actorflow_compiler.capture.request import Devices, History, Listeners, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core import errors
 from actorflow_compiler.core.collector import young_only
@@ -47,10 +48,9 @@ from actorflow_compiler.core.expressions import Source
 from actorflow_compiler.core.lines import with_code
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hints, resolve
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.numbers.numbers import Numbers
-from actorflow_compiler.placing.automatic import Rates
 from actorflow_compiler.plan.modes import EAGER, MODES
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
@@ -297,31 +297,23 @@ def _make_plan(
     with working(what, f"compiled {order.name}", PARTS) as doing:
         kind = _main(kinds(order, world))
         try:
-            laid = compile_step(
-                order.name,
-                step,
-                order.arguments.specs,
-                order.state,
-                train=order.train,
-                world=world,
-                device_type=kind,
-                micro_batches=order.micro_batches,
-                hints=order.hints,
-                fixed=order.fixed,
-                fresh=order.fresh,
-                goal=order.goal,
-                explain=order.explain,
-                defined=_line_of(order.function),
-                later=order.later,
-                schedule=order.schedule,
-                rates=_rates(order.target, kind),
-                own=order.own,
-                doing=doing,
-                learn=learn,
-                standing=order.standing,
-                numbers=numbers,
-                value=value,
-                checks=checks,
+            known = replace(order.target, measure=False).hardware(kind)  # before there is a plan to measure
+            lowered = compile_step(
+                StepRequest(
+                    UserStep(
+                        order.name,
+                        step,
+                        order.arguments.specs,
+                        order.state,
+                        order.train,
+                        _line_of(order.function),
+                        order.own,
+                    ),
+                    Devices(world, kind, known),
+                    Preferences(order.hints, order.micro_batches, order.goal, order.schedule, order.explain),
+                    History(order.fixed, order.fresh, order.later, order.standing),
+                    Listeners(doing, learn, numbers, value, checks),
+                )
             )
         except (CaptureError, CallError) as error:
             cause, specs = error.__cause__, order.arguments.specs
@@ -334,7 +326,7 @@ def _make_plan(
 
         @functools.cache
         def make(variant: Variant) -> Plan:
-            plan = laid.cut(replace(variant, joined=MODES[order.mode].inductor))
+            plan = lowered.cut(replace(variant, joined=MODES[order.mode].inductor))
             return replace(_only_used(plan), mode=order.mode)
 
         plan = make(PLAIN)
@@ -375,13 +367,6 @@ def make_pretended(order: Order, world: int) -> Plan:
     gpus = [f"GPU {rank}" * (kind == "cuda") for rank, kind in enumerate(on)]
     spots = spots_of([f"node {rank // size}" for rank in range(world)], on, gpus, gpus)
     return verify(choose(plan, spots, hardware))
-
-
-def _rates(target: Target, kind: str) -> Rates:
-    """What stages that are cut automatically are weighed by: what is known before there is a plan to measure."""
-    hardware = replace(target, measure=False).hardware(kind)
-    link = hardware.link((0, 1))
-    return Rates(hardware.flops_per_s, hardware.memory_bytes_per_s, link.bytes_per_s, hardware.memory_bytes)
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:

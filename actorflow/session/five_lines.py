@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.core.units import bytes_text, ranges_text, seconds_text
 from actorflow_compiler.plan.plan import Plan, Variable
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import Forecast, forecast
 
 __all__ = ["five_lines"]

@@ -25,7 +25,7 @@ from actorflow.session.numbers import Reading
 from actorflow.session.undo import Stops
 from actorflow.variables.parked import Parked
 from actorflow.variables.rebound import Site
-from actorflow_compiler.infer import Goal
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.values.checks import Check
 from actorflow_compiler.values.decided import Decisions

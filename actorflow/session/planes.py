@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Comm, Plan
 from actorflow_scheduler.calls import order_calls
-from actorflow_scheduler.cost import CPU_CORE, Hardware
 
 __all__ = ["Spot", "choose", "share", "spots_of", "unshare"]
 

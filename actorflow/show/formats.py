@@ -11,11 +11,11 @@ from actorflow.show.poster import poster
 from actorflow.show.timeline import foretold
 from actorflow.support.places_to_write import fault
 from actorflow_compiler.core.errors import ShowError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.units import bytes_text, seconds_text
 from actorflow_compiler.plan import text as plan_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import forecast_text
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.notation import to_csv
 

@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import timeline as simulated
-from actorflow_scheduler.cost import Durations, Hardware, variable_bytes
+from actorflow_scheduler.cost import Durations, variable_bytes
 from actorflow_scheduler.critical import critical_firings
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import ITERATIONS, steady_after

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from actorflow.devices import Device, make_device
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Split
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.infer import Goal
 from gpus.tell import tell, told
 from models import CASES, Case, reference
 from trained import Layout, differences, in_float64, plan_of, train

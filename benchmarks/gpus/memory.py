@@ -7,8 +7,8 @@ import sys
 import torch
 
 import actorflow as flow
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.units import bytes_text
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.forecast import forecast
 from gpus.setting import setting, settle
 from gpus.tell import tell

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Order, Plan, moves_by
-from actorflow_scheduler.cost import CPU_CORE, Hardware
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.timeline import nanoseconds, stuck
 

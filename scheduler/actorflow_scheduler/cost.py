@@ -5,63 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_scheduler.work import work
 
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What joins two ranks."""
-
-    bytes_per_s: float  # each way, of one rank
-    latency_s: float  # of one message
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What one rank can do, and how ranks are joined; the defaults are CPU cores of one host.
-
-    Ranks 0 … node_size-1 are the first node, and so on; without ``node_size`` all ranks are joined alike.
-    """
-
-    flops_per_s: float = 5e10
-    bytes_per_s: float = 4e9  # each way between a rank and the network
-    latency_s: float = 1e-4  # of one message
-    fire_overhead_s: float = 1e-5  # of every firing
-    memory_bytes_per_s: float = 1e10  # between a rank and its memory
-    memory_bytes: int | None = None  # that one rank has; None: not known
-    flops_by_dtype: tuple[tuple[str, float], ...] = ()  # FLOP/s where they are not ``flops_per_s``
-    node_size: int | None = None  # ranks
-    inside: Link | None = None  # between ranks of one node; None: the same as between nodes
-    measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
-    name: str = "CPU cores of one host"
-
-    def link(self, ranks: tuple[int, ...]) -> Link:
-        """What joins these ranks: the slowest of what lies between them."""
-        if self.inside is not None and self.node_size is not None:
-            first = ranks[0] // self.node_size
-            if all(rank // self.node_size == first for rank in ranks):
-                return self.inside
-        return Link(self.bytes_per_s, self.latency_s)
-
-
 AT_ONCE = 65536  # bytes: up to here the members of an all-reduce by Gloo send all to all; above, they form a ring
-CPU_CORE = Hardware()
-GPU = Hardware(  # the data sheet of an H100, at about half of what it says; docs/hardware.md says how to be exact
-    flops_per_s=5e14,
-    flops_by_dtype=(("float32", 2e14), ("float64", 3e13)),
-    bytes_per_s=2e11,
-    latency_s=1e-5,
-    memory_bytes_per_s=1.7e12,
-    name="GPUs of one host",
-)
-UNMEASURED = {"cpu": CPU_CORE, "cuda": GPU}  # kind of device → what is taken of it until it is measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import Hardware, momentary_bytes, variable_bytes
+from actorflow_scheduler.cost import momentary_bytes, variable_bytes
 from actorflow_scheduler.critical import critical_path
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from actorflow_compiler.core.errors import HardwareError
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import FLOATS
-from actorflow_scheduler.cost import Hardware, Link
 
 # table → key → what it means; "name" stands beside the tables
 KEYS = {

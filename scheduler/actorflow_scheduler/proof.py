@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Plan
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import CPU_CORE, Hardware, momentary_bytes
+from actorflow_scheduler.cost import momentary_bytes
 from actorflow_scheduler.events import Fire, Instruction
 from actorflow_scheduler.timeline import simulate
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.errors import CallError, PlanError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.units import seconds_text
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.summary import summarise
 from actorflow_compiler.plan.variant import Variant
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.cost import CPU_CORE, Hardware, momentary_bytes
+from actorflow_scheduler.cost import momentary_bytes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan, Register
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import Durations, Hardware, seconds, way
+from actorflow_scheduler.cost import Durations, seconds, way
 from actorflow_scheduler.events import Fire
 from actorflow_scheduler.firings import Firings, Times
 from actorflow_scheduler.notation import COMPUTING, Notation

@@ -16,6 +16,7 @@ import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
@@ -50,9 +51,14 @@ def train(
     names = ["x", "y"][: len(lists[0])]
     arguments = [Argument(n, tuple(t.shape), t.dtype, True) for n, t in zip(names, lists[0], strict=True)]
     laid = compile_step(
-        "train", lambda tensors: [step(*tensors)], arguments, state, train=True, world=devices, device_type="cpu",
-        micro_batches=1, hints=resolve(state.modules), fixed={}, own=[True] * len(arguments),
-    )  # fmt: skip
+        StepRequest(
+            UserStep(
+                "train", lambda given: [step(*given)], arguments, state, train=True, own=[True] * len(arguments)
+            ),
+            Devices(devices),
+            Preferences(resolve(state.modules)),
+        )
+    )
     plan = schedule(laid.cut)
     values = {h.name: h.tensor.detach().clone() for h in state.held.values()} | real_optimizer_state(state)
     for v in plan.variables:

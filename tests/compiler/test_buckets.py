@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.cutting.buckets import BUCKET
 from actorflow_compiler.hints.hints import zero
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.timeline import simulate
 from boxed_plans import boxed_plan
 from comms import Communication, buckets, communications

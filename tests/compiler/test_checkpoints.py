@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.graph.graph import Graph, Node, merge_equal
 from actorflow_compiler.plan.variant import PLAIN
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import simulate
 from models import DEEP_GPT
 from trained import Layout, train_eagerly, train_planned

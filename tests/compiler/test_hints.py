@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-import actorflow_compiler.compile as compile_module
+import actorflow_compiler.infer.lay_out as lay_out_module
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, P, Split, parse, show
@@ -252,10 +253,15 @@ def compiled(
     state = find(step, model=model, optimizer=optimizer)
     x = inputs()
     return compile_step(
-        "train", lambda tensors: [step(*tensors)], [Argument("x", tuple(x.shape), x.dtype, True)], state, train=True,
-        world=world, device_type="cpu", micro_batches=1, hints=hints or resolve(state.modules),
-        fixed={v.name: v for v in fixed},
-    ).cut()  # fmt: skip
+        StepRequest(
+            UserStep(
+                "train", lambda given: [step(*given)], [Argument("x", tuple(x.shape), x.dtype, True)], state, train=True
+            ),
+            Devices(world),
+            Preferences(hints or resolve(state.modules)),
+            History({v.name: v for v in fixed}),
+        )
+    ).cut()
 
 
 def lies(plan: Plan) -> dict[str, str]:
@@ -358,7 +364,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.extend(show(layouts.value[n.outs[0]]) for n in graph.nodes if n.op == CONSTRAIN)
         return layouts
 
-    monkeypatch.setattr(compile_module, "infer", spy)
+    monkeypatch.setattr(lay_out_module, "infer", spy)
     return found
 
 

@@ -15,8 +15,9 @@ from actorflow_compiler.core.ops import Meta, Ref
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.graph.graph import Graph, Input, Node
+from actorflow_compiler.hints.goal import DATA, Goal, goal_of
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.infer import DATA, Fixed, Goal, goal_of, infer
+from actorflow_compiler.infer import Fixed, infer
 from actorflow_compiler.infer.choose import _Choice
 from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.infer.relax import relax
@@ -159,7 +160,7 @@ def test_repeated_layers_are_decided_once() -> None:
 
 
 def report_of(case: Case, layout: Layout):
-    import actorflow_compiler.compile as compiling
+    from actorflow_compiler.infer import lay_out as compiling
 
     seen = []
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.ops import ITEM_BYTES, Ref
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.hints.hints import place
@@ -19,7 +20,6 @@ from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfPiece, OfScalar, OfVariable, Plan, Step
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_compiler.plan.workspace import momentary_bytes
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule as schedule_
 from models import CASES

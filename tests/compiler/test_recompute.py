@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import Variant
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.timeline import simulate
 from trained import differences
 from variants import BOTH, RECOMPUTE, WEIGHTS, case_of, eager, kept, ops, plan, run, steps

@@ -17,14 +17,15 @@ from torch.utils.checkpoint import checkpoint
 import actorflow as flow
 from actorflow.script_state.find import find
 from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement, placement
-from actorflow_compiler.cutting.lowered import Laid
+from actorflow_compiler.cutting.lowered import LoweredStep
 from actorflow_compiler.graph.graph import Graph, Node
+from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import Stages, resolve
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.placing.automatic import placements_of
 from actorflow_compiler.placing.stages import place_ops
 from actorflow_compiler.plan.plan import Plan, Variable
@@ -57,8 +58,9 @@ def laid(
     train: bool = True,
     fixed: Mapping[str, Variable] = {},
     batch: int = BATCH,
-    **given: Any,
-) -> Laid:
+    goal: Goal = DATA,
+    schedule: str = "auto",
+) -> LoweredStep:
     """One step of SGD, or a prediction, with the model's hints."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if list(model.parameters()) else None
 
@@ -71,11 +73,15 @@ def laid(
         return found
 
     state = find(step, model=model, optimizer=optimizer)
+    argument = Argument("x", (batch, WIDTH), torch.float32, True)
     return compile_step(
-        "step", lambda tensors: [step(*tensors)], [Argument("x", (batch, WIDTH), torch.float32, True)], state,
-        train=train, world=world, device_type="cpu", micro_batches=micro_batches, hints=resolve(state.modules),
-        fixed=fixed, **given,
-    )  # fmt: skip
+        StepRequest(
+            UserStep("step", lambda given: [step(*given)], [argument], state, train),
+            Devices(world),
+            Preferences(resolve(state.modules), micro_batches, goal, schedule),
+            History(fixed),
+        )
+    )
 
 
 def chain(order: Sequence[int], **given: Any) -> Plan:

@@ -8,7 +8,7 @@ import shown_plans
 from actorflow.commands import planned
 from actorflow.rendezvous.device_assignment import idle_oversubscribe
 from actorflow.rendezvous.settings import Settings
-from actorflow_scheduler.cost import CPU_CORE
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import MEANT, to_text
 from actorflow_scheduler.notation import LETTERS

@@ -10,6 +10,7 @@ import torch
 
 from actorflow.runtime import measured_costs as costs
 from actorflow.runtime.measured_costs import Place, Target, measure
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import Split
@@ -30,7 +31,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_scheduler.cost import CPU_CORE, seconds
+from actorflow_scheduler.cost import seconds
 from actorflow_scheduler.work import work
 
 WIDTH = 96

@@ -21,10 +21,10 @@ from actorflow.session.five_lines import five_lines
 from actorflow.support import progress
 from actorflow.support.progress import Work, working
 from actorflow_compiler.core.errors import ClusterError
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.sbp import B, P
 from actorflow_compiler.plan.plan import Result
 from actorflow_compiler.plan.summary import summarise
-from actorflow_scheduler.cost import CPU_CORE
 from cluster.ranks import LIMIT
 from runtime.programs import on
 from runtime.trainings import LIBRARY, batches, training, weights

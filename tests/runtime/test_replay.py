@@ -12,8 +12,8 @@ from torch import Tensor
 from actorflow.runtime.local import LocalCluster
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan.plan import Body, OfInput, OfPiece, OfVariable, Variable
 from actorflow_compiler.plan.variant import Variant
 from models import CASES, Case

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actorflow.transport.parcels import SMALL
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
@@ -24,17 +25,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_scheduler.cost import (
-    AT_ONCE,
-    Hardware,
-    Link,
-    moved_bytes,
-    register_bytes,
-    seconds,
-    touched_bytes,
-    variable_bytes,
-    way,
-)
+from actorflow_scheduler.cost import AT_ONCE, moved_bytes, register_bytes, seconds, touched_bytes, variable_bytes, way
 from actorflow_scheduler.work import work
 from plans import Sketch
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import PlanError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.cluster import Cluster
-from actorflow_scheduler.cost import Durations, Hardware
+from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical import critical_path
 from actorflow_scheduler.events import Arrived, Credited, Finished, Fire, GiveCredit, Instruction, Release
 from actorflow_scheduler.firings import Firings

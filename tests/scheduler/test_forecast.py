@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import DeadlockError, LayoutError
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_scheduler import schedule
-from actorflow_scheduler.cost import Hardware, Link
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import to_text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actorflow_compiler.core.errors import HardwareError
-from actorflow_scheduler.cost import Hardware, Link
+from actorflow_compiler.core.hardware import Hardware, Link
 from actorflow_scheduler.hardware_file import read_hardware
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "h100x8.toml"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.critical import critical_path
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.forecast import forecast

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from actorflow_compiler.core.errors import DeadlockError, PlanError
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import Comm, OfVariable, Order, Variable
-from actorflow_scheduler.cost import CPU_CORE
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
 from actorflow_scheduler.timeline import simulate

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules
 
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
-from actorflow_scheduler.cost import Hardware
 from actorflow_scheduler.notation import frozen, observed, text, to_csv
 from plans import Sketch, pipeline
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow_compiler.core.errors import DeadlockError
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import Hardware, register_bytes
+from actorflow_scheduler.cost import register_bytes
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio, period
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.slots import Sizes, roomy

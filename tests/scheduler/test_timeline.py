@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actorflow_compiler.core.errors import DeadlockError
-from actorflow_scheduler.cost import Hardware
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.timeline import simulate
 from orders import least, ordered, with_slots
 from plans import Sketch, pipeline

@@ -8,7 +8,7 @@ import pytest
 
 from actorflow.show.charts import timeline_figure
 from actorflow.show.timeline import ALL_RANKS, foretold
-from actorflow_scheduler.cost import Hardware
+from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule
 from actorflow_scheduler.timeline import nanoseconds

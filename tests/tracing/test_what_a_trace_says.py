@@ -13,9 +13,10 @@ from actorflow.tracing.measured import Measured, measured
 from actorflow.tracing.report import report, to_text
 from actorflow.tracing.view import drawn, html
 from actorflow_compiler.core.errors import TraceError
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput, Plan
-from actorflow_scheduler.cost import CPU_CORE, Durations
+from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import nanoseconds
 from runtime.programs import MM, Program, on, spec

@@ -9,8 +9,9 @@ from actorflow.runtime.recorder import Recorder
 from actorflow.tracing.chrome import Recorded, events, joined
 from actorflow.tracing.folder import Ran, RankInfo, Traced
 from actorflow.tracing.measured import Measured
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.cost import CPU_CORE, Durations
+from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.firings import Firings
 from actorflow_scheduler.timeline import nanoseconds
 from runtime.trainings import LIBRARY, batches, training, weights

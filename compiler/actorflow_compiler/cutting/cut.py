@@ -59,20 +59,28 @@ class Draft:
     flops: float = 0.0
 
 
-def cut(
-    name: str, world: int, pieces: int, segmented: Segmented,
-    variables: Sequence[Variable], constants: tuple[Constant, ...], notes: tuple[str, ...],
-    origins: Origins = Origins(),  # noqa: B008 (a frozen value)
-) -> Plan:  # fmt: skip
-    """Make the plan of all ranks; ``origins`` are those of the graph, to which those of the actors are added."""
-    cutter = _Cutter(name, world, pieces, segmented)
-    plan = cutter.plan(tuple(variables), constants, notes)
-    return replace(plan, origins=origins_of(origins, segmented.program, cutter.made))
+@dataclass(frozen=True, slots=True)
+class PlanHeader:
+    """What a plan says beside its actors and registers."""
+
+    name: str  # of the job
+    world: int  # ranks
+    pieces: int  # micro-batches in an iteration
+    variables: tuple[Variable, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    notes: tuple[str, ...] = ()
+    origins: Origins = field(default_factory=Origins)
+
+
+def cut(header: PlanHeader, segmented: Segmented) -> Plan:
+    """Make the plan of all ranks; to the header's origins, which are the graph's, those of the actors are added."""
+    cutter = _Cutter(header, segmented)
+    return replace(cutter.plan(), origins=origins_of(header.origins, segmented.program, cutter.made))
 
 
 class _Cutter:
-    def __init__(self, name: str, world: int, pieces: int, segmented: Segmented) -> None:
-        self.name, self.world, self.pieces = name, world, pieces
+    def __init__(self, header: PlanHeader, segmented: Segmented) -> None:
+        self.header, self.world, self.pieces = header, header.world, header.pieces
         self.segmented, self.program = segmented, segmented.program
         self.drafts: list[Draft] = []
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
@@ -81,7 +89,7 @@ class _Cutter:
         self.views = views_of_variables(self.program)
         self.made: dict[int, tuple[Built, list[Item]]] = {}  # actor → its body, and what it was made of
 
-    def plan(self, variables: tuple[Variable, ...], constants: tuple[Constant, ...], notes: tuple[str, ...]) -> Plan:
+    def plan(self) -> Plan:
         self.draft_actors()
         self.draft_sinks()
         writes = self.written_variables()
@@ -100,16 +108,16 @@ class _Cutter:
         )
         return verify(
             Plan(
-                self.name,
+                self.header.name,
                 self.world,
                 self.pieces,
                 tuple(bodies),
                 tuple(actors),
                 tuple(registers),
-                variables,
+                self.header.variables,
                 results,
-                constants=constants,
-                notes=notes,
+                constants=self.header.constants,
+                notes=self.header.notes,
                 summary=summary,
             )
         )

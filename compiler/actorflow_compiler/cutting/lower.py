@@ -14,9 +14,10 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
 from actorflow_compiler.cutting.redundant import Work
 from actorflow_compiler.graph.flops import flops_of
-from actorflow_compiler.graph.graph import Graph, Node, call_of
+from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
-from actorflow_compiler.infer import FREE_KINDS, Layouts
+from actorflow_compiler.infer import FREE_KINDS
+from actorflow_compiler.infer.lay_out import StepLayouts
 from actorflow_compiler.plan.plan import Box, Comm, Exchange, Step
 from actorflow_compiler.plan.region import coordinates, device_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
@@ -68,25 +69,15 @@ class Program:
     repeated: Mapping[Work, float] = field(default_factory=dict)  # what of it is done more than once
 
 
-def lower(
-    graph: Graph,
-    layouts: Layouts,
-    pieces: int,
-    everywhere: Placement,
-    gather: Mapping[int, bool],
-    homes: Mapping[str, tuple[Placement, NdSbp]],
-    times: int = 1,
-) -> Program:
-    """Lower; ``gather[v]`` says whether result v goes to every rank; ``homes`` says where each variable lies.
-
-    ``times`` is how often the graph's work is to be done: once by every device in the mirrored view.
-    """
-    return _Lowering(graph, layouts, pieces, everywhere, times).run(gather, homes)
+def lower(step: StepLayouts) -> Program:
+    """Lower: every op to what each rank does of it, with the communication that brings its operands into layout."""
+    return _Lowering(step).run(step.gathered, step.homes)
 
 
 class _Lowering:
-    def __init__(self, graph: Graph, layouts: Layouts, pieces: int, everywhere: Placement, times: int) -> None:
-        self.graph, self.layouts, self.pieces, self.times = graph, layouts, pieces, times
+    def __init__(self, step: StepLayouts) -> None:
+        graph, everywhere = step.graph, step.everywhere
+        self.graph, self.layouts, self.pieces, self.times = graph, step.layouts, step.pieces, step.times
         self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
         self.items: list[Item] = []
         self.metas: dict[tuple[int, int], Meta] = {}

@@ -40,7 +40,7 @@ def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
 
 def put_stores(segmented: Segmented) -> Segmented:
     """Put a store in for every variable whose old value is read after the new one is made, or that takes another's."""
-    program, flow = segmented.program, _Flow(segmented)
+    program, flow = segmented.program, Flow(segmented)
     held, updated = views_of_variables(program), {name for name, _ in program.updates}
     readers: dict[str, set[Node]] = {name: set() for name in updated}
     for value, nodes in flow.readers.items():
@@ -91,12 +91,12 @@ def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]
     return replace(program, items=(*program.items, *items), metas=metas, names=names, sbp=sbp), stores
 
 
-class _Flow:
+class Flow:
     """What comes after what, of segments and communications."""
 
     def __init__(self, segmented: Segmented) -> None:
         self._makers: dict[int, frozenset[Node]] = {}  # value → what makes it; of what is only passed on, what it is of
-        self._next: dict[Node, set[Node]] = {}
+        self.next: dict[Node, set[Node]] = {}
         self.readers: dict[int, set[Node]] = {}  # of a value
         every = zip(segmented.program.items, segmented.segments, segmented.comm_level, strict=True)
         for item, segment, level in every:
@@ -117,16 +117,16 @@ class _Flow:
             if own is not None:
                 self.readers.setdefault(v, set()).add(own)
         for node in before - {own} if own is not None else ():
-            self._next.setdefault(node, set()).add(own)
+            self.next.setdefault(node, set()).add(own)
         return before
 
     def after(self, value: int) -> set[Node]:
         """All that comes after what makes a value."""
         found: set[Node] = set()
-        todo = [n for maker in self._makers.get(value, ()) for n in self._next.get(maker, ())]
+        todo = [n for maker in self._makers.get(value, ()) for n in self.next.get(maker, ())]
         while todo:
             node = todo.pop()
             if node not in found:
                 found.add(node)
-                todo.extend(self._next.get(node, ()))
+                todo.extend(self.next.get(node, ()))
         return found

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from actorflow_compiler.infer.axes import Fixed, Layouts, infer
-from actorflow_compiler.infer.goal import DATA, Goal, goal_of
-from actorflow_compiler.infer.prices import BANDWIDTH, FREE_KINDS, LATENCY
+from actorflow_compiler.infer.prices import FREE_KINDS
 from actorflow_compiler.infer.tell import explained, tell
 
-__all__ = [
-    "BANDWIDTH", "DATA", "FREE_KINDS", "LATENCY", "Fixed", "Goal", "Layouts", "explained", "goal_of", "infer", "tell",
-]  # fmt: skip
+__all__ = ["FREE_KINDS", "Fixed", "Layouts", "explained", "infer", "tell"]

@@ -12,9 +12,10 @@ from actorflow_compiler.core.ops import Meta, Ref, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, local_shape
 from actorflow_compiler.graph.graph import Graph, call_of
+from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.infer.choose import choose
-from actorflow_compiler.infer.goal import DATA, AxisReport, Goal
 from actorflow_compiler.infer.problem import InnerCost, Item, Problem, Target
+from actorflow_compiler.infer.reports import AxisReport
 from actorflow_compiler.signatures import OpCall, Signature, localise
 
 
@@ -152,10 +153,10 @@ class _Inference:
         for j, need in enumerate(signature.ins):
             self.operands[k][j].append(need)
         if axis + 1 < axes:
-            self.calls[k] = _first_local(self.calls[k], signature, parts)
+            self.calls[k] = first_local(self.calls[k], signature, parts)
 
 
-def _first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
+def first_local(call: OpCall, signature: Signature, parts: int) -> OpCall:
     """The op as the first device along an axis sees it."""
     op, args, kwargs, metas = localise(call, signature, parts, 0)
     ins = tuple(Meta(local_shape(m.shape, s, parts, 0), m.dtype) for m, s in zip(call.ins, signature.ins, strict=True))

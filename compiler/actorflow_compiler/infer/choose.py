@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Split, show
-from actorflow_compiler.infer.goal import Alternative, AxisReport, Explanation, Goal, Held
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.infer.prices import FORBIDDEN
 from actorflow_compiler.infer.problem import Item, Problem
 from actorflow_compiler.infer.relax import Relaxed, relax
+from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, Held
 from actorflow_compiler.infer.search import Search, Start
 from actorflow_compiler.infer.ties import tie
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, PartialSum, Split
-from actorflow_compiler.infer.goal import Held
 from actorflow_compiler.infer.prices import FORBIDDEN
 from actorflow_compiler.infer.problem import Problem
+from actorflow_compiler.infer.reports import Held
 
 SWEEPS = 8
 DECIDED, RELEVANT = 0.8, 0.3  # shares of a mixture: taken as they are; worth a look beside the largest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from actorflow_compiler.infer.choose import size
-from actorflow_compiler.infer.goal import AxisReport, Explanation
+from actorflow_compiler.infer.reports import AxisReport, Explanation
 
 SHOWN = 12  # alternatives of one op
 

@@ -15,9 +15,9 @@ from actorflow_compiler.core.sbp import B, Sbp, Split, check_fits, local_shape, 
 from actorflow_compiler.core.views import VIEWS
 from actorflow_compiler.graph.graph import Graph, Node, prune, verify
 from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
+from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hint, Hints, Zero
 from actorflow_compiler.hints.zero import GRADIENT
-from actorflow_compiler.infer import Goal
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import KEPT

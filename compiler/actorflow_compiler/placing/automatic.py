@@ -17,6 +17,7 @@ from itertools import accumulate, groupby
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.views import VIEWS
 from actorflow_compiler.graph.flops import flops_of
@@ -26,16 +27,6 @@ from actorflow_compiler.placing.partition import Unit, partition
 
 SLACK = 0.03  # of the seconds of the largest stage, which are estimates; given away where fewer bytes cross then
 V_SHAPED = frozenset({"zb-v"})  # schedules for which stages go there and back over the devices
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What one device is estimated to do; the defaults are CPU cores of one host."""
-
-    flops_per_second: float = 5e10
-    memory_bytes_per_second: float = 1e10
-    bytes_per_second: float = 4e9  # to another device
-    memory: float | None = None  # bytes of a device; None: enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +48,14 @@ def cut_automatically(
     pieces: int = 1,
     mesh: Sequence[int] = (),
     schedule: str = "auto",
-    rates: Rates = Rates(),
+    hardware: Hardware = CPU_CORE,
 ) -> Automatic:
     """Cut a step into stages of about equal time, and where few bytes cross.
 
     ``everywhere`` has all devices; how they are shared among the stages, each a ``mesh``, is in ``placements_of``.
     Parameters that an earlier plan has placed (``fixed``) stay: then stages are where these are, and a step that calls
-    no modules is not cut.  Those that live
-    ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of micro-batches.  Raises LayoutError where
+    no modules is not cut.  Those that live ``elsewhere`` take no memory of a stage.  ``pieces`` is the number of
+    micro-batches; ``hardware`` says what a device computes and holds, and what joins two.  Raises LayoutError where
     there are fewer visits than stages, for stages that do not divide over the devices, and for ops that a scope
     places by hand.
     """
@@ -76,7 +67,7 @@ def cut_automatically(
             f"{asked.origin} cuts the whole step, but a scope puts {by_hand.op}{where} on {by_hand.placement}; "
             f"one of both was expected: take the flow.scope.placement out, or place all modules by patterns"
         )
-    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), rates, elsewhere)
+    units = _Units(captured, pieces, everywhere.size / min(len(placements), everywhere.size), hardware, elsewhere)
     notes: tuple[str, ...] = ()
     if not units.costs and fixed:  # an optimizer's step, say: its state says where
         return Automatic(captured.graph)
@@ -84,7 +75,7 @@ def cut_automatically(
     if any(p is not None for p in follows):
         first, where_to = _follow(units.costs, [p or placements[0] for p in follows], placements)
     else:
-        first, notes = _cut(units.costs, asked, placements, everywhere, pieces, rates)
+        first, notes = _cut(units.costs, asked, placements, everywhere, pieces, hardware)
         where_to = placements
     begins = tuple(units.visits[f] for f in first)
     nodes = []
@@ -132,7 +123,7 @@ def _cut(
     placements: Sequence[Placement],
     everywhere: Placement,
     pieces: int,
-    rates: Rates,
+    hardware: Hardware,
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The first unit of each stage, and what is to be said of that."""
     stages = len(placements)
@@ -143,11 +134,12 @@ def _cut(
             f"modules (nn.Module) are called and return, outside of which there are no parts to tell apart: "
             f"make modules of the layers, or ask for at most {len(units)}"
         )
-    cut = partial(partition, units, stages, bytes_per_second=rates.bytes_per_second, pieces=pieces, slack=SLACK)
-    if rates.memory is None:
+    speed = hardware.link((0, 1)).bytes_per_s
+    cut = partial(partition, units, stages, bytes_per_second=speed, pieces=pieces, slack=SLACK)
+    if hardware.memory_bytes is None:
         return cut(), ()
     try:
-        return cut(memory=rates.memory / max(1, stages // everywhere.size)), ()
+        return cut(memory=hardware.memory_bytes / max(1, stages // everywhere.size)), ()
     except LayoutError as error:  # the schedule may keep less, by computing it once more
         return cut(), (f"{asked.origin}: {error}; it is cut for equal time",)
 
@@ -174,10 +166,10 @@ class _Units:
     """The visits of a graph and their costs; ``devices`` share a stage, and the batch."""
 
     def __init__(
-        self, captured: Capture, pieces: int, devices: float, rates: Rates, elsewhere: Collection[str] = ()
+        self, captured: Capture, pieces: int, devices: float, hardware: Hardware, elsewhere: Collection[str] = ()
     ) -> None:
         self.captured, self.graph, self.elsewhere = captured, captured.graph, elsewhere
-        self.pieces, self.devices, self.rates = pieces, devices, rates
+        self.pieces, self.devices, self.hardware = pieces, devices, hardware
         self.names = {i.value: i.name for i in self.graph.inputs if i.kind == "variable"}
         self.held: set[int] = set(self.names)  # values that depend on state
         work = [self._work(n) for n in self.graph.nodes]
@@ -209,7 +201,7 @@ class _Units:
             return None
         self.held.update(o for o in n.outs if o >= 0)
         touched = sum(m.nbytes for m in call.ins) + sum(m.nbytes for m in call.outs if m is not None)
-        return max(flops / self.rates.flops_per_second, touched / self.rates.memory_bytes_per_second) / self.devices
+        return max(flops / self.hardware.flops_per_s, touched / self.hardware.memory_bytes_per_s) / self.devices
 
     def _unit_of(self, n: Node, work: float | None) -> int | None:
         """The unit that a node belongs to; None for free ones, and for those whose operands say it."""
@@ -278,4 +270,4 @@ class _Units:
             unit, size = self.first[owner], self.graph.metas[v].nbytes
             parameters[unit] += size * (2 if name in trained else 1)
             if name in trained or name != owner:
-                seconds[unit] += 2 * size / self.rates.memory_bytes_per_second
+                seconds[unit] += 2 * size / self.hardware.memory_bytes_per_s

@@ -1,0 +1,90 @@
+"""One compilation as one value: the step, its devices, what the caller prefers, what came before, and who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import Tensor
+
+from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.hints.goal import DATA, Goal
+from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.values.checks import Check, Checks
+from actorflow_compiler.values.decided import Decisions
+from actorflow_compiler.values.gradients import NONE, Gradients, Standing
+from actorflow_compiler.values.variables import State
+
+
+@dataclass(frozen=True, slots=True)
+class UserStep:
+    """What is compiled."""
+
+    name: str  # of the job
+    function: Callable[[list[Tensor]], list[Tensor]]  # argument tensors → result tensors
+    arguments: Sequence[Argument]
+    state: State  # that the function reads and changes
+    train: bool  # False: it only predicts
+    defined: str = ""  # the line that it begins in, "train.py:12", for errors
+    own: Sequence[bool] | None = None  # mirrored view: for each argument, whether dim 0 is for the devices' own items
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What it is compiled for."""
+
+    world: int  # ranks
+    type: str = "cpu"  # "cpu" | "cuda"
+    hardware: Hardware = CPU_CORE  # by which stages are cut and layouts priced
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """How the caller asked for it."""
+
+    hints: Hints
+    micro_batches: int = 1
+    goal: Goal = DATA
+    schedule: str = "auto"  # the schedule's name
+    explain: str | None = None  # a regular expression of ops, modules and variables whose alternatives are noted
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier plans and calls have decided."""
+
+    fixed: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))  # already laid out
+    fresh: bool = False  # no optimizer has stepped yet
+    later: bool = False  # the job has run with another batch, so that this one may go in fewer pieces
+    standing: Standing = NONE  # of gradients that other calls have left
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """What is told, or asked, while the step is compiled."""
+
+    doing: Callable[[str], None] = lambda _: None  # the name of each pass as it begins
+    learn: Callable[[Gradients, Decisions, Sequence[Check]], None] = lambda *_: None  # what the step does with these
+    numbers: Numbers | None = None  # takes what it does with numbers that calls may change; None: they are constants
+    value: Callable[[str], Tensor] | None = None  # gives what a variable has now; None: values cannot be had
+    checks: Checks | None = None  # takes the branches that only raise on one side; None: all are refused
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One compilation."""
+
+    step: UserStep
+    devices: Devices
+    preferences: Preferences
+    history: History = field(default_factory=History)
+    listeners: Listeners = field(default_factory=Listeners)
+
+    @property
+    def mirrored(self) -> int:
+        """The number of devices of a step that each of them runs on values of its own; 0 where values are logical."""
+        return 0 if self.step.own is None else self.devices.world
