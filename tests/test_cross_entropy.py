@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from actorflow_compiler import compile
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Sbp, Split
-from actorflow_compiler.infer import problem
+from actorflow_compiler.infer import lay_out, problem
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.signatures import signatures
 from models import Case, Loss
@@ -96,7 +95,7 @@ LAYOUTS = {
 def split_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are not gathered, whatever that costs."""
     monkeypatch.setattr(problem, "signatures", functools.partial(signatures, inner=True))
-    monkeypatch.setattr(compile, "inner_cost", lambda *_: (-1e12, 0))
+    monkeypatch.setattr(lay_out, "inner_cost", lambda *_: (-1e12, 0))
 
 
 def check(loss: str, layout: Layout, size: int) -> Plan:
