@@ -16,6 +16,7 @@ from actorflow_compiler.capture.capture import Argument
 from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
 from actorflow_compiler.capture.stepping import FUSABLE
 from actorflow_compiler.compile import compile_step
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import Sbp, Split
 from actorflow_compiler.custom_ops.optimizers import SCALARS
@@ -45,6 +46,7 @@ class Layout:
     variant: Variant | None = None  # None: the schedule's choice
     schedule: str = "auto"  # by which stages are laid in a V
     kind: str = "cpu"  # of device
+    hardware: Hardware = CPU_CORE
 
 
 LAYOUTS = {
@@ -107,7 +109,7 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
     laid = compile_step(
         StepRequest(
             UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
-            Devices(layout.world, layout.kind),
+            Devices(layout.world, layout.kind, layout.hardware),
             Preferences(resolve(state.modules), layout.micro_batches, layout.goal, layout.schedule),
         )
     )

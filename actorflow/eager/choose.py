@@ -13,10 +13,11 @@ from typing import Any
 from actorflow.eager.layout import Layout
 from actorflow_compiler.boxing.routes import bytes_bound, bytes_moved
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import UNMEASURED
 from actorflow_compiler.core.ops import ITEM_BYTES, Meta
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, local_shape
-from actorflow_compiler.infer.prices import BANDWIDTH, LATENCY, LOCAL
+from actorflow_compiler.infer.prices import LOCAL, Prices, prices_of
 from actorflow_compiler.plan.region import coordinates
 from actorflow_compiler.signatures import OpCall, Signature, localised, signatures
 
@@ -95,7 +96,7 @@ def choose(
     ragged: set[tuple[int, int]] = set()
     for axis, parts in enumerate(placement.hierarchy):
         have = [_entry(o, placement, axis) for o in operands]
-        s = _cheapest(first, operands, have, placement, parts, ragged, kept)
+        s = _cheapest(first, operands, have, placement, axis, ragged, kept)
         ragged |= _ragged(first, s, parts)
         for need, entry in zip(needs, s.ins, strict=True):
             need.append(entry)
@@ -126,10 +127,11 @@ def _cheapest(
     operands: Sequence[Operand],
     have: Sequence[Sbp],
     placement: Placement,
-    parts: int,
+    axis: int,
     ragged: set[tuple[int, int]],
     kept: Sequence[tuple[int, int]],
 ) -> Signature:
+    parts = placement.hierarchy[axis]
     cuts = [e for e in have if isinstance(e, Split) and (e.blocks > 1 or e.unit > 1)]
     options = signatures(call, parts, wanted=cuts)
     if parts == 1:
@@ -137,27 +139,29 @@ def _cheapest(
     fits = [s for s in options if not _splits_ragged(ragged, s) and _fits(call, s, parts)]
     assert fits, call  # all broadcast always fits
 
+    prices = prices_of(UNMEASURED[placement.type].slowest)
+
     def cost(s: Signature) -> tuple[float, int]:
         """Seconds, and of equal ones the bytes that are held more than once."""
         total = 0.0
         for o, meta, entry, need in zip(operands, call.ins, have, s.ins, strict=True):
-            total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement)
+            total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement, prices)
         for i, out in kept:
             made, meta = s.outs[out], call.ins[i]
-            total += _seconds(made if made is not None else B, have[i], meta.nbytes, parts, True)
+            total += _seconds(made if made is not None else B, have[i], meta.nbytes, parts, True, prices)
         held = sum(m.nbytes for m, e in zip(call.outs, s.outs, strict=True) if m and not isinstance(e, Split))
         return total, held
 
     return min(fits, key=cost)
 
 
-def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool) -> float:
+def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool, prices: Prices) -> float:
     if same and have == need:
         return 0.0
     if need == P and isinstance(have, Split):  # nothing moves now, but the sum has to be made in the end
         have, need = P, B
     moved = bytes_moved(have, need, nbytes, parts, parts, same)
-    return moved / parts / BANDWIDTH + LATENCY if moved else LOCAL
+    return moved / parts / prices.bandwidth + prices.latency if moved else LOCAL
 
 
 def _fits(call: OpCall, s: Signature, parts: int) -> bool:

@@ -82,8 +82,7 @@ def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
             spec = _spec(plan, place)
             if spec.dtype in FLOATS:
                 nbytes[spec.dtype] += spec.nbytes
-    found = dict(hardware.flops_by_dtype)
-    return next((found[dtype] for dtype, _ in nbytes.most_common(1) if dtype in found), hardware.flops_per_s)
+    return hardware.flops_on(nbytes)
 
 
 def touched_bytes(plan: Plan, actor: Actor) -> float:

@@ -94,8 +94,9 @@ def megatron(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_megatron_hints_give_two_all_reduces_forward_and_two_backward_in_each_layer(layers: int) -> None:
-    plan = plan_of(gpt_2(layers), Layout(2, prepare=megatron, goal=goal_of("tensor", None)), 4)[0]
-    activations = 4 * CONTEXT * 32 * 4
+    batch = 16  # so that its logits are dearer to gather than the messages of a loss in parts
+    plan = plan_of(gpt_2(layers), Layout(2, prepare=megatron, goal=goal_of("tensor", None)), batch)[0]
+    activations = batch * CONTEXT * 32 * 4
     found = communications(plan)
     large = Counter((c.kind, c.phase, c.nbytes) for c in found if c.nbytes >= activations)
     assert large == {  # one more each way: of the embedding, and of the head

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -20,6 +22,7 @@ from actorflow_compiler.capture.capture import Argument, capture
 from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.errors import LayoutError
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.cutting.lowered import LoweredStep
@@ -60,6 +63,7 @@ def laid(
     batch: int = BATCH,
     goal: Goal = DATA,
     schedule: str = "auto",
+    hardware: Hardware = CPU_CORE,
 ) -> LoweredStep:
     """One step of SGD, or a prediction, with the model's hints."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if list(model.parameters()) else None
@@ -77,7 +81,7 @@ def laid(
     return compile_step(
         StepRequest(
             UserStep("step", lambda given: [step(*given)], [argument], state, train),
-            Devices(world),
+            Devices(world, hardware=hardware),
             Preferences(resolve(state.modules), micro_batches, goal, schedule),
             History(fixed),
         )
@@ -337,6 +341,39 @@ def test_a_budget_that_equal_stages_exceed_moves_the_cut() -> None:
 
     assert cut(None) == [1, 1]
     assert cut(200_000.0) == [0, 1]
+
+
+def test_stages_are_cut_by_the_links_between_them() -> None:
+    def cut(hardware: Hardware) -> list[int]:
+        widths = [WIDTH, 256, 256, 256, 256, WIDTH, 256, 256, WIDTH]
+        model = nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(widths)))
+        flow.place(model, stages=2)
+        found = homes(laid(model, world=4, hardware=hardware).cut())
+        return [found[f"{k}.weight"][0] for k in range(8)]
+
+    fast, slow = Hardware(bytes_per_s=1e15), Hardware(bytes_per_s=1e7)
+    even, narrow = [0, 0, 0, 2, 2, 2, 2, 2], [0, 0, 0, 0, 0, 2, 2, 2]
+    assert cut(fast) == even
+    assert cut(slow) == narrow
+    within = Link(1e15, 0.0)
+    assert cut(replace(slow, node_size=4, inside=within)) == even  # both stages on one node
+    assert cut(replace(slow, node_size=2, inside=within)) == narrow  # each on a node of its own
+
+
+def test_stages_are_cut_by_the_speed_of_what_is_computed_in() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.double()
+
+    def cut(hardware: Hardware) -> list[int]:
+        model = nn.Sequential(Chain(4), Double(), Chain(4).double())
+        flow.place(model, stages=2)
+        found = homes(laid(model, hardware=hardware).cut())
+        return [found[f"{m}.layers.{k}.weight"][0] for m in (0, 2) for k in range(4)]
+
+    assert cut(Hardware(memory_bytes_per_s=1e15)) == [0, 0, 0, 0, 1, 1, 1, 1]
+    slow = Hardware(memory_bytes_per_s=1e15, flops_by_dtype=(("float64", 1e6),))
+    assert cut(slow) == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
 # ---- which devices

@@ -34,13 +34,23 @@ class Hardware:
     measured: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)  # work → seconds
     name: str = "CPU cores of one host"
 
+    @property
+    def slowest(self) -> Link:
+        """What joins ranks of different nodes, or all ranks where there are no nodes."""
+        return Link(self.bytes_per_s, self.latency_s)
+
+    def flops_on(self, nbytes: Mapping[str, int]) -> float:
+        """FLOP/s on operands of these dtypes, each with its bytes: of the dtype that has most."""
+        dtype = max(nbytes, key=nbytes.__getitem__, default="")
+        return next((flops for name, flops in self.flops_by_dtype if name == dtype), self.flops_per_s)
+
     def link(self, ranks: tuple[int, ...]) -> Link:
         """What joins these ranks: the slowest of what lies between them."""
         if self.inside is not None and self.node_size is not None:
             first = ranks[0] // self.node_size
             if all(rank // self.node_size == first for rank in ranks):
                 return self.inside
-        return Link(self.bytes_per_s, self.latency_s)
+        return self.slowest
 
 
 CPU_CORE = Hardware()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta, Ref, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, Sbp, Split, local_shape
@@ -42,24 +43,24 @@ class Fixed:
 
 def infer(
     graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal = DATA,
-    inner_cost: InnerCost | None = None, explain: str | None = None,
+    inner_cost: InnerCost | None = None, explain: str | None = None, hardware: Hardware = CPU_CORE,
 ) -> Layouts:  # fmt: skip
     """Choose; every op gets one signature for each axis of its placement.
 
     ``inner_cost`` prices signatures that exchange something inside; without it they are not used.
     ``explain`` is a regular expression of module, variable or op names, whose alternatives are reported.
-    Raises LayoutError for a budget that nothing fits.
+    ``hardware`` says what communication costs.  Raises LayoutError for a budget that nothing fits.
     """
-    return _Inference(graph, fixed, everywhere, pieces, goal, inner_cost, explain).run()
+    return _Inference(graph, fixed, everywhere, pieces, goal, inner_cost, explain, hardware).run()
 
 
 class _Inference:
     def __init__(
         self, graph: Graph, fixed: Fixed, everywhere: Placement, pieces: int, goal: Goal,
-        inner_cost: InnerCost | None, explain: str | None,
+        inner_cost: InnerCost | None, explain: str | None, hardware: Hardware,
     ) -> None:  # fmt: skip
         self.graph, self.fixed, self.pieces, self.goal = graph, fixed, pieces, goal
-        self.inner_cost, self.explain = inner_cost, explain
+        self.inner_cost, self.explain, self.hardware = inner_cost, explain, hardware
         self.placement: dict[int, Placement] = {}
         for i in graph.inputs:
             self.placement[i.value] = fixed.variables[i.name][0] if i.kind == "variable" else everywhere
@@ -101,6 +102,7 @@ class _Inference:
         problem = Problem(
             self.graph, self.calls, self.reads, self.placement, self.shapes, axis, self.pieces, self.ragged,
             variables, free, targets, mode, self.inner_cost, self.fixed.hinted, self.goal.mirrored,
+            self.hardware,
         )  # fmt: skip
         rest = 1
         for later in range(axis + 1, axes):

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import B, Split, show
 from actorflow_compiler.hints.goal import Goal
-from actorflow_compiler.infer.prices import FORBIDDEN
 from actorflow_compiler.infer.problem import Item, Problem
 from actorflow_compiler.infer.relax import Relaxed, relax
 from actorflow_compiler.infer.reports import Alternative, AxisReport, Explanation, Held
@@ -179,7 +178,7 @@ class _Choice:
         against = ""
         if item.work and s.letter is None and self.p.size(item.placement) > 1:
             against = "the same work on every device"
-        elif seconds >= FORBIDDEN / 2:
+        elif seconds >= self.p.forbidden / 2:
             against = f'not with parallel="{self.p.mode}"'
         return Alternative(text, seconds, chosen, s.source, against)
 

@@ -72,7 +72,16 @@ def lay_out(pieces: Pieces, placed: PlacedStep, captured: Capture, request: Step
         {r: placed.everywhere for r, all_ranks in gathered.items() if all_ranks},
         hinted,
     )
-    layouts = infer(graph, decided, placed.everywhere, pieces.count, goal, inner_cost, request.preferences.explain)
+    layouts = infer(
+        graph,
+        decided,
+        placed.everywhere,
+        pieces.count,
+        goal,
+        inner_cost,
+        request.preferences.explain,
+        request.devices.hardware,
+    )
     notes = (*notes_on(graph), *tell(layouts.reports), *explained(layouts.reports))
     graph, layouts = write_out(graph, layouts)
     inputs = (i for i in graph.inputs if i.kind == "variable")

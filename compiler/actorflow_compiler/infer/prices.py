@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-BANDWIDTH = 2e9  # bytes/s between two devices
-LATENCY = 1e-4  # s for each communication that an op waits for
-GROUPED = 1e-5  # s for each that travels in a bucket with others: gradients, new values of variables, gathered weights
+from dataclasses import dataclass
+
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.plan.region import coordinates
+
 LOCAL = 1e-7  # s for a layout that is reached without communication
-FORBIDDEN = 1.0  # s for what a way of working excludes: another cut of the batch, a weight gathered under "tensor"
 REDUNDANT = 1e-6  # s for each floating-point operation done more than once: far above its price, a last resort
 BYTE_HELD = 1e-14  # s for each byte of a copy that could have been a part; only breaks ties
 FREE_KINDS = frozenset({"batch", "argument", "constant", "scalar", "piece"})  # every rank has all of these
+IN_A_BUCKET = 0.1  # of a latency: the share of one that travels with others
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What communication over a link costs."""
+
+    bandwidth: float  # bytes/s of one device
+    latency: float  # s for each communication that an op waits for
+    forbidden: float  # s for what a way of working excludes: another cut of the batch, a weight gathered under "tensor"
+
+    @property
+    def grouped(self) -> float:
+        """Seconds for what travels in a bucket: gradients, new values of variables, gathered weights."""
+        return IN_A_BUCKET * self.latency
+
+
+def prices_of(link: Link) -> Prices:
+    """The prices of a link; one without latency still costs more than what needs no communication.
+
+    Where it is slower than a CPU core's, what is excluded has to stay out of the question.
+    """
+    latency = max(link.latency_s, LOCAL / IN_A_BUCKET)
+    slower = max(1.0, CPU_CORE.bytes_per_s / link.bytes_per_s, latency / CPU_CORE.latency_s)
+    return Prices(link.bytes_per_s, latency, slower)
+
+
+def link_along(hardware: Hardware, placement: Placement, axis: int) -> Link:
+    """The slowest link of the groups of devices along a mesh axis of a placement."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, rank in enumerate(placement.ranks):
+        at = coordinates(placement, index)
+        groups.setdefault((*at[:axis], *at[axis + 1 :]), []).append(rank)
+    links = {hardware.link(tuple(group)) for group in groups.values()}
+    return min(links, key=lambda link: (link.bytes_per_s, -link.latency_s))

@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actorflow_compiler.boxing.routes import bytes_moved
+from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, PartialSum, Sbp, Split, numel
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph
 from actorflow_compiler.hints.constrain import CONSTRAIN, honoured, wanted
-from actorflow_compiler.infer.prices import BANDWIDTH, BYTE_HELD, FORBIDDEN, GROUPED, LATENCY, LOCAL, REDUNDANT
+from actorflow_compiler.infer.prices import BYTE_HELD, LOCAL, REDUNDANT, Prices, link_along, prices_of
 from actorflow_compiler.signatures import OpCall, Signature, signatures
 
 InnerCost = Callable[[OpCall, Signature, int], tuple[float, int]]  # bytes moved by all devices, communications
@@ -59,13 +60,16 @@ class Problem:
         placement: Mapping[int, Placement], metas: Mapping[int, Meta], axis: int, pieces: int,
         ragged: Sequence[set[tuple[int, int]]], variables: Mapping[int, tuple[Sbp, ...]],
         free: Mapping[int, Sbp | None], targets: Sequence[Target], mode: str, inner_cost: InnerCost | None,
-        hinted: bool, mirrored: bool = False,
+        hinted: bool, mirrored: bool = False, hardware: Hardware = CPU_CORE,
     ) -> None:  # fmt: skip
         """``variables``: the layouts that each may have; ``free``: inputs that every rank has, and their best cut.
 
-        ``mirrored``: every op has its first signature.
+        ``mirrored``: every op has its first signature.  ``hardware`` says what joins the devices.
         """
         self.inner_cost, self.hinted, self.mirrored = inner_cost, hinted, mirrored
+        self.hardware = hardware
+        self._prices: dict[tuple[Placement, Placement], Prices] = {}
+        self.forbidden = prices_of(hardware.slowest).forbidden  # s that put an option out of the question
         self.graph, self.placement, self.metas, self.axis, self.mode = graph, placement, metas, axis, mode
         self.free, self.targets = free, targets
         self.layouts: list[Sbp] = []
@@ -176,10 +180,9 @@ class Problem:
             self.items.append(item)
         for k, (n, call) in enumerate(zip(self.graph.nodes, calls, strict=True)):
             assert n.placement is not None
-            parts = self.size(n.placement)
             rate = self.rate.get(n.outs[0], 1)
             work = flops_of(call) * rate
-            own = tuple(self._own(call, s, parts, work, rate) for s in found[k])
+            own = tuple(self._own(call, s, n.placement, work, rate) for s in found[k])
             kind = (call, n.phase, n.placement, found[k])
             self.items.append(Item(n.where, kind, n.placement, n.phase, reads[k], n.outs, found[k], own, k, work))
 
@@ -242,18 +245,30 @@ class Problem:
         size = self.metas[value].shape[cut.dim]
         return (cut.blocks > 1 or cut.unit > 1) and size >= parts * cut.blocks * cut.unit
 
-    def _own(self, call: OpCall, s: Signature, parts: int, work: float, rate: int) -> float:
+    def _own(self, call: OpCall, s: Signature, where: Placement, work: float, rate: int) -> float:
         """Seconds of an option by itself."""
+        parts = self.size(where)
         if parts == 1:
             return 0.0
         held = sum(m.nbytes for m, layout in zip(call.outs, s.outs, strict=True) if m and not isinstance(layout, Split))
         total = held * BYTE_HELD
         if s.inner and self.inner_cost is not None:
             moved, times = self.inner_cost(call, s, parts)
-            total += rate * (moved / parts / BANDWIDTH + times * LATENCY)
+            prices = self.prices(where, where)
+            total += rate * (moved / parts / prices.bandwidth + times * prices.latency)
         if s.letter is None and not self.mirrored:
             total += work * (1 - 1 / parts) * REDUNDANT
         return total
+
+    def prices(self, source: Placement, target: Placement) -> Prices:
+        """What communication along this axis costs, or from one placement to another."""
+        key = (source, target)
+        if key not in self._prices:
+            along = source == target and self.axis < len(source.hierarchy)
+            both = tuple(dict.fromkeys((*source.ranks, *target.ranks)))
+            link = link_along(self.hardware, source, self.axis) if along else self.hardware.link(both)
+            self._prices[key] = prices_of(link)
+        return self._prices[key]
 
     def edge(self, value: int, have: int, need: int) -> float:
         """Seconds to give a value that lies as layout ``have`` to the readers of ``need``."""
@@ -267,7 +282,7 @@ class Problem:
         sbp, target, phase = need
         if value in self.free:
             taken = self.free[value]
-            return 0.0 if sbp in (B, taken) or (taken is None and self.mode != "tensor") else FORBIDDEN
+            return 0.0 if sbp in (B, taken) or (taken is None and self.mode != "tensor") else self.forbidden
         source = self.placement[value]
         p, c = self.size(source), self.size(target)
         same = source == target
@@ -278,10 +293,11 @@ class Problem:
             return LOCAL
         if not same and have == sbp and p == c and not isinstance(have, PartialSum) and have != B:
             moved *= 0.99  # one to one: no putting together
-        waits = GROUPED if phase else LATENCY
-        seconds = self.rate.get(value, 1) * (moved / max(p, c) / BANDWIDTH + waits)
+        prices = self.prices(source, target)
+        waits = prices.grouped if phase else prices.latency
+        seconds = self.rate.get(value, 1) * (moved / max(p, c) / prices.bandwidth + waits)
         if self.mode == "tensor" and value in self.weights and same and len(self.metas[value].shape) > 1:
-            seconds += FORBIDDEN  # a weight is to be used as it is stored
+            seconds += self.forbidden  # a weight is to be used as it is stored
         return seconds
 
     def held_bytes(self, value: int, layout: int) -> float:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.sbp import B
+from actorflow_compiler.infer.prices import prices_of
 from actorflow_compiler.infer.problem import Problem
 
 if TYPE_CHECKING:
@@ -152,8 +154,10 @@ class _Program:
                     row = {**self.memory.get((where, "variables"), {}), **self.memory.get((where, kind), {})}
                     # in units of the budget, so that the solver's tolerances mean the same for all models
                     least.append(({x: -c / budget for x, c in row.items()}, -1.0))
+        # as if the latency were a CPU core's, so that the solver's tolerances mean the same for all hardware
+        scale = CPU_CORE.latency_s / prices_of(self.p.hardware.slowest).latency
         found = linprog(
-            np.array(self.cost),
+            np.array(self.cost) * scale,
             A_ub=-self.matrix([row for row, _ in least]),
             b_ub=-np.array([low for _, low in least]),
             A_eq=self.matrix(self.equal),
@@ -165,8 +169,8 @@ class _Program:
             return None
         price = 0.0
         if budget is not None:
-            price = float(-found.ineqlin.marginals[len(self.least) :].sum()) / budget
-        return Relaxed(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun), price)
+            price = float(-found.ineqlin.marginals[len(self.least) :].sum()) / budget / scale
+        return Relaxed(tuple(tuple(found.x[x].tolist()) for x in self.x), float(found.fun) / scale, price)
 
     def matrix(self, rows: Sequence[Row]) -> csr_array:
         """Sparse."""

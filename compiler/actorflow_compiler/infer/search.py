@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, PartialSum, Split
-from actorflow_compiler.infer.prices import FORBIDDEN
 from actorflow_compiler.infer.problem import Problem
 from actorflow_compiler.infer.reports import Held
 
@@ -167,10 +166,10 @@ class Search:
                 have = self.have.get(v, -1)
                 sbp = p.needs[need][0]
                 if have < 0:
-                    price += FORBIDDEN if v in p.possible and sbp not in p.possible[v] else 0.0
+                    price += p.forbidden if v in p.possible and sbp not in p.possible[v] else 0.0
                     continue
                 if v in p.free and start.whole and isinstance(sbp, Split):
-                    price += FORBIDDEN
+                    price += p.forbidden
                 elif isinstance(p.layouts[have], PartialSum) and isinstance(sbp, Split):
                     price += p.edge(v, have, p.whole_need(need))  # most sums are wanted whole in the end
                 else:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.core.ops import FLOATS
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.views import VIEWS
 from actorflow_compiler.graph.flops import flops_of
@@ -134,8 +136,9 @@ def _cut(
             f"modules (nn.Module) are called and return, outside of which there are no parts to tell apart: "
             f"make modules of the layers, or ask for at most {len(units)}"
         )
-    speed = hardware.link((0, 1)).bytes_per_s
-    cut = partial(partition, units, stages, bytes_per_second=speed, pieces=pieces, slack=SLACK)
+    neighbours = {tuple(dict.fromkeys((*a.ranks, *b.ranks))) for a, b in pairwise(placements) if a != b}
+    slowest = min((hardware.link(ranks).bytes_per_s for ranks in neighbours), default=math.inf)
+    cut = partial(partition, units, stages, bytes_per_second=slowest, pieces=pieces, slack=SLACK)
     if hardware.memory_bytes is None:
         return cut(), ()
     try:
@@ -200,8 +203,12 @@ class _Units:
         if flops == 0 and not any(v in self.held for v in operands):
             return None
         self.held.update(o for o in n.outs if o >= 0)
-        touched = sum(m.nbytes for m in call.ins) + sum(m.nbytes for m in call.outs if m is not None)
-        return max(flops / self.hardware.flops_per_s, touched / self.hardware.memory_bytes_per_s) / self.devices
+        nbytes: Counter[str] = Counter()  # dtype → bytes read and written
+        for meta in (*call.ins, *call.outs):
+            if meta is not None:
+                nbytes[meta.dtype] += meta.nbytes
+        speed = self.hardware.flops_on({dtype: n for dtype, n in nbytes.items() if dtype in FLOATS})
+        return max(flops / speed, nbytes.total() / self.hardware.memory_bytes_per_s) / self.devices
 
     def _unit_of(self, n: Node, work: float | None) -> int | None:
         """The unit that a node belongs to; None for free ones, and for those whose operands say it."""
