@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from actorflow.placements import placement as placement
     from actorflow.plan_view import plan as plan
     from actorflow.script_state.seeds import manual_seed as manual_seed
-    from actorflow.session.session import explain as explain
-    from actorflow.session.session import explain_recompiles as explain_recompiles
+    from actorflow.session.process import explain as explain
+    from actorflow.session.process import explain_recompiles as explain_recompiles
     from actorflow.torch_names import *  # noqa: F403 -- it states its names
     from actorflow_compiler.core.errors import ActorError as ActorError
     from actorflow_compiler.core.errors import ActorflowError as ActorflowError
@@ -130,7 +130,7 @@ _HOMES = {
     "Job": "actorflow.job",
     **dict.fromkeys(("deferred_init", "materialize"), "actorflow.deferred"),
     "global_function": "actorflow.job",
-    **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.session.session"),
+    **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.session.process"),
     "progress": "actorflow.live.shown",
     "manual_seed": "actorflow.script_state.seeds",
     "plan": "actorflow.plan_view",

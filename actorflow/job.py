@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from actorflow.classic.body import Body
+from actorflow.classic.callbacks import CallingBack
 from actorflow.classic.config import FunctionConfig
+from actorflow.live.shown import Live
+from actorflow.session.jobs import Compiled
 from actorflow.session.keys import Keys
 from actorflow.session.known import Known
 from actorflow.session.outside import step_in_jobs
-from actorflow.session.session import Compiled, current
+from actorflow.session.process import current, observed_by
 from actorflow.standins.beside import beside, beside_parts
+from actorflow.tracing.observer import Tracing
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.plan.modes import EAGER, mode_name
@@ -260,3 +264,5 @@ def global_function(
 
 
 step_in_jobs(Job)
+observed_by(lambda cluster, _: (Live(cluster), CallingBack()))
+observed_by(lambda cluster, gates: (Tracing(cluster, gates),) if cluster.settings.trace else ())

@@ -12,7 +12,8 @@ from actorflow.control.alone import Alone
 from actorflow.job import Job
 from actorflow.rendezvous.settings import Settings, threads_of
 from actorflow.runtime.measured_costs import Target
-from actorflow.session.session import PlanReady, Session, current
+from actorflow.session.process import current
+from actorflow.session.session import PlanReady, Session
 from actorflow.show import formats
 from actorflow_compiler.core.errors import CallError, ShowError
 from actorflow_compiler.core.hardware import Hardware

@@ -24,7 +24,8 @@ import actorflow as flow
 from actorflow.control import cluster
 from actorflow.rendezvous.settings import Settings
 from actorflow.script_state.arguments import flatten
-from actorflow.session.session import PlanReady, current
+from actorflow.session.process import current
+from actorflow.session.session import PlanReady
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

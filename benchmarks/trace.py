@@ -15,7 +15,7 @@ import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
-from actorflow.session.session import current
+from actorflow.session.process import current
 
 Taken = tuple[float, float]  # seconds on the clock, and of the process's CPU time
 

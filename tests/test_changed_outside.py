@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import actorflow as flow
-from actorflow.session.session import current
+from actorflow.session.process import current
 from actorflow_compiler.core.errors import CaptureError, StateError
 
 CALLS, WIDTH = 6, 6

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from actorflow.runtime.observer import Observer
 from actorflow.support import background
 
-__all__ = ["Callbacks"]
+__all__ = ["Callbacks", "CallingBack", "callbacks"]
 
 
 class Callbacks:
@@ -65,3 +66,11 @@ class Callbacks:
 
 
 callbacks = Callbacks()  # of this process
+
+
+class CallingBack(Observer):
+    """Has the callbacks of a process called before its run ends."""
+
+    def finish(self) -> None:
+        """Raises what one of them has raised."""
+        callbacks.finish()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from actorflow.control.dropped import NOTHING, Dropped
 from actorflow.control.feed import Feed
-from actorflow.control.pull import Handler, Pulls
+from actorflow.control.pull import Pulls
 from actorflow.rendezvous.failure import Failure, LastThings
 from actorflow.rendezvous.reports import Finished, tell
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.requests import Asked, Request
 from actorflow.transport.messages import Line, Message
 from actorflow_compiler.core.errors import ClusterError
 
@@ -86,13 +87,13 @@ class Alone:
         """A pretended cluster shares nothing."""
         return ("",) * self.world
 
-    def serve(self, handler: Handler) -> None:
-        """Answer this process's own pulls."""
-        self._pulls.handler = handler
+    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+        """Answer this process's own requests of a kind."""
+        self._pulls.requests.serve(kind, handler)
 
-    def pull(self, rank: int, key: str) -> bytes:
-        """What this process serves under a key."""
-        return b"".join(self._pulls.answer(key))
+    def pull(self, rank: int, request: Request) -> bytes:
+        """What this process answers."""
+        return b"".join(self._pulls.requests.answer(request.text()))
 
     def store(self) -> Any:
         """A ``torch.distributed.Store`` of this process."""

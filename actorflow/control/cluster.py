@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +23,6 @@ from actorflow.control.dropped import NOTHING, Dropped
 from actorflow.control.feed import Feed
 from actorflow.control.ledger import CommonStep
 from actorflow.control.master import Control
-from actorflow.control.pull import Handler
 from actorflow.rendezvous import start
 from actorflow.rendezvous.elastic import meeting_point, torch_place
 from actorflow.rendezvous.failure import Ending, Failure
@@ -32,6 +31,7 @@ from actorflow.rendezvous.reports import Finished, tell
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
+from actorflow.support.requests import Asked, Request
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
@@ -210,15 +210,15 @@ class Cluster:
 
     # -- pulls -----------------------------------------------------------------------------------
 
-    def serve(self, handler: Handler) -> None:
-        """Answer pulls: the handler turns a key into chunks; it may block, and runs on a small pool of threads."""
-        self._control.pulls.handler = handler
+    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+        """Answer requests of a kind in chunks; the handler may block, and runs on a small pool of threads."""
+        self._control.pulls.requests.serve(kind, handler)
 
-    def pull(self, rank: int, key: str) -> bytes:
-        """What a rank serves under a key; any thread.  Raises ClusterError with its text where that rank cannot."""
+    def pull(self, rank: int, request: Request) -> bytes:
+        """What a rank answers; any thread.  Raises ClusterError with its text where that rank cannot."""
         if rank == self.rank:
-            return b"".join(self._control.pulls.answer(key))
-        return self._wait(self._control.pull(rank, key))
+            return b"".join(self._control.pulls.requests.answer(request.text()))
+        return self._wait(self._control.pull(rank, request))
 
     # -- data ------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from actorflow.rendezvous.failure import LOST, Failure
 from actorflow.rendezvous.reports import KeptAt, tell
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.requests import Request
 from actorflow.transport.abandon import Coordinator, Order, Word
 from actorflow.transport.messages import Credit, Line, Message
 from actorflow_compiler.core.errors import CallError, ClusterError
@@ -415,21 +416,21 @@ class Control:
 
     # -- pulls -----------------------------------------------------------------------------------
 
-    async def pull(self, rank: int, key: str) -> bytes:
-        """What another rank serves under a key."""
+    async def pull(self, rank: int, request: Request) -> bytes:
+        """What another rank answers."""
         channel = self._channel(rank, self.tickets[rank].address)
         try:
-            return await self._unless_failed(self.pulls.pull(channel, self._metadata(), key))
+            return await self._unless_failed(self.pulls.pull(channel, self._metadata(), request))
         except grpc.aio.AioRpcError as e:
             try:  # the link to it, or the master, is about to say what happened
                 await self._unless_failed(asyncio.sleep(NOTICING))
             except ClusterError as known:
                 raise known from None
-            raise ClusterError(f"rank {rank} broke off while it served {key!r}: {e.details()}") from e
+            raise ClusterError(f"rank {rank} broke off while it served {request}: {e.details()}") from e
         except ClusterError as e:
             if self.failure is not None:
                 raise
-            raise ClusterError(f"rank {rank} could not serve {key!r}: {e}") from None
+            raise ClusterError(f"rank {rank} could not serve {request}: {e}") from None
 
     # -- failure ---------------------------------------------------------------------------------
 

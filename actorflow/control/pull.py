@@ -1,33 +1,32 @@
-"""A rank and a key go in; the bytes that this rank serves under the key, or the text of its error, come out."""
+"""A rank and a request go in; the bytes that the rank answers, or the text of its error, come out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from actorflow.control.channels import PeerStub, grpc
 from actorflow.control.pool import DaemonPool
 from actorflow.control.wire import pieces
+from actorflow.support.requests import Request, Requests
 from actorflow.support.shortened import shortened
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
-
-Handler = Callable[[str], Iterable[bytes]]
 
 MOST_TEXT = 6000  # bytes of an error that travels: in headers, of which gRPC may refuse more than 8192
 
 
 class Pulls:
-    """Both ends of pulls; its coroutines run on the gRPC thread, the handler on a small pool."""
+    """Both ends of pulls; its coroutines run on the gRPC thread, the handlers on a small pool."""
 
     def __init__(self) -> None:
-        self.handler: Handler | None = None
+        self.requests = Requests()
         self._pool = DaemonPool(64, "actorflow-serve")
 
-    async def pull(self, channel: Any, call_metadata: Any, key: str) -> bytes:
+    async def pull(self, channel: Any, call_metadata: Any, request: Request) -> bytes:
         """Fetch all chunks; raises ClusterError with the other rank's text, or AioRpcError when it breaks off."""
-        call = PeerStub(channel).Pull(pb.PullRequest(key=key), metadata=call_metadata, wait_for_ready=True)
+        call = PeerStub(channel).Pull(pb.PullRequest(key=request.text()), metadata=call_metadata, wait_for_ready=True)
         try:
             return b"".join([chunk.data async for chunk in call])
         except grpc.aio.AioRpcError as e:
@@ -39,19 +38,13 @@ class Pulls:
         """Answer a pull with chunks of at most 1 MiB."""
         loop = asyncio.get_running_loop()
         try:
-            chunks: Iterator[bytes] = iter(await loop.run_in_executor(self._pool, self.answer, key))
+            chunks: Iterator[bytes] = iter(await loop.run_in_executor(self._pool, self.requests.answer, key))
             while (chunk := await loop.run_in_executor(self._pool, next, chunks, None)) is not None:
                 for piece in pieces(chunk):
                     await context.write(pb.Chunk(data=bytes(piece)))
         except Exception as e:  # whatever the handler raises, the other rank should read
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
             await context.abort(grpc.StatusCode.ABORTED, shortened(text, MOST_TEXT, _in_headers))
-
-    def answer(self, key: str) -> Iterable[bytes]:
-        """What this rank serves under a key, on the calling thread."""
-        if self.handler is None:
-            raise ClusterError("nothing is served here yet")
-        return self.handler(key)
 
     def close(self) -> None:
         """Start no further answers."""

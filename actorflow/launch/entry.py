@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import runpy
@@ -25,6 +26,7 @@ from actorflow.launch.log_disk import full_disk
 from actorflow.rendezvous.reports import Started, tell
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import answer, tell_own
+from actorflow.status.standing import StandingNow, own
 from actorflow.support import endings
 from actorflow.support.script_error import drop_echoes, print_script_error, sentence
 from actorflow_compiler.core.errors import ActorflowError
@@ -47,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
         if settings.world > 1:
             run = Cluster(settings)
         cluster.use(run)
-        answer(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, "status"))
+        run.serve(StandingNow, lambda _: [json.dumps(own(settings.rank).to_json()).encode()])
+        answer(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, StandingNow()))
         _hear_signals(run)
         if isinstance(run, Cluster):
             run.begin()  # joins while torch is imported

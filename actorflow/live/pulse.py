@@ -10,10 +10,16 @@ from typing import Any
 from actorflow.runtime.recorder import clock
 from actorflow.runtime.worker import Worker
 from actorflow.status.standing import waits_of
+from actorflow.support.requests import Request
 
-__all__ = ["HEADER", "Pulse", "row", "take"]
+__all__ = ["HEADER", "Pulse", "PulseNow", "row", "take"]
 
 HEADER = ("rank", "state", "compute", "comm", "send", "registers", "waits for")
+
+
+@dataclass(frozen=True, slots=True)
+class PulseNow(Request):
+    """Asks what a rank is doing now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from actorflow.control import cluster as clusters
+from actorflow.control.cluster import Alone, Cluster
 from actorflow.live.meter import Meter
-from actorflow.live.pulse import take
+from actorflow.live.pulse import PulseNow, take
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.call import Call
+from actorflow.runtime.observer import Observer
+from actorflow.runtime.recorder import Recorder
+from actorflow.runtime.worker import Worker
 from actorflow.support.endings import when_failed
 from actorflow_compiler.core.sbp import Broadcast
 from actorflow_compiler.plan.plan import Plan
 
 if TYPE_CHECKING:
     from actorflow.live.view import View
-    from actorflow.runtime.worker import Worker
 
-__all__ = ["close", "progress", "pulse", "stepped"]
+__all__ = ["Live", "close", "progress"]
 
 T = TypeVar("T")
 
@@ -53,18 +56,39 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     yield from steps
 
 
-def stepped(settings: Settings, call: Call, plan: Plan, rows: int) -> None:
+class Live(Observer):
+    """Shows the training steps of this process's run, on the master; the other ranks say what they are doing."""
+
+    def __init__(self, run: Alone | Cluster) -> None:
+        self._run = run
+        self._worker: Worker | None = None
+        run.serve(PulseNow, lambda _: [json.dumps(asdict(take(run.rank, self._worker))).encode()])
+
+    def recorder(self) -> Recorder | None:
+        """Counts how long queues work, where that is shown; it keeps no firings."""
+        return Recorder(0) if self._run.settings.live == "live" else None
+
+    def started(self, worker: Worker) -> None:
+        """Of which it is told what it does."""
+        self._worker = worker
+
+    def issued(self, call: Call, plan: Plan, rows: int, trains: bool) -> None:
+        """Count a training step."""
+        if trains and self._run.rank == 0:
+            _stepped(self._run.settings, call, plan, rows)
+
+    def finish(self) -> None:
+        """Show the last state, and nothing more."""
+        close()
+
+
+def _stepped(settings: Settings, call: Call, plan: Plan, rows: int) -> None:
     """A train job was called on the master: count it, and show a bar if people want one."""
     if _view is None and not _closed and _wanted(settings):
         _show(settings)
     if _view is not None:  # else nobody looks, and calls would be kept for nothing
         index = _loss(plan)
         _meter.step(call, rows, lambda: None if index is None else _value(call, index))
-
-
-def pulse(rank: int, worker: Worker | None) -> bytes:
-    """What a rank is doing, for the master's view."""
-    return json.dumps(asdict(take(rank, worker))).encode()
 
 
 def close() -> None:
@@ -88,7 +112,7 @@ def _show(settings: Settings) -> None:
     run = clusters.joined()
     pull: Callable[[int], bytes] | None = None
     if settings.live == "live" and run is not None:
-        pull = lambda rank: run.pull(rank, "live")  # noqa: E731
+        pull = lambda rank: run.pull(rank, PulseNow())  # noqa: E731
     _view = View(_meter, settings.world, pull)
     _view.start()
     atexit.register(close)  # a script that has raised may leave it

@@ -11,6 +11,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
@@ -23,6 +24,7 @@ from actorflow.runtime.call import Call
 from actorflow.runtime.parts import assemble, sources
 from actorflow.standins.lazy import Promise, Result
 from actorflow.support import background
+from actorflow.support.requests import Request
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import decode, encode
 from actorflow_compiler.core.sbp import Broadcast
@@ -30,7 +32,24 @@ from actorflow_compiler.plan import plan as plans
 from actorflow_compiler.plan.plan import TensorSpec
 from actorflow_compiler.plan.region import device_shape
 
-__all__ = ["Peers", "Results", "fetch_part"]
+__all__ = ["Peers", "ResultDropped", "ResultPart", "Results", "fetch_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPart(Request):
+    """Asks for a rank's part of a result."""
+
+    call: int  # counted alike on all ranks
+    index: int  # of the result
+
+
+@dataclass(frozen=True, slots=True)
+class ResultDropped(Request):
+    """Tells that a rank's handle on a result is gone."""
+
+    call: int
+    index: int
+
 
 _Drop = tuple[tuple[int, ...], int, int]  # the owners of a result of which a handle is gone, its call and its number
 
@@ -41,8 +60,8 @@ class Peers(Protocol):
     rank: int
     world: int
 
-    def pull(self, rank: int, key: str) -> bytes:
-        """What a rank serves under a key."""
+    def pull(self, rank: int, request: Request) -> bytes:
+        """What a rank answers."""
 
 
 class Results:
@@ -124,7 +143,7 @@ class Results:
                     self.forget(number, index)
                 else:
                     with suppress(Exception):  # it keeps this part; of the others it hears none the less
-                        self._peers.pull(owner, f"drop {number} {index}")
+                        self._peers.pull(owner, ResultDropped(number, index))
 
 
 class _Fetch:
@@ -145,12 +164,15 @@ class _Fetch:
             if owner == peers.rank and self._part is not None:
                 return self._part.value()
             shape = device_shape(result.shape, result.sbp, result.placement, index)
-            return fetch_part(peers, owner, f"result {self._number} {result.index}", shape, result.dtype, self._device)
+            asked = ResultPart(self._number, result.index)
+            return fetch_part(peers, owner, asked, shape, result.dtype, self._device)
 
         parts = {index: one(index) for index in sources(result.placement, result.sbp, peers.rank)}
         return assemble(parts, result.shape, result.placement, result.sbp)
 
 
-def fetch_part(peers: Peers, owner: int, key: str, shape: tuple[int, ...], dtype: str, device: torch.device) -> Tensor:
+def fetch_part(
+    peers: Peers, owner: int, asked: Request, shape: tuple[int, ...], dtype: str, device: torch.device
+) -> Tensor:
     """One rank's part of a tensor, pulled."""
-    return decode([peers.pull(owner, key)], [TensorSpec(shape, dtype, "")], device)[0]
+    return decode([peers.pull(owner, asked)], [TensorSpec(shape, dtype, "")], device)[0]

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from actorflow.script_state.guards import say
-from actorflow.session.session import started
+from actorflow.session.process import started
 from actorflow.standins.beside import beside
 from actorflow.standins.owned import Owned
 from actorflow_compiler.core.errors import StateError

@@ -1,19 +1,12 @@
-"""Calls of jobs go in, in the order of the script; plans, issued calls and handles on their results come out.
-
-There is one session in a process: one cluster, one worker, one set of variables, shared by all jobs.
-"""
+"""Calls of jobs go in, in the order of the script; plans, issued calls and handles on their results come out."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import hashlib
-import json
-import os
 import sys
-import traceback
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -21,20 +14,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY, Recording
-from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.control.dropped import NOTHING, Dropped, dropped
 from actorflow.devices import make_device
-from actorflow.live import shown as live
 from actorflow.rendezvous.device_assignment import Wishes, device_of, idle_oversubscribe
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import NCCL_TIMEOUT, threads_of
 from actorflow.runtime.collective_order import NCCL
 from actorflow.runtime.measured_costs import Target
 from actorflow.runtime.memory import out_of_memory, ran_out
-from actorflow.runtime.recorder import Recorder
+from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import NOT_MADE, Worker
@@ -55,14 +45,12 @@ from actorflow.session.jobs import Asked, Compiled, JobLike, bound
 from actorflow.session.keys import Keys, fresh, refuse_mixed, spoken
 from actorflow.session.numbers import Reading, fused, known_to, write
 from actorflow.session.planes import unshare
+from actorflow.session.pull_server import PullServer
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.session.undo import Undo
 from actorflow.standins.lazy import known_now
 from actorflow.standins.owned import Owned
-from actorflow.status.standing import observe, own
-from actorflow.support.endings import when_finished
 from actorflow.support.script_error import drop_echoes
-from actorflow.tracing.tracer import Tracer
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.of_rank import planes_of
@@ -72,7 +60,7 @@ from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow.variables.parked import names_in, owned_in
 from actorflow.variables.rebound import Rebound, leaves_of
 from actorflow.variables.state import Variables
-from actorflow_compiler.core.errors import ActorError, CallError, CaptureError, StateError
+from actorflow_compiler.core.errors import ActorError, CaptureError, StateError
 from actorflow_compiler.core.expressions import Known
 from actorflow_compiler.core.lines import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
@@ -81,7 +69,9 @@ from actorflow_compiler.values.checks import Check
 from actorflow_compiler.values.gradients import NONE, Standing
 from actorflow_compiler.values.variables import WITH_PARAMETERS, State
 
-__all__ = ["Compiled", "PlanReady", "Session", "current", "explain", "explain_recompiles", "finish"]
+__all__ = ["Observers", "PlanReady", "Session"]
+
+Observers = Callable[[Alone | Cluster, Gates], Iterable[Observer]]  # made with the session that they look on at
 
 CHECK_CONTENTS = 100  # calls of one plan between two looks at all contents of the arguments
 BEHIND = 8  # calls after which ranks let go of what all of them have dropped by then: they are never so far apart
@@ -96,15 +86,17 @@ class PlanReady(BaseException):
 
 
 class Session:
-    """One process's part of a run."""
+    """One process's part of a run: one cluster, one worker, one set of variables, shared by all jobs.
 
-    def __init__(self, cluster: Cluster | Alone) -> None:
+    ``observers`` are told of its calls, plan by plan and call by call.
+    """
+
+    def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
         self.cluster = cluster
         self.rank, self.world = cluster.rank, cluster.world
         self.names = Names()
         self.calls = 0  # gated so far
         self.worker: Worker | None = None
-        self._tracer: Tracer | None = None
         self.variables: Variables
         self.results: Results
         self._rebound: Rebound
@@ -121,9 +113,10 @@ class Session:
         self._over: StateError | None = None  # why no call can follow
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
         self._gates = Gates(cluster)
+        self._observers = tuple(observers(cluster, self._gates))
         drop_echoes()
         cluster.on_go(self._go)
-        cluster.serve(self._serve)
+        PullServer(self, cluster, self._gates)
         cluster.on_failure(self._failed)
 
     # -- a call ------------------------------------------------------------------------------------
@@ -245,9 +238,9 @@ class Session:
         for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
         self.variables.states.stepped(self._gone.uses(compiled.number))
-        if self.rank == 0 and job.type == "train":
-            rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
-            live.stepped(self.cluster.settings, call, compiled.plan, rows[0] if rows else 0)
+        rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
+        for observer in self._observers:
+            observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == "train")
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else what it would leave has been taken back
             carry_out(compiled.changes, found.looked, handles, known)
@@ -423,8 +416,8 @@ class Session:
         plan = unshare(plan, self.rank, self.cluster.near)
         plan_number = self._plans
         self._plans += 1
-        if self._tracer is not None:
-            self._tracer.install(plan_number, made.plan)
+        for observer in self._observers:
+            observer.installed(plan_number, made.plan)
         worker.install(plan_number, plan)
         actors = [a for a in plan.actors if a.rank == self.rank]
         steps = job.type == "train"
@@ -468,9 +461,9 @@ class Session:
             nccl = planes.get(NCCL)
             if isinstance(nccl, NcclPlane):
                 self.cluster.on_end(nccl.finish)
-        self._tracer = Tracer(self.cluster) if self.cluster.settings.trace else None
-        record = Recorder(0) if self.cluster.settings.live == "live" else None
-        record = record if self._tracer is None else self._tracer.record
+        record = None
+        for observer in self._observers:  # one that keeps firings comes after one that only counts
+            record = observer.recorder() or record
         worker = Worker(self.rank, self.cluster, planes, device, record=record, cores=self.cluster.settings.cores)
         self.results = Results(self.cluster, device)
         self.variables = Variables(
@@ -480,8 +473,8 @@ class Session:
         self._rebound = Rebound(self.variables)
         self.worker = worker
         self._gates.moved()
-        if self._tracer is not None:
-            self.cluster.at_failure(partial(self._tracer.cut_short, worker.observed))
+        for observer in self._observers:
+            observer.started(worker)
         self.cluster.on_message(worker.deliver)
         self.cluster.on_line(worker.attach)
         worker.on_failure(self._worker_failed)
@@ -628,7 +621,7 @@ class Session:
     def _drop(self, gone: Dropped) -> None:
         """Drop plans and variables, once the calls of these plans are done."""
         assert self.worker is not None
-        if self._tracer is None:  # which tells of all plans at the end
+        if not any(observer.keeps_plans for observer in self._observers):
             self.worker.drop(gone.plans)
         self._gone.drop(gone.plans)
         self.variables.drop(gone.variables)
@@ -663,44 +656,6 @@ class Session:
         if mine is not None and self.worker is not None:
             self.worker.permit(mine)
 
-    def _serve(self, key: str) -> Iterable[bytes]:
-        """Answer another rank's pull."""
-        what, _, rest = key.partition(" ")
-        if what == "state":
-            at, writes, name = rest.split(" ", 2)
-            calls, written = int(at), int(writes)
-
-            def there() -> bool:
-                """Whether this rank has taken in, and written, what the one that reads has before its next call."""
-                known = name in self.variables.layouts or self._gates.begun > calls
-                return known and (not written or self.variables.writes >= written)
-
-            self._gates.until_done(calls, lambda: self.worker is not None and there())
-            yield self.variables.serve(name)
-        elif what == "offer":
-            at, name = rest.split(" ", 1)
-            number = int(at)
-            self._gates.until(lambda: self.worker is not None and self.variables.offered >= number)
-            yield self.variables.serve_offer(name)
-        elif what == "result":
-            number, index = map(int, rest.split())
-            self._gates.until_done(number + 1)
-            yield self.results.serve(number, index)
-        elif what == "live":
-            yield live.pulse(self.rank, self.worker)
-        elif what == "status":
-            yield json.dumps(own(self.rank).to_json()).encode()
-        elif what == "trace":
-            self._gates.until(lambda: self._tracer is not None and (self._tracer.finished or rest != "events"))
-            assert self._tracer is not None
-            yield self._tracer.serve(rest)
-        elif what == "drop":
-            self._gates.until(lambda: self.worker is not None)  # another rank may be through with its first call by now
-            self.results.forget(*map(int, rest.split()))
-            yield b""
-        else:
-            raise CallError(f"{what!r} was asked for, which this rank does not serve")
-
     def _together(self, what: str) -> None:
         """Block until every rank has come here."""
         here = self.cluster.gather(what, b"")
@@ -720,15 +675,15 @@ class Session:
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for every call that was issued, and its callbacks; raises what failed."""
+        """Wait for every call that was issued, and for those who look on; raises what failed."""
         if self.worker is not None:
             self.worker.wait_all()
-        live.close()
-        callbacks.finish()
-        if self.worker is not None:
-            self.results.close()
-            if self._tracer is not None:
-                self._tracer.finish(self.worker.observed(), self._gates.moved)
+        try:
+            for observer in self._observers:
+                observer.finish()
+        finally:
+            if self.worker is not None:
+                self.results.close()
 
     def explain(self) -> str:
         """What this rank's queues are at and what they wait for."""
@@ -740,57 +695,3 @@ def _reading(found: Reading, actors: Iterable[Any]) -> Reading:
     names = {o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}
     made = {name: expression for name, expression in found.scalars.items() if name in names}
     return replace(found, scalars=made | fused(sorted(names - made.keys())))
-
-
-_session: Session | None = None
-
-
-def current() -> Session:
-    """This process's session; made with the first call of a job."""
-    global _session
-    if _session is None:
-        _session = Session(clusters.current())
-        if (isinstance(_session.cluster, Alone) or clusters.joined_late()) and not _session.cluster.settings.launcher:
-            atexit.register(_finish_at_exit)
-    return _session
-
-
-def finish() -> None:
-    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the end."""
-    if _session is not None:
-        _session.finish()
-
-
-def _finish_at_exit() -> None:
-    """Without our launcher's entry: a call that fails after the last line of the script must not go unnoticed."""
-    if getattr(sys, "last_value", None) is not None:  # the script has failed already
-        return
-    try:
-        finish()
-    except BaseException as error:
-        traceback.print_exc()
-        run = clusters.joined()
-        if isinstance(run, Cluster) and run.explain(error) is error:
-            run.abort("raised", f"raised {type(error).__name__}: {error}")
-        sys.stderr.flush()
-        sys.stdout.flush()
-        os._exit(1)
-
-
-def started() -> Session | None:
-    """This process's session, if it has one; makes none."""
-    return _session
-
-
-when_finished(finish)
-observe(started)
-
-
-def explain_recompiles() -> str:
-    """A line for each plan of each job that has been called: what made it necessary."""
-    return "" if _session is None else "\n".join(job.plans.explain() for job in _session.jobs)
-
-
-def explain() -> str:
-    """What every queue of this rank is at and what it waits for: the thing to look at when a run stands still."""
-    return current().explain()

@@ -10,13 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from actorflow.support.requests import Request
 from actorflow_scheduler.events import Wait, explain, name
 
 if TYPE_CHECKING:
     from actorflow.runtime.job import Job
     from actorflow.runtime.worker import Worker
 
-__all__ = ["Observed", "Standing", "Waiting", "observe", "own", "waits_of"]
+__all__ = ["Observed", "Standing", "StandingNow", "Waiting", "observe", "own", "waits_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class StandingNow(Request):
+    """Asks what a rank is at."""
 
 
 class Observed(Protocol):

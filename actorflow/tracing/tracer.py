@@ -7,13 +7,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime import trace
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder, clock
+from actorflow.support.requests import Request
 from actorflow.support.version import __version__
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import Event, Recorded, events, joined
@@ -22,7 +23,22 @@ from actorflow.tracing.foretold import foretold
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Plan
 
-__all__ = ["Tracer"]
+__all__ = ["Peers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBegin(Request):
+    """Asks when a rank's trace began."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceClock(Request):
+    """Asks what a rank's clock says."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvents(Request):
+    """Asks for all that a rank has traced, when it has finished."""
 
 
 class Peers(Protocol):
@@ -40,8 +56,8 @@ class Peers(Protocol):
     def machines(self) -> Sequence[str]:
         """For each rank what those have in common that are on one machine; empty where that is not known."""
 
-    def pull(self, rank: int, key: str) -> bytes:
-        """What a rank serves under a key."""
+    def pull(self, rank: int, request: Request) -> bytes:
+        """What a rank answers."""
 
 
 class Tracer:
@@ -68,11 +84,17 @@ class Tracer:
         if self._peers.rank == 0:  # now: a trace that is cut short is read with them
             folder.write_plan(self._folder, number, plan)
 
-    def serve(self, what: str) -> bytes:
-        """Answer another rank: what the clock says, when it began, or this rank's events once it has finished."""
-        if what == "clock":
-            return str(clock()).encode()
-        return str(self._begin).encode() if what == "begin" else self._served
+    def begin(self) -> bytes:
+        """When it began, for other ranks: nanoseconds of this machine's clock."""
+        return str(self._begin).encode()
+
+    def clock(self) -> bytes:
+        """What this machine's clock says, for other ranks: nanoseconds."""
+        return str(clock()).encode()
+
+    def events(self) -> bytes:
+        """This rank's events, once it has finished, for the master."""
+        return self._served
 
     def finish(self, observed: Sequence[tuple[Plan, tuple[int, ...]]], tell: Callable[[], object]) -> None:
         """Write this rank's files, when its calls are done, then ``tell`` that they can be asked for; merge, as master.
@@ -87,7 +109,7 @@ class Tracer:
         self.finished = True
         tell()
         if self._peers.rank == 0:
-            others = [json.loads(self._peers.pull(r, "trace events")) for r in range(1, self._peers.world)]
+            others = [json.loads(self._peers.pull(r, TraceEvents())) for r in range(1, self._peers.world)]
             ranks = (info, *(folder.RankInfo(**about) for about, _ in others))
             merged = joined([own, *(found for _, found in others)])
             ran = tuple(foretold(number, plan) for number, plan in sorted(self._plans.items()))
@@ -121,10 +143,10 @@ class Tracer:
         peers = self._peers
         if peers.rank == 0:
             return
-        self._begin = int(peers.pull(0, "trace begin"))
+        self._begin = int(peers.pull(0, TraceBegin()))
         machines = peers.machines
         if not machines[0] or machines[0] != machines[peers.rank]:
-            self._estimates.append(estimate(lambda: int(peers.pull(0, "trace clock"))))
+            self._estimates.append(estimate(lambda: int(peers.pull(0, TraceClock()))))
 
     def _own(self) -> tuple[list[Event], folder.RankInfo]:
         to = SharedClock(self._begin, tuple(self._estimates))

@@ -25,6 +25,7 @@ from actorflow.script_state.scripts import hold
 from actorflow.standins.owned import Detached, Owned, Whole, real
 from actorflow.standins.places import OfProgram, OfProgramList, OfScript
 from actorflow.standins.spans import Span, overlap, span
+from actorflow.support.requests import Request
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import encode
 from actorflow.variables.gradients import Kept
@@ -39,7 +40,25 @@ from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import KEPT, SUFFIX
 from actorflow_compiler.values.variables import Held, State
 
-__all__ = ["Variables"]
+__all__ = ["OfferedValue", "VariablePart", "Variables"]
+
+
+@dataclass(frozen=True, slots=True)
+class VariablePart(Request):
+    """Asks for a rank's part of a variable."""
+
+    calls: int  # that the asking rank has made: it reads what they leave
+    writes: int  # that its script has made of variables
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedValue(Request):
+    """Asks the master for a value that it offers."""
+
+    call: int  # that makes the plan which takes it
+    name: str
+
 
 LOOKED_AT = 8192  # elements of a plain tensor that each call compares
 
@@ -206,8 +225,8 @@ class Variables:
 
     def take(self, number: int, variable: Variable) -> Tensor:
         """The master's value of a variable that it offers during call ``number``; waits until it does."""
-        key, here = f"offer {number} {variable.name}", torch.device("cpu")
-        return fetch_part(self._peers, 0, key, variable.shape, variable.dtype, here)
+        asked, here = OfferedValue(number, variable.name), torch.device("cpu")
+        return fetch_part(self._peers, 0, asked, variable.shape, variable.dtype, here)
 
     def own(self, variable: Variable, state: State, apart: bool = False) -> None:
         """Put a stand-in wherever the script holds the variable's tensor.
@@ -560,7 +579,8 @@ class Variables:
             if owner == self._peers.rank:
                 return self._parts[name].clone()
             shape = device_shape(layout.shape, layout.sbp, layout.placement, index)
-            return fetch_part(self._peers, owner, f"state {calls} {writes} {name}", shape, layout.dtype, self._device)
+            asked = VariablePart(calls, writes, name)
+            return fetch_part(self._peers, owner, asked, shape, layout.dtype, self._device)
 
         parts = {index: one(index) for index in sources(layout.placement, layout.sbp, self._peers.rank)}
         whole = assemble(parts, layout.shape, layout.placement, layout.sbp)

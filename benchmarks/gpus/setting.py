@@ -77,7 +77,7 @@ def synchronize(kind: str) -> None:
 
 def settle(kind: str) -> None:
     """Wait until every call of every job is done, and the device with it."""
-    from actorflow.session.session import current
+    from actorflow.session.process import current
 
     worker = current().worker
     assert worker is not None

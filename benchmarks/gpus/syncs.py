@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import actorflow as flow
-from actorflow.session.session import current
+from actorflow.session.process import current
 from gpus.setting import setting, settle
 from gpus.tell import tell
 

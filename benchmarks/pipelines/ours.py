@@ -13,7 +13,7 @@ from turns import Notes, Steps, take_turns
 
 import actorflow as flow
 from actorflow.runtime.measured_costs import here
-from actorflow.session.session import current
+from actorflow.session.process import current
 from actorflow_scheduler.timeline import simulate
 
 # name → (schedule, stages on each rank, whether they go there and back)

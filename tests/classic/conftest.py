@@ -8,7 +8,7 @@ import pytest
 
 from actorflow.classic import registry
 from actorflow.classic.registry import REGISTRY
-from actorflow.session import session
+from actorflow.session import process
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(REGISTRY, "_book", registry._Book())
         for kind in ("_parameters", "_buffers"):
             monkeypatch.setitem(REGISTRY.__dict__, kind, {})
-        run = session.started()
+        run = process.started()
         if run is not None and run.worker is not None:  # which watches what holds variables
             run.variables._watched.pop(id(REGISTRY), None)
 

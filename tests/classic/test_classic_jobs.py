@@ -14,10 +14,11 @@ from torch.nn.functional import cross_entropy
 
 import actorflow as flow
 import actorflow.typing as tp
+from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY
 from actorflow.script_state.find import find
 from actorflow.script_state.seeds import Seeds
-from actorflow.session import session
+from actorflow.session import process
 
 SIZE = 6
 
@@ -95,7 +96,7 @@ def test_a_callback_gets_the_result_of_its_own_call(prefix: str) -> None:
     found: list[Any] = []
     for number in range(3):
         job(arrays(number)[0])(found.append)
-    session.callbacks.finish()
+    callbacks.finish()
     for number, (double, total) in enumerate(found):
         np.testing.assert_allclose(double, 2 * arrays(number)[0], rtol=1e-6)
         np.testing.assert_allclose(total, arrays(number)[0].sum(), rtol=1e-5)
@@ -103,7 +104,7 @@ def test_a_callback_gets_the_result_of_its_own_call(prefix: str) -> None:
     with pytest.raises(flow.CallError, match="a function was expected"):
         job(arrays()[0])(None)
     job(arrays()[0])(lambda _: found.append(threading.current_thread()))
-    session.finish()
+    process.finish()
     assert found[3] is not threading.main_thread()
 
 

@@ -9,14 +9,23 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actorflow.control.cluster import Cluster
 from actorflow.rendezvous.settings import Settings
+from actorflow.support.requests import Request
 
 LIMIT = 200.0  # seconds after which a test is taken to hang
 SOON = 20.0  # seconds; some 5 are needed, and torch's agent by itself takes 30 to end what stands still
+
+
+@dataclass(frozen=True, slots=True)
+class Word(Request):
+    """Asks for something by a word for it."""
+
+    word: str
 
 
 def free_port() -> int:

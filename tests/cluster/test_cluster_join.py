@@ -17,7 +17,7 @@ from actorflow.rendezvous.ticket import own_ticket
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 from actorflow_protos.runtime_pb2_grpc import PeerStub
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, Word
 
 Make = Callable[..., Settings]
 
@@ -71,7 +71,7 @@ def test_without_the_token_nothing_can_be_pulled(
     joined: Callable[[int], Ranks], metadata: tuple[tuple[str, str]]
 ) -> None:
     ranks = joined(2)
-    ranks.clusters[0].serve(lambda key: [b"state"])
+    ranks.clusters[0].serve(Word, lambda _: [b"state"])
     address = f"127.0.0.1:{ranks.clusters[0].settings.master_port}"
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as e:
         list(PeerStub(channel).Pull(pb.PullRequest(key="k"), metadata=metadata, timeout=LIMIT))

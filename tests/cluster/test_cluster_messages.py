@@ -14,7 +14,7 @@ from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.lines import Lines
 from actorflow.transport.messages import Credit, Line, Message, Ready
 from actorflow_compiler.core.errors import ClusterError
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, Word
 
 Joined = Callable[..., Ranks]
 
@@ -75,8 +75,8 @@ def test_messages_that_come_before_the_callback_are_kept(joined: Joined) -> None
     ranks = joined(2)
     one, two = ranks.clusters
     one.send(1, Credit(1, 1))
-    two.serve(lambda key: [b""])
-    one.pull(1, "")
+    two.serve(Word, lambda _: [b""])
+    one.pull(1, Word(""))
     heard: list[Message] = []
     both = threading.Event()
     two.on_message(lambda peer, message: (heard.append(message), len(heard) == 2 and both.set()))
@@ -121,45 +121,45 @@ def test_links_between_all_ranks_close_without_a_failure(joined: Joined) -> None
 def test_twenty_megabytes_are_pulled_from_any_rank_by_any_other(joined: Joined) -> None:
     ranks = joined(3)
 
-    def handler(key: str) -> Iterator[bytes]:
+    def handler(asked: Word) -> Iterator[bytes]:
         for n in range(4):
             yield bytes([n]) * 5_000_000
-        yield key.encode()
+        yield asked.word.encode()
 
     for cluster in ranks.clusters:
-        cluster.serve(handler)
+        cluster.serve(Word, handler)
     whole = b"".join(bytes([n]) * 5_000_000 for n in range(4)) + b"weights"
-    pulls = ranks.each(lambda cluster: cluster.pull((cluster.rank + 1) % 3, "weights") == whole)
+    pulls = ranks.each(lambda cluster: cluster.pull((cluster.rank + 1) % 3, Word("weights")) == whole)
     assert pulls == [True] * 3
 
 
 def test_an_error_of_the_serving_rank_travels_as_text(joined: Joined) -> None:
     ranks = joined(2)
 
-    def handler(key: str) -> Iterator[bytes]:
+    def handler(asked: Word) -> Iterator[bytes]:
         yield b"something"
-        raise KeyError(f"no variable {key}")
+        raise KeyError(f"no variable {asked.word}")
 
-    ranks.clusters[1].serve(handler)
-    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, "w"))
+    ranks.clusters[1].serve(Word, handler)
+    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, Word("w")))
     assert isinstance(e, ClusterError)
-    assert "rank 1 could not serve 'w'" in str(e)
+    assert "rank 1 could not serve Word(word='w')" in str(e)
     assert "no variable w" in str(e)
-    (e,) = ranks.apart(lambda: ranks.clusters[1].pull(0, "w"))
-    assert "nothing is served here yet" in str(e)
+    (e,) = ranks.apart(lambda: ranks.clusters[1].pull(0, Word("w")))
+    assert "Word was asked for, which is not served here, or not yet" in str(e)
 
 
 @pytest.mark.parametrize("character", ["x", "漢", "😀", "\udc80"], ids=ascii)
 def test_an_error_that_is_too_long_to_travel_arrives_shortened(joined: Joined, character: str) -> None:
     ranks = joined(2)
 
-    def handler(key: str) -> Iterator[bytes]:
+    def handler(asked: Word) -> Iterator[bytes]:
         raise KeyError(f"no variable {character * 100_000}")
 
-    ranks.clusters[1].serve(handler)
-    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, "w"))
+    ranks.clusters[1].serve(Word, handler)
+    (e,) = ranks.apart(lambda: ranks.clusters[0].pull(1, Word("w")))
     assert isinstance(e, ClusterError)
-    assert "rank 1 could not serve 'w': KeyError: 'no variable" in str(e)
+    assert "rank 1 could not serve Word(word='w'): KeyError: 'no variable" in str(e)
     assert len(str(e)) > 300
 
 
@@ -168,18 +168,18 @@ def test_a_pull_that_blocks_is_woken_by_a_failure(joined: Joined) -> None:
     one, two = ranks.clusters
     asked, never = threading.Event(), threading.Event()
 
-    def handler(key: str) -> list[bytes]:
+    def handler(_: Word) -> list[bytes]:
         asked.set()
         never.wait(LIMIT)
         return []
 
-    two.serve(handler)
+    two.serve(Word, handler)
 
     def abort() -> None:
         asked.wait(LIMIT)
         two.abort("raised", "raised ValueError: boom")
 
-    e, _ = ranks.apart(lambda: one.pull(1, "w"), abort)
+    e, _ = ranks.apart(lambda: one.pull(1, Word("w")), abort)
     never.set()
     assert isinstance(e, ClusterError)
     assert "raised ValueError: boom" in str(e)
@@ -190,8 +190,9 @@ def test_alone_everything_answers_at_once() -> None:
     gone: list[int] = []
     alone.on_go(lambda call, _: gone.append(call))
     alone.gate(0, "d", "step()")
-    alone.serve(lambda key: [key.encode()])
-    assert (gone, alone.gather("x", b"a"), alone.scatter("x", [b"b"]), alone.pull(0, "k")) == ([0], [b"a"], b"b", b"k")
+    alone.serve(Word, lambda asked: [asked.word.encode()])
+    assert (gone, alone.gather("x", b"a"), alone.scatter("x", [b"b"])) == ([0], [b"a"], b"b")
+    assert alone.pull(0, Word("k")) == b"k"
     alone.goodbye()
 
 

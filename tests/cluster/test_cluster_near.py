@@ -18,7 +18,7 @@ from actorflow.transport import unix_door
 from actorflow.transport.messages import Credit, Filled, Message
 from actorflow.transport.unix_door import UnixDoor, machine
 from actorflow_compiler.core.errors import ClusterError
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, Word
 
 Joined = Callable[..., Ranks]
 
@@ -137,7 +137,7 @@ def test_where_no_socket_opens_both_ranks_say_it_once_and_use_grpc(
     def talk(cluster: Cluster) -> None:
         if cluster.rank == 0:
             cluster.on_message(lambda peer, message: heard.append(message))
-            cluster.serve(lambda key: [b""])
+            cluster.serve(Word, lambda _: [b""])
         else:
             cluster.send(0, Credit(0, 5))
             cluster.gather("sent", b"")

@@ -9,7 +9,7 @@ from actorflow.control.cluster import Cluster
 from actorflow.control.dropped import Dropped
 from actorflow.rendezvous.failure import Failure
 from actorflow_compiler.core.errors import CallError, ClusterError
-from cluster.ranks import LIMIT, Ranks
+from cluster.ranks import LIMIT, Ranks, Word
 
 Joined = Callable[[int], Ranks]
 
@@ -44,8 +44,8 @@ def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) ->
     for call in range(3):
         first.gate(call, "d", "step()")
     for cluster in ranks.clusters:
-        cluster.serve(lambda key: [key.encode()])
-    assert second.pull(0, "round") + first.pull(1, "trip") == b"roundtrip"  # so the calls have arrived
+        cluster.serve(Word, lambda asked: [asked.word.encode()])
+    assert second.pull(0, Word("round")) + first.pull(1, Word("trip")) == b"roundtrip"  # so the calls have arrived
     assert gone == [[], []]
     for call in range(3):
         second.gate(call, "d", "step()")
@@ -99,10 +99,10 @@ def test_steps_in_another_order_are_an_error_not_a_hang(joined: Joined) -> None:
 def test_a_rank_that_has_said_goodbye_serves_until_all_have(joined: Joined) -> None:
     ranks = joined(2)
     one, two = ranks.clusters
-    two.serve(lambda key: [b"state of ", key.encode()])
+    two.serve(Word, lambda asked: [b"state of ", asked.word.encode()])
 
     def pull_then_leave() -> bytes:
-        state = one.pull(1, "weights")
+        state = one.pull(1, Word("weights"))
         one.goodbye()
         return state
 

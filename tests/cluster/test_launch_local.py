@@ -21,7 +21,7 @@ PIPELINE = """
 import json, os, pathlib, sys, torch
 import actorflow as flow
 from actorflow.control import cluster
-from actorflow.session import session
+from actorflow.session import process
 
 folder, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Sequential(torch.nn.Linear(8, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 4))
@@ -40,7 +40,7 @@ losses = []
 while len(losses) != steps:
     losses.append(step(torch.randn(128, 8), torch.randn(128, 4)).item())
     if len(losses) == 2:
-        worker, run = session.current().worker, cluster.current()
+        worker, run = process.current().worker, cluster.current()
         planes = {a.comm.plane for job in worker._jobs.values() for a in job.plan.actors if a.comm is not None}
         said = {"pid": os.getpid(), "planes": sorted(planes), "near": sorted(run.near),
                 "socket": run._control.own.socket}

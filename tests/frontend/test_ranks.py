@@ -166,7 +166,7 @@ def test_a_large_result_stays_with_its_owners_until_one_rank_reads_it_and_goes_w
 ):
     ended = run("""
         import gc, time
-        from actorflow.session.session import current
+        from actorflow.session.process import current
         wide = nn.Linear(8, 4000)
         expected = nn.Linear(8, 4000)
         expected.load_state_dict(wide.state_dict())

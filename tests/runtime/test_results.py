@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 
 import actorflow as flow
 from actorflow.control.alone import Alone
-from actorflow.runtime.results import Results
+from actorflow.runtime.results import ResultDropped, Results
 from actorflow.session.session import Session
+from actorflow.support.requests import Request
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import Split
@@ -39,14 +40,14 @@ class Peers:
     rank, world = 0, 2
 
     def __init__(self) -> None:
-        self.heard: SimpleQueue[str] = SimpleQueue()
+        self.heard: SimpleQueue[Request] = SimpleQueue()
         self.refuses: list[BaseException] = []
 
-    def pull(self, rank: int, key: str) -> bytes:
+    def pull(self, rank: int, request: Request) -> bytes:
         assert rank == 1
         if self.refuses:
             raise self.refuses.pop()
-        self.heard.put(key)
+        self.heard.put(request)
         return b""
 
 
@@ -74,7 +75,7 @@ def test_a_handle_of_which_an_owner_cannot_be_told_does_not_keep_it_from_hearing
     peers.refuses.append(error)
     for number in range(3):
         results.handles(number, Call(), [SPLIT])  # type: ignore[arg-type]
-    assert [peers.heard.get(timeout=LIMIT) for _ in range(2)] == ["drop 1 0", "drop 2 0"]
+    assert [peers.heard.get(timeout=LIMIT) for _ in range(2)] == [ResultDropped(1, 0), ResultDropped(2, 0)]
     for number in range(3):
         results.forget(number, 0)  # the other rank's handles
     ended(results)
@@ -89,7 +90,7 @@ def test_a_handle_that_goes_at_any_moment_starts_no_thread(results: Results, mon
     monkeypatch.setattr(threading.Thread, "start", started.append)
     del handle
     gc.collect()
-    assert results._peers.heard.get(timeout=LIMIT) == "drop 0 0"  # type: ignore[attr-defined]
+    assert results._peers.heard.get(timeout=LIMIT) == ResultDropped(0, 0)  # type: ignore[attr-defined]
     assert not started
 
 
@@ -106,21 +107,25 @@ def test_the_thread_that_tells_of_handles_ends_with_the_session(results: Results
     ended(results)
 
 
-def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted() -> None:
+def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alone = Alone()
     session = Session(alone)
     answers: list[object] = []
     asked = threading.Event()
 
-    def serve(key: str) -> Iterable[bytes]:
-        asked.set()
-        return session._serve(key)
+    until = session._gates.until
 
-    alone.serve(serve)
+    def wait(there: Callable[[], bool]) -> None:
+        asked.set()
+        until(there)
+
+    monkeypatch.setattr(session._gates, "until", wait)
 
     def drop() -> None:
         try:
-            answers.append(alone.pull(0, "drop 7 0"))
+            answers.append(alone.pull(0, ResultDropped(7, 0)))
         except Exception as error:
             answers.append(error)
 

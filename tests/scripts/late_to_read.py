@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow.session.pull_server import PullServer
 from actorflow.session.session import Session
+from actorflow.variables.state import VariablePart
 
 LIMIT = 60  # seconds that only a hang reaches
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 asked = threading.Event()
-serve, adopt = Session._serve, Session._adopt
+serve, adopt = PullServer.variable_part, Session._adopt
 
 
-def serve_and_tell(self: Session, key: str) -> Iterable[bytes]:
+def serve_and_tell(self: PullServer, wanted: VariablePart) -> Iterable[bytes]:
     """As it is; notes that another rank reads."""
-    if key.startswith("state"):
-        asked.set()
-    return serve(self, key)
+    asked.set()
+    return serve(self, wanted)
 
 
 def adopt_late(self: Session, *args: Any) -> None:
@@ -34,7 +35,7 @@ def adopt_late(self: Session, *args: Any) -> None:
     adopt(self, *args)
 
 
-Session._serve, Session._adopt = serve_and_tell, adopt_late  # type: ignore[method-assign]
+PullServer.variable_part, Session._adopt = serve_and_tell, adopt_late  # type: ignore[method-assign]
 net, centers = nn.Linear(4, 3), torch.zeros(3, 3)
 
 

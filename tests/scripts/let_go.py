@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.session.session import started
+from actorflow.session.process import started
 
 STEPS = 3
 SOON = 30  # calls after which what is dropped is gone

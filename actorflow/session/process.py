@@ -1,0 +1,82 @@
+"""The one session of this process: made with the first call of a job, finished when the script has ended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+
+from actorflow.control import cluster as clusters
+from actorflow.control.cluster import Alone, Cluster
+from actorflow.runtime.observer import Observer
+from actorflow.session.barrier import Gates
+from actorflow.session.session import Observers, Session
+from actorflow.status.standing import observe
+from actorflow.support.endings import when_finished
+
+__all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "started"]
+
+_session: Session | None = None
+_makers: list[Observers] = []
+
+
+def observed_by(observers: Observers) -> None:
+    """Have these look on at the session, after those that were named before."""
+    _makers.append(observers)
+
+
+def current() -> Session:
+    """This process's session; made with the first call of a job."""
+    global _session
+    if _session is None:
+        _session = Session(clusters.current(), _observers)
+        if (isinstance(_session.cluster, Alone) or clusters.joined_late()) and not _session.cluster.settings.launcher:
+            atexit.register(_finish_at_exit)
+    return _session
+
+
+def _observers(cluster: Alone | Cluster, gates: Gates) -> Iterable[Observer]:
+    return (observer for make in _makers for observer in make(cluster, gates))
+
+
+def finish() -> None:
+    """Wait for every call that this process issued; raises what failed.  The launcher's entry calls it at the end."""
+    if _session is not None:
+        _session.finish()
+
+
+def _finish_at_exit() -> None:
+    """Without our launcher's entry: a call that fails after the last line of the script must not go unnoticed."""
+    if getattr(sys, "last_value", None) is not None:  # the script has failed already
+        return
+    try:
+        finish()
+    except BaseException as error:
+        traceback.print_exc()
+        run = clusters.joined()
+        if isinstance(run, Cluster) and run.explain(error) is error:
+            run.abort("raised", f"raised {type(error).__name__}: {error}")
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def started() -> Session | None:
+    """This process's session, if it has one; makes none."""
+    return _session
+
+
+when_finished(finish)
+observe(started)
+
+
+def explain_recompiles() -> str:
+    """A line for each plan of each job that has been called: what made it necessary."""
+    return "" if _session is None else "\n".join(job.plans.explain() for job in _session.jobs)
+
+
+def explain() -> str:
+    """What every queue of this rank is at and what it waits for: the thing to look at when a run stands still."""
+    return current().explain()

@@ -1,0 +1,82 @@
+"""A process's calls go in, from its first plan on; what a trace keeps of them is recorded, served and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from actorflow.runtime.observer import Observer
+from actorflow.runtime.recorder import Recorder
+from actorflow.runtime.worker import Worker
+from actorflow.support.requests import Asked
+from actorflow.tracing.tracer import Peers, TraceBegin, TraceClock, TraceEvents, Tracer
+from actorflow_compiler.plan.plan import Plan
+
+__all__ = ["Tracing"]
+
+
+class Run(Peers, Protocol):
+    """What of a cluster is used here."""
+
+    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+        """Answer requests of a kind."""
+
+    def at_failure(self, callback: Callable[[], object]) -> None:
+        """Call back, once, where the run fails."""
+
+
+class Waiting(Protocol):
+    """How a request waits until this rank is far enough."""
+
+    def until(self, there: Callable[[], bool]) -> None:
+        """Block until something is so; raises what ended the run."""
+
+    def moved(self) -> None:
+        """Look again."""
+
+
+class Tracing(Observer):
+    """Traces a run; the tracer begins with the first plan, as its clock does."""
+
+    keeps_plans = True  # all of them are told of at the end
+
+    def __init__(self, run: Run, waiting: Waiting) -> None:
+        self._run, self._waiting = run, waiting
+        self._tracer: Tracer | None = None
+        self._worker: Worker | None = None  # there from when the tracer is
+        run.serve(TraceBegin, lambda _: [self._begun().begin()])
+        run.serve(TraceClock, lambda _: [self._begun().clock()])
+        run.serve(TraceEvents, self._events)
+
+    def recorder(self) -> Recorder | None:
+        """The tracer's."""
+        self._tracer = Tracer(self._run)
+        self._waiting.moved()
+        return self._tracer.record
+
+    def started(self, worker: Worker) -> None:
+        """Where the run fails, what there is by then is written."""
+        assert self._tracer is not None
+        self._worker = worker
+        self._run.at_failure(partial(self._tracer.cut_short, worker.observed))
+
+    def installed(self, number: int, plan: Plan) -> None:
+        """The master writes it."""
+        assert self._tracer is not None
+        self._tracer.install(number, plan)
+
+    def finish(self) -> None:
+        """Write the files.  Raises TraceError where one cannot be written."""
+        if self._tracer is not None and self._worker is not None:
+            self._tracer.finish(self._worker.observed(), self._waiting.moved)
+
+    def _begun(self) -> Tracer:
+        """The tracer, which another rank may ask for before this one has begun."""
+        self._waiting.until(lambda: self._tracer is not None)
+        assert self._tracer is not None
+        return self._tracer
+
+    def _events(self, _: TraceEvents) -> Iterable[bytes]:
+        self._waiting.until(lambda: self._tracer is not None and self._tracer.finished)
+        return [self._begun().events()]
