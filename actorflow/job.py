@@ -12,6 +12,7 @@ from actorflow.classic.body import Body
 from actorflow.classic.callbacks import CallingBack
 from actorflow.classic.config import FunctionConfig
 from actorflow.live.shown import Live
+from actorflow.session.body import JobBody
 from actorflow.session.jobs import Compiled
 from actorflow.session.keys import Keys
 from actorflow.session.known import Known
@@ -66,8 +67,9 @@ class Job:
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
         self.function_config = function_config
-        self.body = Body(function, self.name, type == "train", function_config)
-        if self.body.mirrored:
+        body = Body(function, self.name, type == "train", function_config)
+        self.body: JobBody = body
+        if body.mirrored:
             self._check_mirrored()
         self.plans: Known[Compiled] = Known(self.name)
         self.keys: Keys | None = None  # of what the last search found

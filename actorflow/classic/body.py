@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,30 +16,60 @@ from actorflow.classic import layers
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.config import FunctionConfig
 from actorflow.classic.devices import device_kind
-from actorflow.classic.forms import Given, forms_of, give, is_callback, unbound
+from actorflow.classic.forms import forms_of, give, is_callback, unbound
 from actorflow.classic.scope import placements_of_scopes
 from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
 from actorflow.classic.views import MIRRORED, seen
 from actorflow.rendezvous.start import asked
 from actorflow.script_state.arguments import Arguments
+from actorflow.session.body import JobArguments, JobBody, PreparedCall, Search
 from actorflow_compiler.capture.capture import without_memory
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.values.variables import State
 
-__all__ = ["Body"]
+__all__ = ["Body", "RehearsedCall"]
 
 # names of what makes state inside of a job function, as the search for state notes them
 LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", layers.__name__)]
 MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", layers.__name__, *LAYERS])
 
 
-class Body:
-    """What a job function of the first generation has that others have not; for others it does nothing."""
+@dataclass(frozen=True, slots=True)
+class RehearsedCall(PreparedCall):
+    """A call whose function a rehearsal has run, or found to make nothing by itself."""
+
+    body: Body
+    recording: Recording
+
+    def captured(self) -> Callable[..., Any]:
+        """The function after its rehearsal: what it makes is there."""
+        return self.body.playing(self.recording)
+
+    def held(self) -> dict[str, Any]:
+        """Variables and the optimizer."""
+        return self.body.holds(self.recording)
+
+    def around(self) -> AbstractContextManager[None]:
+        """Learning rates are set before it."""
+        return self.recording.call()
+
+    def placements(self) -> frozenset[Placement]:
+        """Those of scopes in the function, and of its settings."""
+        return self.body.placements
+
+    def kinds(self) -> frozenset[str]:
+        """What ``flow.config.gpu_device_num`` asks for."""
+        return self.body.kinds
+
+
+class Body(JobBody):
+    """A function that may be one of the first generation; for others it does what a plain one does."""
 
     def __init__(self, function: Callable[..., Any], name: str, train: bool, config: FunctionConfig | None) -> None:
+        super().__init__(function)
         settings = config or FunctionConfig()
-        self.function, self.name, self.train = function, name, train
+        self.name, self.train = name, train
         self.view, self.placed, self.dtype = settings.view, settings.placed, settings.dtype
         self.mirrored = self.view is MIRRORED
         self.forms = forms_of(function, name, self.view)
@@ -47,17 +78,35 @@ class Body:
         self.last = Recording(name)  # what the last rehearsal has found
         self._entered: set[Placement] = set()  # by scopes in the function
 
-    def copied(self) -> Body:
-        """Another one for the same function, which knows what this one has found; neither hears of the other."""
-        other = copy(self)
+    def copied(self) -> Self:
+        """With what its rehearsals have found."""
+        other = super().copied()
         other._found, other._entered = dict(self._found), set(self._entered)
         return other
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Given:
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
         """The arguments as placeholders want them; raises CallError for those that do not fit."""
         return self.forms.take(args, kwargs, devices)
 
-    def own(self, arguments: Arguments, given: Given) -> tuple[bool, ...] | None:
+    def prepare(
+        self,
+        arguments: Arguments,
+        given: JobArguments,
+        search: Search,
+        aside: Callable[[], AbstractContextManager[None]],
+    ) -> RehearsedCall:
+        """Rehearse a function that may make anything, where no call with such arguments has done so."""
+        own = self.own(arguments, given)
+        recording = self.recording(arguments)
+        if recording is None:
+            state = search(self.holds(self.last))
+            with aside():
+                recording = self.rehearse(arguments, own, state if self.makes_state(state) else None)
+            if recording.variables or recording.optimizers:
+                search(self.holds(recording))
+        return RehearsedCall(arguments, self.function, own, self, recording)
+
+    def own(self, arguments: Arguments, given: JobArguments) -> tuple[bool, ...] | None:
         """In the mirrored view, for each tensor argument, whether every device has one of its own; else None."""
         return tuple(spec.name in given.own for spec in arguments.specs) if self.mirrored else None
 
@@ -121,9 +170,11 @@ class Body:
 
         return play
 
-    def eagerly(self, recording: Recording, arguments: Arguments, own: Sequence[bool] | None, devices: int) -> Any:
-        """What a call gives without a plan; in the mirrored view device after device, each with a step of its own."""
-        play = self.playing(recording)
+    def eagerly(self, call: PreparedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Any:
+        """In the mirrored view device after device, each with a step of its own."""
+        if not self.first_generation:
+            return super().eagerly(call, args, kwargs, devices)
+        play, arguments, own = call.captured(), call.arguments, call.own
         if own is None:
             args, kwargs = arguments.restore(arguments.tensors)
             return self.give(play(*args, **kwargs))

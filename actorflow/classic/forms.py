@@ -15,23 +15,15 @@ import torch
 from torch import Tensor
 
 from actorflow.classic.views import MIRRORED, View
+from actorflow.session.body import JobArguments
 from actorflow.standins.lazy import Promise, Result
 from actorflow.standins.owned import real
 from actorflow.typing import Callback, ListNumpy, Numpy, Placeholder
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["Forms", "Given", "forms_of", "give", "unbound"]
+__all__ = ["Forms", "forms_of", "give", "unbound"]
 
 _NAMES = re.compile(r"\b(Placeholder|ListNumpy|Numpy|Callback)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The arguments of one call, checked."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    own: frozenset[str]  # those with one item for each device, which are stacked: train_job.images → "images"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +41,14 @@ class Forms:
         """Whether no annotation is of the first generation."""
         return not self.takes and self.gives is None
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Given:
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
         """The arguments as their placeholders want them; raises CallError for those that do not fit."""
         if not self.takes and not self.each:
-            return Given(args, dict(kwargs), frozenset())
+            return JobArguments(args, dict(kwargs))
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:  # said where arguments are taken apart
-            return Given(args, dict(kwargs), frozenset())
+            return JobArguments(args, dict(kwargs))
         fit = _Fit(self.job, devices)
         for name in bound.arguments.keys() - self.takes.keys() if self.each else ():
             value = bound.arguments[name]
@@ -76,7 +68,7 @@ class Forms:
                 bound.arguments[name] = {key: fit(wanted, v, key) for key, v in value.items()}
             else:
                 bound.arguments[name] = fit(wanted, value, name)
-        return Given(bound.args, dict(bound.kwargs), frozenset(fit.own))
+        return JobArguments(bound.args, dict(bound.kwargs), frozenset(fit.own))
 
 
 def forms_of(function: Callable[..., Any], job: str, view: View) -> Forms:

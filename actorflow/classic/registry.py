@@ -17,6 +17,7 @@ from actorflow.classic.where import user_line
 from actorflow.deferred import deferred_init
 from actorflow.regularizers import Regularizer
 from actorflow.script_state.seeds import seeds
+from actorflow.session.keys import GrowingModule
 from actorflow.standins.owned import real
 from actorflow_compiler.core.errors import LayoutError, StateError
 from actorflow_compiler.core.sbp import Sbp
@@ -48,7 +49,7 @@ class _Book:
     later: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # job → what its minimizer goes on from
 
 
-class Registry(nn.Module):
+class Registry(GrowingModule):
     """The variables of all first-generation jobs of this process, by name: parameters, or buffers if not trainable."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from actorflow.control.pull import Pulls
 from actorflow.rendezvous.failure import Failure, LastThings
 from actorflow.rendezvous.reports import Finished, tell
 from actorflow.rendezvous.settings import Settings
-from actorflow.support.requests import Asked, Request
+from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.messages import Line, Message
 from actorflow_compiler.core.errors import ClusterError
 
@@ -87,7 +87,7 @@ class Alone:
         """A pretended cluster shares nothing."""
         return ("",) * self.world
 
-    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Answer this process's own requests of a kind."""
         self._pulls.requests.serve(kind, handler)
 

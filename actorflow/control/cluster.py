@@ -31,7 +31,7 @@ from actorflow.rendezvous.reports import Finished, tell
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
-from actorflow.support.requests import Asked, Request
+from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
@@ -210,7 +210,7 @@ class Cluster:
 
     # -- pulls -----------------------------------------------------------------------------------
 
-    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Answer requests of a kind in chunks; the handler may block, and runs on a small pool of threads."""
         self._control.pulls.requests.serve(kind, handler)
 

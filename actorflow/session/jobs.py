@@ -9,16 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from actorflow.classic.body import Body
-from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.script_state import tree
-from actorflow.script_state.arguments import Arguments
 from actorflow.script_state.changes import Change, Rebinding, place_key
 from actorflow.script_state.find import Found, Names
 from actorflow.script_state.guards import Guards, StandsFor
 from actorflow.script_state.keyed import key_here
 from actorflow.script_state.looked import Looked
 from actorflow.script_state.seeds import Seeding
+from actorflow.session.body import JobBody
 from actorflow.session.keys import Keys
 from actorflow.session.known import Known
 from actorflow.session.numbers import Reading
@@ -31,7 +29,7 @@ from actorflow_compiler.values.checks import Check
 from actorflow_compiler.values.decided import Decisions
 from actorflow_compiler.values.gradients import Gradients
 
-__all__ = ["Asked", "Compiled", "JobLike", "bound"]
+__all__ = ["Compiled", "JobLike", "bound"]
 
 
 class JobLike(Protocol):
@@ -45,7 +43,7 @@ class JobLike(Protocol):
     mode: str  # how bodies are to run
     function: Any
     signature: Any
-    body: Body
+    body: JobBody
     model: Any
     optimizer: Any
     plans: Known[Compiled]
@@ -146,13 +144,4 @@ def bound(
     guards.without((one, key) for one, key in own if not one.counts)
     left = [change for change in changes if not stops.depend_on(change)]
     guards.stays(found, [*own, *((looked[change.at], key_here(change.key, looked)) for change in left)])
-    return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state, REGISTRY), guards, found)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call of a job, as far as it is the same for all plans."""
-
-    arguments: Arguments
-    own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
-    recording: Recording
+    return Bound(tuple(state.optimizers.values()) if steps else (), Keys(state), guards, found)

@@ -17,23 +17,28 @@ from actorflow_compiler.core.torch_internals import scaler_settings
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.values.variables import State
 
-__all__ = ["Keys", "fresh", "lines", "refuse_mixed", "spoken"]
+__all__ = ["GrowingModule", "Keys", "fresh", "lines", "refuse_mixed", "spoken"]
 
 BUFFER = "momentum_buffer"
+
+
+class GrowingModule(torch.nn.Module):
+    """A module whose flags never change, and which grows as other jobs need more of it."""
 
 
 class Keys:
     """Makes the keys of one job's calls.
 
     What a key is made of besides the arguments: the flags of the modules and parameters that the
-    search found, autocast, and the settings of optimizers that are constants of a plan.  ``shared`` is a module
-    whose flags never change, and that grows as other jobs need more of it: what is in it makes no difference.
+    search found, autocast, and the settings of optimizers that are constants of a plan.  What is in a
+    ``GrowingModule`` makes no difference.
     """
 
-    def __init__(self, state: State, shared: torch.nn.Module | None = None) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
         self._modules = tuple(m for root in state.modules.values() for m in root.modules())
-        apart = set() if shared is None else {id(t) for t in (*shared.parameters(), *shared.buffers())}
+        growing = [m for m in self._modules if isinstance(m, GrowingModule)]
+        apart = {id(t) for m in growing for t in (*m.parameters(), *m.buffers())}
         self._fused = _fused(state)
         self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
         self._groups: dict[tuple[str, int], tuple[list[torch.Tensor], tuple[int, ...]]] = {}

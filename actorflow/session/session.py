@@ -6,7 +6,8 @@ import gc
 import hashlib
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -14,7 +15,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from actorflow.classic.variables import REGISTRY, Recording
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.control.dropped import NOTHING, Dropped, dropped
 from actorflow.devices import make_device
@@ -37,18 +37,18 @@ from actorflow.script_state.keyed import key_here
 from actorflow.script_state.seeds import seeds
 from actorflow.session.agreement import Report, report
 from actorflow.session.barrier import Gates
+from actorflow.session.body import JobArguments, PreparedCall
 from actorflow.session.checked import failure_of, first_failed
 from actorflow.session.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
 from actorflow.session.fed import Fed
 from actorflow.session.gone import Gone
-from actorflow.session.jobs import Asked, Compiled, JobLike, bound
+from actorflow.session.jobs import Compiled, JobLike, bound
 from actorflow.session.keys import Keys, fresh, refuse_mixed, spoken
 from actorflow.session.numbers import Reading, fused, known_to, write
 from actorflow.session.planes import unshare
 from actorflow.session.pull_server import PullServer
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.session.undo import Undo
-from actorflow.standins.lazy import known_now
 from actorflow.standins.owned import Owned
 from actorflow.support.script_error import drop_echoes
 from actorflow.transport.messages import DataPlane
@@ -138,11 +138,11 @@ class Session:
         on = None if self.worker is None else self.worker.on
         room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
         arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, graph)
-        asked = self._rehearsed(job, arguments, job.body.own(arguments, given))
-        with asked.recording.call():
+        asked = self._prepared(job, arguments, given)
+        with asked.around():
             return self._call(job, asked, args, kwargs)
 
-    def _call(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, job: JobLike, asked: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.cluster.settings.pretend:
             return self._pretend(job, asked, args, kwargs)
         arguments = asked.arguments
@@ -174,26 +174,30 @@ class Session:
     def _find(self, job: JobLike, arguments: Arguments) -> Compiled | None:
         return job.plans.find(arguments, lambda keys: fresh(keys.state), self._misfit)
 
-    def _rehearsed(self, job: JobLike, arguments: Arguments, own: tuple[bool, ...] | None) -> Asked:
-        """The call, with what its job's function makes; rehearses a function that may make anything."""
-        body = job.body
-        recording = body.recording(arguments)
-        if recording is None or job.keys is None:
-            state = self._look(job, body.last, arguments).state
-            if recording is None:
-                self.capturing = True
-                try:
-                    recording = body.rehearse(arguments, own, state if body.makes_state(state) else None)
-                finally:
-                    self.capturing = False
-                if recording.variables or recording.optimizers:
-                    state = self._look(job, recording, arguments).state
-            job.keys = Keys(state, REGISTRY)
-        return Asked(arguments, own, recording)
+    def _prepared(self, job: JobLike, arguments: Arguments, given: JobArguments) -> PreparedCall:
+        """The call, with what its job's function makes."""
 
-    def _look(self, job: JobLike, recording: Recording, arguments: Arguments) -> Found:
+        def search(held: Mapping[str, Any]) -> State:
+            state = self._look(job, held, arguments).state
+            job.keys = Keys(state)
+            return state
+
+        asked = job.body.prepare(arguments, given, search, self._aside)
+        if job.keys is None:
+            search(asked.held())
+        return asked
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Jobs that are called inside of this are plain functions."""
+        self.capturing = True
         try:
-            held = job.body.holds(recording)
+            yield
+        finally:
+            self.capturing = False
+
+    def _look(self, job: JobLike, held: Mapping[str, Any], arguments: Arguments) -> Found:
+        try:
             return look(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
@@ -304,17 +308,17 @@ class Session:
 
     # -- compiling ---------------------------------------------------------------------------------
 
-    def _order(self, job: JobLike, asked: Asked, found: Found, fixed: dict[str, Any]) -> Order:
+    def _order(self, job: JobLike, asked: PreparedCall, found: Found, fixed: dict[str, Any]) -> Order:
         state = found.state
-        job.keys = Keys(state, REGISTRY)
+        job.keys = Keys(state)
         train, hints, first = job.type == "train", hints_of(state), fresh(state)
         later, explain = job in self.jobs, self.cluster.settings.explain
         return Order(
-            job.name, job.body.playing(asked.recording), asked.arguments, state, hints, train, job.micro_batches,
-            job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, job.body.kinds,
-            job.body.placements, Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
+            job.name, asked.captured(), asked.arguments, state, hints, train, job.micro_batches,
+            job.goal, fixed, first, later, explain, self._target(), job.schedule, job.mode, asked.own, asked.kinds(),
+            asked.placements(), Wishes(self.cluster.settings.device_type, self._kinds), found, job.plans.changed(),
             self._standing(state),
-            not (job.body.first_generation or job.body.makes_state(state) or asks_for_types(found.codes)),
+            not (job.body.makes_state(state) or asks_for_types(found.codes)),
             None if self.worker is None else self.variables.values.of,
         )  # fmt: skip
 
@@ -361,25 +365,22 @@ class Session:
         unused[id(new)] = weakref.ref(new)
         return True
 
-    def _compile(self, job: JobLike, asked: Asked, number: int) -> Compiled:
+    def _compile(self, job: JobLike, asked: PreparedCall, number: int) -> Compiled:
         fixed = dict(self.variables.layouts) if self.worker is not None else {}
-        found = self._look(job, asked.recording, asked.arguments)
+        found = self._look(job, asked.held(), asked.arguments)
         state = found.state
         refuse_sparse(job, found)
         order = self._order(job, asked, found, fixed)
         unused: dict[int, weakref.ref[Tensor]] = {}
         guards = Guards(found, partial(self._stands_for, unused))
-        key = Keys(state, REGISTRY).key(asked.arguments, order.fresh)
+        key = Keys(state).key(asked.arguments, order.fresh)
         if self.worker is not None:
             self._park(job, state)
-        self.capturing = True
-        try:
+        with self._aside():
             kept = None if self.worker is None else self.variables.gradients
             gradients, seat = made_by_script(state, kept), own_seat(order, self.cluster.settings)
             mine = self._with_gone(report(state, order.hints, self.world > 1, seat, gradients), state)
             made = make_everywhere(self.cluster, str(number), order, mine)
-        finally:
-            self.capturing = False
         owns = self.variables if self.worker is not None else None
         refuse_shared(job, made, found, owns, self.names.made_of)
         try:
@@ -551,9 +552,9 @@ class Session:
             ready = self._gone.ready()
             self.variables.suspend({name for plan in aside for name in self._gone.uses(plan.number)} - ready)
 
-    def _unpark(self, job: JobLike, asked: Asked) -> bool:
+    def _unpark(self, job: JobLike, asked: PreparedCall) -> bool:
         """Take back plans for what a job works on now; whether there were any."""
-        found = self._look(job, asked.recording, asked.arguments)
+        found = self._look(job, asked.held(), asked.arguments)
         taken: list[Compiled] = []
 
         def binds(plan: Compiled) -> bool:
@@ -563,7 +564,7 @@ class Session:
 
         if not job.plans.unpark(binds):
             return False
-        job.keys = Keys(found.state, REGISTRY)
+        job.keys = Keys(found.state)
         for plan in taken:
             self._gone.unpark(plan.number)
             plan.take_places(self._rebound.adopt(plan.places, {}, self._states()))
@@ -630,23 +631,18 @@ class Session:
 
     # -- actorflow plan ----------------------------------------------------------------------------
 
-    def _pretend(self, job: JobLike, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pretend(self, job: JobLike, asked: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.cluster.settings.plan_job
-        order = self._order(job, asked, self._look(job, asked.recording, asked.arguments), dict(self._pretended))
-        self.capturing = True
-        try:
+        order = self._order(job, asked, self._look(job, asked.held(), asked.arguments), dict(self._pretended))
+        with self._aside():
             plan = make_pretended(order, self.world)
-        finally:
-            self.capturing = False
         if job.name == wanted or (not wanted and job.type == "train"):
             raise PlanReady(plan)
         self.jobs[job] = None
         self._pretended.update({v.name: v for v in plan.variables})
         with torch.set_grad_enabled(job.type == "train"):
-            if job.body.first_generation:
-                return job.body.eagerly(asked.recording, asked.arguments, asked.own, self.world)
-            return job.body.playing(asked.recording)(*known_now(args), **known_now(kwargs))
+            return job.body.eagerly(asked, args, kwargs, self.world)
 
     # -- other threads -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["Asked", "Request", "Requests"]
+__all__ = ["AnyRequest", "Request", "Requests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Request:
         return f"{type(self).__name__} {json.dumps(astuple(self))}"
 
 
-Asked = TypeVar("Asked", bound=Request)
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
 class Requests:
@@ -30,7 +30,7 @@ class Requests:
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[type[Request], Callable[[Any], Iterable[bytes]]]] = {}
 
-    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Have requests of a kind answered by a handler, in chunks; the last handler of a kind counts."""
         self._kinds[kind.__name__] = kind, handler
 

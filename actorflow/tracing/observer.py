@@ -9,7 +9,7 @@ from typing import Protocol
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
-from actorflow.support.requests import Asked
+from actorflow.support.requests import AnyRequest
 from actorflow.tracing.tracer import Peers, TraceBegin, TraceClock, TraceEvents, Tracer
 from actorflow_compiler.plan.plan import Plan
 
@@ -19,7 +19,7 @@ __all__ = ["Tracing"]
 class Run(Peers, Protocol):
     """What of a cluster is used here."""
 
-    def serve(self, kind: type[Asked], handler: Callable[[Asked], Iterable[bytes]]) -> None:
+    def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Answer requests of a kind."""
 
     def at_failure(self, callback: Callable[[], object]) -> None:

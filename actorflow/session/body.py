@@ -1,0 +1,101 @@
+"""How a session calls a job's function: it takes arguments, prepares the call, and gives back what comes of it.
+
+``JobBody`` is that of a plain function.  One that has more to do (placeholders, variables that are made inside of
+the function, callbacks) is a subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Self
+
+from actorflow.script_state.arguments import Arguments
+from actorflow.standins.lazy import known_now
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.values.variables import State
+
+__all__ = ["JobArguments", "JobBody", "PreparedCall"]
+
+Search = Callable[[Mapping[str, Any]], State]  # what the job holds besides what is found, by names → all of it
+
+
+@dataclass(frozen=True, slots=True)
+class JobArguments:
+    """The arguments of one call, checked."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    own: frozenset[str] = frozenset()  # those with one item for each device, which are stacked: "images"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A call of a job, as far as it is the same for all plans."""
+
+    arguments: Arguments
+    function: Callable[..., Any]
+    own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
+
+    def captured(self) -> Callable[..., Any]:
+        """The function as it is captured, or run eagerly."""
+        return self.function
+
+    def held(self) -> dict[str, Any]:
+        """What the job holds besides what a search for state finds, by names for it."""
+        return {}
+
+    def around(self) -> AbstractContextManager[None]:
+        """Around the call on this rank."""
+        return nullcontext()
+
+    def placements(self) -> frozenset[Placement]:
+        """Those that the function names."""
+        return frozenset()
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of devices ("cpu", "cuda") that the script names where the function names no placement."""
+        return frozenset()
+
+
+class JobBody:
+    """A plain function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def copied(self) -> Self:
+        """Another one for the same function, which knows what this one knows; neither hears of the other."""
+        return copy(self)
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> JobArguments:
+        """The arguments as the function wants them; raises CallError for those that do not fit."""
+        return JobArguments(args, dict(kwargs))
+
+    def prepare(
+        self,
+        arguments: Arguments,
+        given: JobArguments,
+        search: Search,
+        aside: Callable[[], AbstractContextManager[None]],
+    ) -> PreparedCall:
+        """Get a call ready.
+
+        ``search`` finds what the function works on.  Within ``aside`` the function may be run, and jobs that it calls
+        are plain functions.
+        """
+        return PreparedCall(arguments, self.function, None)
+
+    def makes_state(self, state: State) -> bool:
+        """Whether the function makes parameters or optimizers by itself."""
+        return False
+
+    def eagerly(self, call: PreparedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Any:
+        """What a call gives without a plan."""
+        return call.captured()(*known_now(args), **known_now(kwargs))
+
+    def give(self, value: Any) -> Any:
+        """What a call returns; ``value`` has handles on logical results."""
+        return value
