@@ -100,7 +100,7 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
     if not isinstance(job, Job):
         raise CallError(f"flow.plan was given {job!r}; expected: a job, a function with @flow.global_function")
     if devices is None and (args or kwargs):
-        devices = current().world
+        devices = current().context.world
     if devices is not None:
         made = _compiled_for(job, devices, hardware, args, kwargs)
     else:

@@ -152,7 +152,9 @@ def test_nan_that_stays_is_no_change() -> None:
         return x + table.nan_to_num()
 
     read(torch.ones(2))
-    variables = current().variables
+    running = current().running
+    assert running is not None
+    variables = running.variables
     before = variables.writes
     read(torch.ones(2))
     assert variables.writes == before

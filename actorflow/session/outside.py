@@ -53,7 +53,7 @@ def step_in_jobs(make: Callable[..., Callable[[], object]]) -> None:
 def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a step is outside of jobs, and of what plans own.  Raises StateError where no job could do it."""
     session = started()
-    if session is None or session.capturing:
+    if session is None or session.context.capturing:
         return False
     if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
         return False

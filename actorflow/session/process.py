@@ -12,7 +12,8 @@ from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.observer import Observer
 from actorflow.session.barrier import Gates
-from actorflow.session.session import Observers, Session
+from actorflow.session.context import Observers
+from actorflow.session.session import Session
 from actorflow.status.standing import observe
 from actorflow.support.endings import when_finished
 
@@ -31,8 +32,9 @@ def current() -> Session:
     """This process's session; made with the first call of a job."""
     global _session
     if _session is None:
-        _session = Session(clusters.current(), _observers)
-        if (isinstance(_session.cluster, Alone) or clusters.joined_late()) and not _session.cluster.settings.launcher:
+        cluster = clusters.current()
+        _session = Session(cluster, _observers)
+        if (isinstance(cluster, Alone) or clusters.joined_late()) and not cluster.settings.launcher:
             atexit.register(_finish_at_exit)
     return _session
 
@@ -74,7 +76,7 @@ observe(started)
 
 def explain_recompiles() -> str:
     """A line for each plan of each job that has been called: what made it necessary."""
-    return "" if _session is None else "\n".join(job.plans.explain() for job in _session.jobs)
+    return "" if _session is None else "\n".join(job.plans.explain() for job in _session.context.jobs)
 
 
 def explain() -> str:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
+from actorflow.session import compile_client
+from actorflow.session.context import Context
 from actorflow.session.pull_server import PullServer
-from actorflow.session.session import Session
 from actorflow.variables.state import VariablePart
 
 LIMIT = 60  # seconds that only a hang reaches
@@ -19,7 +20,7 @@ LIMIT = 60  # seconds that only a hang reaches
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 asked = threading.Event()
-serve, adopt = PullServer.variable_part, Session._adopt
+serve, adopt = PullServer.variable_part, compile_client.adopt
 
 
 def serve_and_tell(self: PullServer, wanted: VariablePart) -> Iterable[bytes]:
@@ -28,14 +29,15 @@ def serve_and_tell(self: PullServer, wanted: VariablePart) -> Iterable[bytes]:
     return serve(self, wanted)
 
 
-def adopt_late(self: Session, *args: Any) -> None:
+def adopt_late(context: Context, *args: Any) -> None:
     """As it is; on rank 1 only when rank 0 reads."""
-    if self.rank == 1 and not asked.wait(LIMIT):
+    if context.rank == 1 and not asked.wait(LIMIT):
         print("NOBODY has asked", flush=True)
-    adopt(self, *args)
+    adopt(context, *args)
 
 
-PullServer.variable_part, Session._adopt = serve_and_tell, adopt_late  # type: ignore[method-assign]
+PullServer.variable_part = serve_and_tell  # type: ignore[method-assign]
+compile_client.adopt = adopt_late
 net, centers = nn.Linear(4, 3), torch.zeros(3, 3)
 
 

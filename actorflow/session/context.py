@@ -1,0 +1,80 @@
+"""What the parts of a session share: the cluster, names, jobs, and from the first plan on what runs them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from actorflow.control.cluster import Alone, Cluster
+from actorflow.runtime.observer import Observer
+from actorflow.runtime.results import Results
+from actorflow.runtime.worker import Worker
+from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.find import Found, Names, look
+from actorflow.session.barrier import Gates
+from actorflow.session.compiling import located
+from actorflow.session.jobs import JobLike
+from actorflow.variables.rebound import Rebound
+from actorflow.variables.state import Variables
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.values.variables import State
+
+__all__ = ["Context", "Observers", "Running"]
+
+Observers = Callable[[Alone | Cluster, Gates], Iterable[Observer]]  # made with the session that they look on at
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the first plan brings: with it is known on which devices the ranks compute."""
+
+    worker: Worker
+    variables: Variables
+    results: Results
+    rebound: Rebound
+    kinds: tuple[str, ...]  # of each rank's device
+    seed: int  # of random ops, where the script does not set it: the master's
+
+
+class Context:
+    """One process's part of a run."""
+
+    def __init__(self, cluster: Cluster | Alone, observers: Observers) -> None:
+        self.cluster = cluster
+        self.settings = cluster.settings
+        self.rank, self.world = cluster.rank, cluster.world
+        self.names = Names()
+        self.gates = Gates(cluster)
+        self.observers = tuple(observers(cluster, self.gates))
+        self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
+        self.jobs = weakref.WeakKeyDictionary()
+        self.running: Running | None = None
+        self.capturing = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Jobs that are called inside of this are plain functions."""
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+
+    def look(self, job: JobLike, held: Mapping[str, Any], arguments: Arguments) -> Found:
+        """What a job's function can reach, and ``held`` besides.  Raises CaptureError with the function's line."""
+        try:
+            return look(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
+        except CaptureError as error:
+            raise located(error, job.function) from error.__cause__
+
+    def states(self) -> Iterator[State]:
+        """What the plans that are ready were made with."""
+        return (plan.bound.found.state for job in self.jobs for plan in job.plans if plan.parked is None)
+
+    def together(self, what: str) -> None:
+        """Block until every rank has come here."""
+        here = self.cluster.gather(what, b"")
+        self.cluster.scatter(what, here)

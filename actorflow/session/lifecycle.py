@@ -1,0 +1,108 @@
+"""The first plan's devices go in; the worker that runs plans comes out, joined to the run until it ends or fails."""
+
+from __future__ import annotations
+
+import sys
+
+from actorflow.control.cluster import Cluster
+from actorflow.control.dropped import Dropped
+from actorflow.devices import make_device
+from actorflow.rendezvous.device_assignment import device_of, idle_oversubscribe
+from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.settings import NCCL_TIMEOUT
+from actorflow.runtime.collective_order import NCCL
+from actorflow.runtime.results import Results
+from actorflow.runtime.story import too_late
+from actorflow.runtime.worker import Worker
+from actorflow.session.context import Context, Running
+from actorflow.transport.messages import DataPlane
+from actorflow.transport.nccl import NcclPlane
+from actorflow.transport.of_rank import planes_of
+from actorflow.transport.timeouts import Started
+from actorflow.variables.rebound import Rebound
+from actorflow.variables.state import Variables
+
+__all__ = ["Lifecycle"]
+
+
+class Lifecycle:
+    """How a session begins, hears of the run, and ends."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.cluster.on_go(self._go)
+        context.cluster.on_failure(self._failed)
+
+    def start(self, kinds: tuple[str, ...], seed: int) -> Running:
+        """Make the worker, and what lives with it; ``kinds`` are those of all ranks' devices."""
+        context, cluster = self._context, self._context.cluster
+        device = make_device(device_of(kinds[context.rank], context.settings, kinds))
+        if context.rank == 0 and (note := idle_oversubscribe(context.settings, kinds)):
+            print(f"actorflow: {note}", file=sys.stderr, flush=True)
+        planes: dict[str, DataPlane] = {}
+        if isinstance(cluster, Cluster):
+            planes = planes_of(context.rank, cluster.store(), device, context.settings.nccl_timeout, self._late)
+            nccl = planes.get(NCCL)
+            if isinstance(nccl, NcclPlane):
+                cluster.on_end(nccl.finish)
+        record = None
+        for observer in context.observers:  # one that keeps firings comes after one that only counts
+            record = observer.recorder() or record
+        worker = Worker(context.rank, cluster, planes, device, record=record, cores=context.settings.cores)
+        variables = Variables(
+            cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.gates.begun,
+            context.together, context.gates.moved, lambda: context.capturing,
+        )  # fmt: skip
+        running = Running(worker, variables, Results(cluster, device), Rebound(variables), kinds, seed)
+        context.running = running
+        context.gates.moved()
+        for observer in context.observers:
+            observer.started(worker)
+        cluster.on_message(worker.deliver)
+        cluster.on_line(worker.attach)
+        worker.on_failure(self._worker_failed)
+        if isinstance(cluster, Cluster):
+            worker.on_lost(cluster.say)
+            cluster.on_order(worker.obey)
+        if cluster.failure is not None:
+            self._failed(cluster.failure)
+        return running
+
+    def finish(self) -> None:
+        """Wait for every call that was issued, and for those who look on; raises what failed."""
+        running = self._context.running
+        if running is not None:
+            running.worker.wait_all()
+        try:
+            for observer in self._context.observers:
+                observer.finish()
+        finally:
+            if running is not None:
+                running.results.close()
+
+    # -- other threads -----------------------------------------------------------------------------
+
+    def _go(self, number: int, dropped: Dropped) -> None:
+        """Every rank has made this call, and had let go of this before."""
+        mine = self._context.gates.go(number, dropped)
+        if mine is not None and self._context.running is not None:
+            self._context.running.worker.permit(mine)
+
+    def _late(self, started: Started) -> None:
+        """A transfer has not ended in time: say what everything here waits for."""
+        running = self._context.running
+        assert running is not None
+        worker = running.worker
+        worker.fail(too_late(self._context.rank, started, NCCL_TIMEOUT, worker.explain()))
+
+    def _failed(self, failure: Failure) -> None:
+        """The run is over, here or elsewhere."""
+        self._context.gates.moved()
+        if self._context.running is not None:
+            self._context.running.worker.fail(failure.error())
+
+    def _worker_failed(self, error: BaseException) -> None:
+        """An actor of this rank failed."""
+        cluster = self._context.cluster
+        if cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
+            cluster.abort("raised", f"failed: {error}")
