@@ -100,7 +100,7 @@ def page(
         subtitle=f"{plan.world} rank{'s' if plan.world > 1 else ''}{pieces}",
         sections=found,
         tiles=[*tiles, *_summary(plan)],
-        data=json.dumps(told, separators=(",", ":")).replace("</", "<\\/"),
+        data=_json(told),
         library=library,
         charts=charts,
     )
@@ -216,6 +216,11 @@ def _components(figures: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     return script, dict(parts)
 
 
+def _json(value: object) -> str:
+    """JSON to stand in a <script>: no name in it can end the script or begin a comment."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")  # only strings have a <
+
+
 def _render(**values: Any) -> str:
     from jinja2 import Environment
 
@@ -223,7 +228,4 @@ def _render(**values: Any) -> str:
     css = (files / "page.css").read_text(encoding="utf-8").replace("{{ kinds }}", kinds_css())
     script = (files / "page.js").read_text(encoding="utf-8")
     template = Environment(autoescape=True).from_string((files / "page.html").read_text(encoding="utf-8"))
-    from markupsafe import Markup
-
-    raw = {key: Markup(values.pop(key)) for key in ("data", "library", "charts")}
-    return template.render(**values, **raw, css=Markup(css), script=Markup(script))
+    return template.render(**values, css=css, script=script)
