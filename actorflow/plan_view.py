@@ -42,7 +42,7 @@ class PlanView:
         return formats.write(self.plan, self.hardware, path)
 
     def html(self) -> str:
-        """One page with graphs, timeline, memory and communications, for any browser; drawn by ``actorflow[show]``."""
+        """One page with graphs, timeline, memory and communications, for any browser."""
         return self._export(".html")
 
     def svg(self) -> str:

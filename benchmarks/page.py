@@ -2,7 +2,7 @@
 
 python benchmarks/page.py [--layers 48] [--pipeline 4] [--data 4] [--page plan.html]
 
-Needs actorflow[show], playwright and a Chromium.  "CPU" is what all processes of the browser took until the charts were
+Needs playwright and a Chromium.  "CPU" is what all processes of the browser took until the charts were
 drawn: on a machine that does nothing else, the page is there in less than that.
 """
 
@@ -20,7 +20,7 @@ import psutil
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-DRAWN = "globalThis.Bokeh && Bokeh.documents.length && Bokeh.documents.every(d => d.is_idle)"
+DRAWN = "globalThis.actorflow?.charts && actorflow.charts.list().every(c => c.drawn)"
 REPEATS = 5
 STEPS = {  # what somebody does next, and what it takes
     "search": "actorflow.find('attention')",

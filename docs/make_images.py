@@ -1,4 +1,4 @@
-"""Plans of examples go in; the pictures in docs/images/ come out.  Needs actorflow[show], playwright and Chromium.
+"""Plans of examples go in; the pictures in docs/images/ come out.  Needs playwright and Chromium.
 
 python docs/make_images.py
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 1360
 LARGEST = 300_000  # bytes of a picture
-DRAWN = "globalThis.Bokeh && Bokeh.documents.length && Bokeh.documents.every(d => d.is_idle)"
+DRAWN = "globalThis.actorflow?.charts"
 SECTIONS = ("timeline", "memory", "logical", "actors")  # of the example of docs/concepts.md
 
 

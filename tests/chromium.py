@@ -28,6 +28,13 @@ class Opened:
         assert self.errors == []
 
 
+def settled(found: Opened) -> list[Any]:
+    """What the page's charts show, once what was asked for is drawn."""
+    two_frames = "done => requestAnimationFrame(() => requestAnimationFrame(() => done(actorflow.charts.list())))"
+    listed: list[Any] = found.page.evaluate(f"new Promise({two_frames})")
+    return listed
+
+
 def path_of_chromium() -> str:
     """Where Chromium is; the test is skipped, with a reason, where there is none."""
     pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -55,9 +62,7 @@ def opened(path: Path, *, dark: bool = False, width: int = 1440, height: int = 9
         found.page.on("console", lambda m: m.type in ("error", "warning") and found.errors.append(m.text))
         found.page.on("pageerror", lambda e: found.errors.append(str(e)))
         found.page.goto(path.resolve().as_uri())
-        found.page.wait_for_function(
-            "globalThis.Bokeh && Bokeh.documents.length && Bokeh.documents.every(d => d.is_idle)"
-        )
+        found.page.wait_for_function("globalThis.actorflow?.charts")
         try:
             yield found
         finally:

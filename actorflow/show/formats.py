@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from actorflow.show.dot import to_dot
-from actorflow.show.page import check_library, page
+from actorflow.show.page import page
 from actorflow.show.poster import poster
 from actorflow.show.timeline import foretold
 from actorflow.support.places_to_write import fault
@@ -23,7 +23,7 @@ __all__ = ["FORMATS", "check_place", "to_html", "to_text", "write"]
 
 
 def to_html(plan: Plan, hardware: Hardware) -> str:
-    """One page with everything, which needs no network.  Raises ShowError without the libraries that draw it."""
+    """One page with everything, which needs no network."""
     found = forecast(plan, hardware)
     tiles = [
         (seconds_text(found.period), "a step, as forecast"),
@@ -58,8 +58,6 @@ def check_place(path: str | Path) -> Path:
         raise ShowError(
             f"{str(path)!r} was found as the file of a plan; expected: a name that ends in one of {', '.join(FORMATS)}"
         )
-    if path.suffix == ".html":
-        check_library()
     why = fault(path)
     if why:
         raise ShowError(why)

@@ -148,6 +148,7 @@ const actorflow = (() => {
   }
 
   function mark(actor, part) {
+    document.dispatchEvent(new CustomEvent('chosen', {detail: actor}));
     all('.chosen').forEach(e => e.classList.remove('chosen'));
     for (const [name, id] of [['actor', actor], ['part', part]]) {
       if (id === undefined) continue;
@@ -336,30 +337,11 @@ const actorflow = (() => {
 
   // ---- light and dark
 
-  function paint() {
-    const style = getComputedStyle(document.documentElement);
-    const [ink, soft, line] = ['--ink', '--soft', '--line'].map(name => style.getPropertyValue(name).trim());
-    for (const doc of globalThis.Bokeh?.documents ?? []) {
-      for (const model of doc._all_models.values()) {
-        if (model.tags.includes('ink')) model.line_color = {value: ink};
-        if (model.type.endsWith('Axis')) {
-          Object.assign(model, {major_label_text_color: soft, axis_label_text_color: soft});
-        }
-        if (model.type === 'Grid') model.grid_line_color = line;
-        if (model.type === 'Legend') model.label_text_color = soft;
-      }
-    }
-  }
-
   document.getElementById('theme').onclick = () => {
     const root = document.documentElement;
     root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-    paint();
+    document.dispatchEvent(new Event('themechange'));
   };
-  addEventListener('load', () => {
-    const ready = () => (globalThis.Bokeh?.documents?.length || !globalThis.Bokeh ? paint() : requestAnimationFrame(ready));
-    ready();
-  });
 
   return {open, openPart, find};
 })();

@@ -7,24 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
-from importlib.util import find_spec
 from typing import Any
 
 from actorflow.show.actors import actor_graph
+from actorflow.show.charts import memory_chart, time_axis, timeline_chart
 from actorflow.show.details import details, part_details
 from actorflow.show.modules import Folded, first_shown, folds, module_graph
 from actorflow.show.moves import moves_table
 from actorflow.show.timeline import Timeline
 from actorflow.show.words import kinds_css
-from actorflow_compiler.core.errors import ShowError
 from actorflow_compiler.core.units import bytes_text, flop_text
 from actorflow_compiler.plan.plan import Plan
 
-__all__ = ["Section", "check_library", "page"]
+__all__ = ["Section", "page"]
 
 ZOOM = (
     '<button data-zoom="1.3" aria-label="Zoom in">+</button><button data-zoom="0.77" aria-label="Zoom out">−</button>'
     '<button data-zoom="fit">fit</button>'
+)
+
+
+TIME = (
+    '<button data-time="1.5" aria-label="Zoom in">+</button><button data-time="0.667" aria-label="Zoom out">−</button>'
+    '<button data-time="all">reset</button><button data-save aria-label="Save as pictures">save</button>'
 )
 
 
@@ -52,9 +57,7 @@ def page(
     """The page of a whole plan, with what was foretold of it and what was measured, as far as it is given.
 
     ``sections`` come first; ``tiles`` are (figure, what it is), for people; ``memory`` is what a rank has, in bytes.
-    Raises ShowError where the libraries that draw are not installed.
     """
-    library = _library()
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
     listed: Mapping[int, Sequence[int]] = {r: (r,) for r in plan.ranks or range(plan.world)}
@@ -66,9 +69,9 @@ def page(
         first.setdefault(s.actor, s.start)
         lasts[s.actor] = s.end - s.start
     told = details(plan, {*listed, *(s.rank for t in timelines for s in t.spans)}, lasts)
-    figures = _figures(plan, forecast, measured, memory)
-    charts, parts = _components({name: figure for name, _, figure in figures})
-    found = [*sections, *_charts(forecast, figures, parts)]
+    charts = _charts(plan, forecast, measured, memory)
+    both = forecast is not None and measured is not None
+    found = [*sections, *_chart_sections(charts, both, critical=forecast is not None)]
     if plan.origins.parts:
         levels = folds(plan.origins)
         told["parts"] = part_details(plan, levels)
@@ -101,8 +104,7 @@ def page(
         sections=found,
         tiles=[*tiles, *_summary(plan)],
         data=_json(told),
-        library=library,
-        charts=charts,
+        charts=_json({"axis": time_axis(timelines), "charts": charts}),
     )
 
 
@@ -116,48 +118,36 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
     return tiles
 
 
-def _figures(
-    plan: Plan, forecast: Timeline | None, measured: Timeline | None, memory: int | None
-) -> list[tuple[str, str, Any]]:
-    """(Name, heading, figure) of the charts, which share one time axis."""
-    from actorflow.show.charts import memory_figure, timeline_figure
-
-    found: list[tuple[str, str, Any]] = []
-    axis = None
-    longest = max((t.end - t.begin for t in (forecast, measured) if t is not None), default=0.0)
-    both = forecast is not None and measured is not None
-    for name, timeline in (("forecast", forecast), ("measured", measured)):
-        if timeline is not None and timeline.spans:
-            figure = timeline_figure(plan, timeline, name, longest, axis)
-            axis = figure.x_range
-            found.append((name, name if both else "", figure))
-    for name, timeline in (("forecast", forecast), ("measured", measured)):
-        if timeline is not None and timeline.memory:
-            found.append((f"{name}-memory", name if both else "", memory_figure(timeline, memory, name, axis)))
-    return found
-
-
 def _charts(
-    forecast: Timeline | None, figures: Sequence[tuple[str, str, Any]], parts: Mapping[str, str]
-) -> list[Section]:
-    def html(memory: bool) -> str:
-        return "".join(
-            f'<div class="chart">{f"<h3>{heading}</h3>" if heading else ""}{parts[name]}</div>'
-            for name, heading, _ in figures
-            if name.endswith("-memory") == memory
-        )
+    plan: Plan, forecast: Timeline | None, measured: Timeline | None, memory: int | None
+) -> list[dict[str, Any]]:
+    """What the charts show: of each timeline its firings, and what ranks hold meanwhile, as far as that is known."""
+    given = [(name, t) for name, t in (("forecast", forecast), ("measured", measured)) if t is not None]
+    return [
+        *(timeline_chart(plan, t, name) for name, t in given if t.spans),
+        *(memory_chart(t, memory, f"{name}-memory") for name, t in given if t.memory),
+    ]
+
+
+def _chart_sections(charts: Sequence[Mapping[str, Any]], both: bool, critical: bool) -> list[Section]:
+    def html(kind: str) -> str:
+        found = [chart["name"] for chart in charts if chart["kind"] == kind]
+        heading = {name: f"<h3>{name.removesuffix('-memory')}</h3>" if both else "" for name in found}
+        parts = "".join(f'<div class="chart" data-chart="{name}">{heading[name]}</div>' for name in found)
+        return f'<div class="tools">{TIME}</div>{parts}' if parts else ""
 
     found = []
-    if html(memory=False):
+    if timelines := html("timeline"):
         about = (
             "What every queue of every rank does; numbers are micro-batches, grey is where a compute queue waits "
-            f"(bubble){', framed is the critical cycle, which sets the pace' if forecast is not None else ''}. Drag to "
-            "move, Ctrl and wheel to zoom, click a firing for its actor, or a kind to hide it."
+            f"(bubble){', framed is the critical cycle, which sets the pace' if critical else ''}. Drag to "
+            "move, Ctrl and wheel to zoom, Shift and drag to choose a stretch; click a firing for its actor, or a kind "
+            "to hide it."
         )
-        found.append(Section("timeline", "Timeline", html(memory=False), about))
-    if html(memory=True):
+        found.append(Section("timeline", "Timeline", timelines, about))
+    if memory := html("memory"):
         about = "What each rank holds: variables, live registers and what actors need while they fire."
-        found.append(Section("memory", "Memory", html(memory=True), about))
+        found.append(Section("memory", "Memory", memory, about))
     return found
 
 
@@ -189,33 +179,6 @@ def _canvas(drawing: str, buttons: str = "") -> str:
 # ---- the frame
 
 
-def check_library() -> None:
-    """Raise ShowError where the library that draws pages is not installed."""
-    if find_spec("bokeh") is None:
-        raise ShowError(
-            "a page of a plan is drawn with Bokeh, which is not installed here; run: pip install 'actorflow[show]', or "
-            "choose a format that needs nothing: .svg, .dot, .json, .txt or .csv"
-        )
-
-
-def _library() -> str:
-    """The charts' library, to stand in the page itself."""
-    check_library()
-    from bokeh.resources import Resources
-
-    return str(Resources(mode="inline", components=["bokeh"]).render())
-
-
-def _components(figures: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """The script that draws the figures, and for each the element that it is drawn in."""
-    if not figures:
-        return "", {}
-    from bokeh.embed import components
-
-    script, parts = components(dict(figures), wrap_script=True)
-    return script, dict(parts)
-
-
 def _json(value: object) -> str:
     """JSON to stand in a <script>: no name in it can end the script or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")  # only strings have a <
@@ -226,6 +189,6 @@ def _render(**values: Any) -> str:
 
     files = resources.files("actorflow.show")
     css = (files / "page.css").read_text(encoding="utf-8").replace("{{ kinds }}", kinds_css())
-    script = (files / "page.js").read_text(encoding="utf-8")
+    script = "".join((files / name).read_text(encoding="utf-8") for name in ("page.js", "charts.js"))
     template = Environment(autoescape=True).from_string((files / "page.html").read_text(encoding="utf-8"))
     return template.render(**values, css=css, script=script)

@@ -17,7 +17,7 @@ AROUND = 1  # iterations that are drawn before and after the one that is looked 
 
 
 def html(traced: Traced, found: Report) -> str:
-    """The page.  Raises ShowError where what it is drawn with is not installed."""
+    """The page."""
     forecast = from_costs(found.ran.plan, found.ran.costs)
     tiles = [
         (seconds_text(found.period), "a step, measured"),

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,14 +16,14 @@ import pytest
 
 import actorflow as flow
 from actorflow.plan_view import plan as plan_of
-from actorflow.show import page
 from actorflow.show.formats import FORMATS, check_place
 from actorflow_compiler.core.errors import CallError, ShowError
 from actorflow_compiler.plan.text import from_json
 from shown_plans import batch, job, view
 from test_runs import actorflow
 
-GPT = Path(__file__).parents[2] / "examples" / "gpt.py"
+ROOT = Path(__file__).parents[2]
+GPT = ROOT / "examples" / "gpt.py"
 
 
 def test_dot_has_every_actor_and_an_edge_for_every_reader(tmp_path: Path) -> None:
@@ -103,15 +105,51 @@ def test_the_command_refuses_before_it_compiles(tmp_path: Path, out: str) -> Non
     assert "compiling" not in done.stderr
 
 
-def test_without_bokeh_a_page_is_refused_and_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda _: None)
-    with pytest.raises(ShowError, match=r"pip install 'actorflow\[show\]'"):
-        check_place(tmp_path / "plan.html")
-    with pytest.raises(ShowError, match=r"actorflow\[show\]"):
-        view().html()
-    assert view().svg().startswith("<svg")  # still pictures need nothing
+def test_a_page_is_drawn_with_nothing_but_what_a_plain_install_has() -> None:
+    allowed = {_normal(re.split(r"[^\w.-]", r)[0]) for r in _core("actorflow")}
+    todo = [*allowed]
+    while todo:  # and what these need
+        for needed in map(_normal, (re.split(r"[^\w.-]", r)[0] for r in _core(todo.pop()))):
+            if needed not in allowed:
+                allowed.add(needed)
+                todo.append(needed)
+    barred = {
+        name for name, owners in packages_distributions().items()
+        if not {_normal(owner) for owner in owners} & (allowed | {"actorflow", "setuptools"})
+    }  # fmt: skip
+    assert {"playwright", "hypothesis"} <= barred
+    script = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in {barred!r} else super().find_spec(name, path, target)
+
+sys.meta_path = [Installed if finder is PathFinder else finder for finder in sys.meta_path]
+import shown_plans
+assert 'data-chart="forecast"' in shown_plans.view().html()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _normal(name: str) -> str:
+    """As package indexes spell it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _core(package: str) -> list[str]:
+    """What a package needs without its extras; of what is not installed, nothing."""
+    try:
+        if package == "actorflow":
+            found = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        else:
+            found = requires(package) or []
+    except PackageNotFoundError:
+        return []
+    return [one for one in found if "extra ==" not in one]
 
 
 def test_a_job_without_a_plan_is_answered_with_how_to_get_one() -> None:

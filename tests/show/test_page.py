@@ -14,25 +14,6 @@ from chromium import Opened, opened, path_of_chromium
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(240)  # the first test compiles the example and starts a browser
 SECTIONS = ["timeline", "memory", "logical", "actors", "communication", "notes"]
-# where the first firing of an actor is on the screen
-FIRING = """id => {
-  for (const view of Object.values(Bokeh.index.roots ?? Bokeh.index)) {
-    const figure = view.model.name === 'forecast' ? view : null;
-    if (!figure) continue;
-    const box = figure.el.getBoundingClientRect();
-    for (const renderer of figure.model.renderers) {
-      const data = renderer.data_source.data;
-      const at = data.name === undefined ? -1 : [...data.actor].findIndex(
-        (a, i) => a === id && data.left[i] >= figure.model.x_range.start && data.right[i] <= figure.model.x_range.end);
-      if (at >= 0) {
-        const x = figure.frame.x_scale.compute((data.left[at] + data.right[at]) / 2);
-        const y = figure.frame.y_scale.compute((data.top[at] + data.bottom[at]) / 2);
-        return [box.left + x, box.top + y];
-      }
-    }
-  }
-}"""
-
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
@@ -97,7 +78,7 @@ def test_a_click_on_a_firing_opens_its_actor(gpt: Opened) -> None:
     gpt.page.keyboard.press("Escape")
     gpt.page.evaluate("document.getElementById('timeline').scrollIntoView({behavior: 'instant'})")
     actor = gpt.page.evaluate("Number(actorflow.find('F1@3')[0][1].id)")
-    x, y = gpt.page.evaluate(FIRING, actor)
+    x, y = gpt.page.evaluate("id => actorflow.charts.place('forecast', id)", actor)
     gpt.page.mouse.click(x, y)
     gpt.page.wait_for_selector("#details:not([hidden])")
     assert gpt.page.locator("#details h2").inner_text() == "F1@3"
@@ -124,7 +105,7 @@ def test_the_logical_graph_says_what_passes_and_unfolds(gpt: Opened) -> None:
 
 def test_light_becomes_dark_and_charts_follow(gpt: Opened) -> None:
     gpt.page.keyboard.press("Escape")
-    colour = "[...Bokeh.documents[0]._all_models.values()].find(m => m.type === 'LinearAxis').major_label_text_color"
+    colour = "new Promise(done => requestAnimationFrame(() => done(actorflow.charts.list()[0].colours.soft)))"
     assert gpt.page.evaluate("document.documentElement.dataset.theme") == "light"
     light = gpt.page.evaluate(colour)
     gpt.page.click("#theme")

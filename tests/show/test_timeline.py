@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from actorflow.show.charts import timeline_figure
 from actorflow.show.timeline import ALL_RANKS, foretold
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.forecast import forecast
@@ -34,19 +31,6 @@ def test_the_iteration_that_is_looked_at_has_every_firing_once_in_each_period() 
     last = len(by_actor[a.id]) - 1
     assert starts[a.id, last] - starts[a.id, last - a.rate] == pytest.approx(told.period)
     assert found.begin < found.end <= max(s.end for s in found.spans)
-
-
-def test_an_iteration_that_took_longer_than_was_foretold_can_be_seen_whole() -> None:
-    plan = view().plan
-    found = foretold(plan, FAST)
-    slow = replace(found, spans=tuple(replace(s, start=5 * s.start, end=5 * s.end) for s in found.spans),
-                   begin=5 * found.begin, end=5 * found.end)  # fmt: skip
-    longest = slow.end - slow.begin
-    first = timeline_figure(plan, found, "forecast", longest)
-    second = timeline_figure(plan, slow, "measured", longest, first.x_range)
-    assert second.x_range is first.x_range
-    assert first.x_range.end >= longest * 1e3
-    assert first.x_range.bounds[1] >= (max(s.end for s in slow.spans) - slow.begin) * 1e3
 
 
 def test_firings_of_the_critical_cycle_follow_one_another_without_a_gap() -> None:
