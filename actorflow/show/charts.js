@@ -35,9 +35,7 @@ actorflow.charts = (() => {
   }
 
   function move(by) {
-    const [low, high] = axis.bounds;
-    const shift = Math.min(high - view.end, Math.max(low - view.start, by));
-    show(view.start + shift, view.end + shift);
+    show(view.start + by, view.end + by);
   }
 
   function reset() {
