@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["default_group", "rank", "use_own_device", "world"]
+
+PATIENCE = 0.1  # seconds for threads of the group to free what they hold
 
 
 def default_group() -> ProcessGroup:
@@ -104,5 +107,9 @@ def _meet(place: Settings, backend: str) -> None:
 
 def _close() -> None:
     """Close what `default_group` made; a script may have closed it already."""
+    # PyTorch's DistributedDataParallel never lets go of its group, so that nothing joins Gloo's threads or says what
+    # they are at: one that frees what its last collective held needs the interpreter's lock, and, where it asks for it
+    # when Python is ending already, aborts the process.  It gets the lock here.
+    time.sleep(PATIENCE)
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -131,7 +131,10 @@ sys.meta_path = [Installed if finder is PathFinder else finder for finder in sys
 import shown_plans
 assert 'data-chart="forecast"' in shown_plans.view().html()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
