@@ -8,17 +8,17 @@ said over Gloo that they are in the same op; between ranks that share a GPU, or 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from actorflow.control import cluster
 from actorflow.control.cluster import Cluster
@@ -27,6 +27,7 @@ from actorflow.eager.communicator import Wires
 from actorflow.eager.mismatch import Waiting
 from actorflow.eager.pairs import SEAT, Pairs, Trade, apart
 from actorflow.eager.watch import SLOW, Watch
+from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import CallError, ClusterError
 from actorflow_compiler.core.flat import as_bytes, flat
@@ -34,9 +35,8 @@ from actorflow_compiler.core.torch_internals import store_of_default_group
 
 __all__ = ["GroupWires"]
 
-TAGS = 2**31 - 1  # Gloo takes tags below 2**31; the last one is for a receive that nobody answers
+TAGS = 2**31 - 1  # Gloo takes tags below 2**31; the last one is for ``break_connections``
 MEETING = 300.0  # seconds in which all ranks have to use their first global tensor
-AT_ONCE = timedelta(milliseconds=1)
 
 
 class GroupWires(Wires):
@@ -47,17 +47,18 @@ class GroupWires(Wires):
     """
 
     def __init__(
-        self, store: Store, rank: int, world: int, timeout: timedelta = timedelta(days=1), pairs: Pairs | None = None
+        self, store: Store, rank: int, world: int, timeout: timedelta = NO_TIMEOUT, pairs: Pairs | None = None
     ) -> None:
         super().__init__(rank, world)
         self._pairs = pairs
         _meet(store, rank, world)
-        try:
-            self._group: Any = ProcessGroupGloo(PrefixStore("gloo", store), rank, world, timeout)
-        except RuntimeError as error:
-            raise ClusterError(
-                f"rank {rank} could not connect to the other ranks for global tensors: {error}"
-            ) from error
+        communicators = CommunicatorRegistry(
+            rank,
+            store,
+            partial(over_gloo, timeout=timeout),
+            "rank {rank} could not connect to the other ranks for global tensors: {error}",
+        )
+        self._group = communicators.open(Scope.GROUP, self.everybody)
         connection: Any = store  # its stub lacks what follows
         own = connection.clone()  # a connection of its own: one thread's calls do not hold up the other's
         self._watch = Watch(PrefixStore("pace", own), rank, world, self._break)
@@ -162,10 +163,8 @@ class GroupWires(Wires):
         raise (ClusterError if lost else CallError)(why) from error if self._watch.verdict is None else None
 
     def _break(self) -> None:
-        """Make a call that is blocked fail: a receive that times out closes all connections of its group."""
-        peer = next(r for r in self.everybody if r != self.rank)
-        with contextlib.suppress(RuntimeError):
-            self._group.recv([torch.empty(1, dtype=torch.uint8)], peer, TAGS).wait(AT_ONCE)
+        """Make a call that is blocked fail."""
+        break_connections(self._group, next(r for r in self.everybody if r != self.rank))
         if self._pairs is not None:
             self._pairs.abort()
 

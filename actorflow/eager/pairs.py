@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
 from actorflow.devices import make_device
-from actorflow.transport.nccl import Communicator, Maker, nccl_version, over_nccl
-from actorflow.transport.teardown import give_up
+from actorflow.transport.communicators import CommunicatorRegistry, Maker, Scope, over_nccl
+from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.flat import as_bytes
 
 __all__ = ["SEAT", "Pairs", "Trade", "apart", "seat_of_gpu"]
@@ -66,10 +65,10 @@ class Pairs:
         kind: str = "cuda",
         seat: Callable[[], bytes] = seat_of_gpu,
     ) -> None:
-        self._store, self._rank, self._make, self._find = store, rank, make, seat
+        self._rank, self._find = rank, seat
+        self._communicators = CommunicatorRegistry(rank, store, make)
         self.kind = kind
         self._seat: bytes | None = None
-        self._made: dict[int, Communicator] = {}
         self._aborted = self._trading = False
 
     @property
@@ -86,8 +85,8 @@ class Pairs:
         ``abort``.
         """
         self._trading = True
-        for trade in sorted(trades, key=lambda t: (min(t.peer, self._rank), max(t.peer, self._rank))):
-            communicator = self._made.get(trade.peer) or self._connect(trade.peer)
+        for trade in sorted(trades, key=lambda t: _ordered(self._rank, t.peer)):
+            communicator = self._communicators.open(Scope.PAIR, _ordered(self._rank, trade.peer))
             self._go_on()
             out, into = _bytes(trade.leaving, device), _bytes(trade.coming, device)
             first = trade.peer < self._rank
@@ -104,27 +103,23 @@ class Pairs:
     def abort(self) -> None:
         """Make a trade that is under way, and any later one, fail; called on another thread, returns at once."""
         self._aborted = True
-        give_up(list(self._made.values()), "actorflow pair end")
+        self._communicators.abort("actorflow pair end")
 
     def close(self) -> None:
         """End the communicators; a trade that has failed is given up."""
         if self._trading:
             self.abort()
             return
-        for communicator in self._made.values():
-            with suppress(RuntimeError):  # its peer may have ended
-                communicator.shutdown()
-        self._made.clear()
+        self._communicators.shut_down()
+        self._communicators.clear()
 
     def _go_on(self) -> None:
         if self._aborted:
             raise RuntimeError("the transfer between devices was given up")
 
-    def _connect(self, peer: int) -> Communicator:
-        low, high = sorted((peer, self._rank))
-        store = PrefixStore(f"{low}.{high}", self._store)
-        made = self._made[peer] = self._make(store, int(self._rank == high), 2)
-        return made
+
+def _ordered(one: int, other: int) -> tuple[int, int]:
+    return (one, other) if one < other else (other, one)
 
 
 def _bytes(tensor: Tensor | None, device: torch.device) -> Tensor:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from actorflow.transport.communicators import NO_TIMEOUT, Communicator, CommunicatorRegistry, Scope, over_gloo
 from actorflow.transport.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
 from actorflow.transport.redistribution import check, dtype_of
-from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.flat import as_bytes
 from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
 
@@ -26,19 +27,6 @@ from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
 # another one and cut down again.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 _CPU = torch.device("cpu")
-
-
-class _Work(Protocol):
-    def wait(self) -> Any: ...
-
-
-class _Communicator(Protocol):
-    """What the plane uses of ``torch.distributed.ProcessGroupGloo``; ranks are positions in the group."""
-
-    def send(self, tensors: list[Tensor], to: int, tag: int) -> _Work: ...
-    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Work: ...
-    def allreduce(self, tensors: list[Tensor]) -> _Work: ...
-    def alltoall_base(self, output: Tensor, input: Tensor, receive: list[int], send: list[int]) -> _Work: ...
 
 
 class GlooPlane:
@@ -50,39 +38,27 @@ class GlooPlane:
     """
 
     def __init__(
-        self, rank: int, store: Store, *, timeout: timedelta = timedelta(days=1), room: Room = plain_room
+        self, rank: int, store: Store, *, timeout: timedelta = NO_TIMEOUT, room: Room = plain_room
     ) -> None:
         self._rank = rank
-        self._store = PrefixStore("actorflow/gloo", store)
+        self._communicators = CommunicatorRegistry(
+            rank,
+            PrefixStore("actorflow/gloo", store),
+            partial(over_gloo, timeout=timeout),
+            "rank {rank} could not connect to ranks {ranks} for a {scope}: {error}",
+        )
         self._room = room
-        self._timeout = timeout
-        self._pairs: dict[tuple[int, int], _Communicator] = {}
-        self._groups: dict[tuple[int, ...], _Communicator] = {}
 
     def open(self, peers: Sequence[tuple[int, int]], groups: Sequence[tuple[int, ...]]) -> None:
         """See ``DataPlane``.  Raises ClusterError when a member does not come within the timeout."""
         for pair in peers:
-            if pair not in self._pairs:
-                self._pairs[pair] = self._communicator("pair", pair)
+            self._communicators.open(Scope.PAIR, pair)
         for group in groups:
-            if group not in self._groups:
-                self._groups[group] = self._communicator("group", group)
-
-    def _communicator(self, kind: str, ranks: tuple[int, ...]) -> _Communicator:
-        # dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
-        # process has, so it hangs where members are in different numbers of groups; names of our own do not.
-        store = PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
-        try:
-            made = ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), self._timeout)
-        except RuntimeError as error:
-            raise ClusterError(
-                f"rank {self._rank} could not connect to ranks {list(ranks)} for a {kind}: {error}"
-            ) from error
-        return cast(_Communicator, made)
+            self._communicators.open(Scope.GROUP, group)
 
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``."""
-        pair = self._pairs[self._rank, to]
+        pair = self._communicators[Scope.PAIR, (self._rank, to)]
         wires = [as_bytes(t) for t in tensors]
         small, large = by_size([w.numel() for w in wires])
         if small:
@@ -96,7 +72,7 @@ class GlooPlane:
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``."""
-        pair = self._pairs[source, self._rank]
+        pair = self._communicators[Scope.PAIR, (source, self._rank)]
         small, large = by_size([spec.nbytes for spec in specs])
         wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
         if small:
@@ -115,7 +91,7 @@ class GlooPlane:
         In a small all_reduce every member sends all to all, and sums in the order of the group.
         """
         check(comm, tensors, specs)
-        group = self._groups[comm.group]
+        group = self._communicators[Scope.GROUP, comm.group]
         if comm.kind != "all_reduce":
             return self._exchange(group, comm, tensors, specs)
         size = len(comm.group)
@@ -125,7 +101,7 @@ class GlooPlane:
         terms = replace(comm, exchanges=tuple(Exchange(boxes, boxes, add=True) for boxes in whole))
         return self._exchange(group, terms, tensors, specs)
 
-    def _all_reduce(self, group: _Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _all_reduce(self, group: Communicator, tensors: Sequence[Tensor]) -> list[Tensor]:
         outputs: list[Tensor | None] = [None] * len(tensors)
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
@@ -138,7 +114,7 @@ class GlooPlane:
         return cast(list[Tensor], outputs)
 
     def _exchange(
-        self, group: _Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+        self, group: Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
     ) -> list[Tensor]:
         parcels = Parcels.of(comm, self._rank, specs)
         leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))
@@ -152,5 +128,4 @@ class GlooPlane:
 
     def close(self) -> None:
         """See ``DataPlane``; blocked calls stay blocked until their peer ends, or the timeout."""
-        self._pairs.clear()
-        self._groups.clear()
+        self._communicators.clear()

@@ -15,60 +15,29 @@ tested without a GPU.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from actorflow.devices import Device
+from actorflow.transport.communicators import Communicator, CommunicatorRegistry, Maker, Scope, over_nccl
 from actorflow.transport.parcels import Parcels, by_size, side_by_side
 from actorflow.transport.redistribution import check, dtype_of
-from actorflow.transport.teardown import give_up
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.flat import as_bytes
-from actorflow_compiler.core.torch_internals import nccl_options
 from actorflow_compiler.plan.plan import Comm, TensorSpec
 
 __all__ = ["NcclPlane", "nccl_version"]
 
-_NOT_OURS = timedelta(days=1)  # of torch's watchdog, which would end the process without a word: see ``Patience``
-# What torch's own threads do when they see an error, a timeout or each other stand still, and poll the store for: end
-# the process, most of them.
-_QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-}
 # NCCL sums no numbers of these dtypes, and bools not as numbers; they are summed in another one and cut down again.
 _SUMMED_AS = {torch.bool: torch.int32, torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-_making = threading.Lock()  # while the environment is changed
-
-
-class Communicator(Protocol):
-    """What the plane uses of ``torch.distributed``'s process groups.
-
-    Calls return torch's ``Work``, or None where the current stream does it.
-    """
-
-    def broadcast(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
-    def allreduce(self, tensors: list[Tensor], options: Any = ...) -> Any: ...
-    def alltoall_base(
-        self, output: Tensor, input: Tensor, receive: list[int], send: list[int], options: Any = ...
-    ) -> Any: ...
-    def abort(self) -> None: ...
-    def shutdown(self) -> None: ...
-
-
-Maker = Callable[[Store, int, int], Communicator]
 
 
 def _in_order(options: Any) -> Any:
@@ -80,24 +49,6 @@ def _in_order(options: Any) -> Any:
 _MOVED = _in_order(distributed_c10d.BroadcastOptions())  # from position 0
 _SUMMED = _in_order(distributed_c10d.AllreduceOptions())
 _EXCHANGED = _in_order(distributed_c10d.AllToAllOptions())
-
-
-def over_nccl(store: Store, rank: int, size: int) -> Communicator:
-    """A communicator of NCCL.  Raises ClusterError where this torch has none.
-
-    Left to itself torch ends the process when an operation takes too long or a peer is lost; here the plane
-    tells how far the plan has come, and the control plane notices who was lost.
-    """
-    group: Any = getattr(distributed_c10d, "ProcessGroupNCCL", None)
-    if group is None:
-        raise ClusterError("this torch has no NCCL; install one that was built for CUDA")
-    with _making, _unless_said(_QUIET):
-        return cast(Communicator, group(store, rank, size, nccl_options(_NOT_OURS)))
-
-
-def over_gloo(store: Store, rank: int, size: int) -> Communicator:
-    """A communicator of Gloo, which stands in for NCCL where there is no GPU."""
-    return cast(Communicator, ProcessGroupGloo(store, rank, size, _NOT_OURS))
 
 
 class NcclPlane:
@@ -119,11 +70,14 @@ class NcclPlane:
         late: Callable[[Started], None] = lambda started: None,
     ) -> None:
         self._rank = rank
-        self._store = PrefixStore("actorflow/nccl", store)
+        self._communicators = CommunicatorRegistry(
+            rank,
+            PrefixStore("actorflow/nccl", store),
+            make,
+            "rank {rank} could not make a communicator of NCCL with ranks {ranks}: {error}. "
+            "NCCL_DEBUG=WARN in the environment makes NCCL say more.",
+        )
         self._device = device
-        self._make = make
-        self._pairs: dict[tuple[int, int], Communicator] = {}
-        self._groups: dict[tuple[int, ...], Communicator] = {}
         self._patience = Patience(patience, late)
         self._closed = threading.Event()
 
@@ -137,15 +91,15 @@ class NcclPlane:
         queue = self._device.queue("nccl")
         with queue.context():
             for pair in peers:
-                if pair not in self._pairs:
-                    made = self._pairs[pair] = self._communicator("pair", pair)
+                if (Scope.PAIR, pair) not in self._communicators:
+                    made = self._communicators.open(Scope.PAIR, pair)
                     with self._doing(f"connecting {pair[0]}>{pair[1]}") as started:
                         mine = [self._room(1)]
                         self._put(started, made.broadcast(mine, _MOVED))
                     used += mine
             for group in groups:
-                if group not in self._groups:
-                    made = self._groups[group] = self._communicator("group", group)
+                if (Scope.GROUP, group) not in self._communicators:
+                    made = self._communicators.open(Scope.GROUP, group)
                     with self._doing(f"connecting {list(group)}") as started:
                         ones = [1] * len(group)
                         mine = [torch.ones(len(group), dtype=torch.uint8, device=self._device.where) for _ in range(3)]
@@ -156,19 +110,9 @@ class NcclPlane:
         if mark is not None:
             mark.wait_on_host()
 
-    def _communicator(self, kind: str, ranks: tuple[int, ...]) -> Communicator:
-        store = PrefixStore(f"{kind}/{'.'.join(map(str, ranks))}", self._store)
-        try:
-            return self._make(store, ranks.index(self._rank), len(ranks))
-        except (RuntimeError, ValueError) as error:
-            raise ClusterError(
-                f"rank {self._rank} could not make a communicator of NCCL with ranks {list(ranks)}: {error}. "
-                "NCCL_DEBUG=WARN in the environment makes NCCL say more."
-            ) from error
-
     def send(self, to: int, tensors: Sequence[Tensor]) -> None:
         """See ``DataPlane``; returns when the device knows what to do."""
-        pair = self._pairs[self._rank, to]
+        pair = self._communicators[Scope.PAIR, (self._rank, to)]
         wires = [as_bytes(t) for t in tensors]
         small, large = by_size([w.numel() for w in wires])
         if small:
@@ -183,7 +127,7 @@ class NcclPlane:
 
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``; returns when the device knows what to do."""
-        pair = self._pairs[source, self._rank]
+        pair = self._communicators[Scope.PAIR, (source, self._rank)]
         small, large = by_size([spec.nbytes for spec in specs])
         wires = [self._room(0 if i in small else spec.nbytes) for i, spec in enumerate(specs)]
         if small:
@@ -200,7 +144,7 @@ class NcclPlane:
     def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``: one all-to-all, or for each dtype of an all_reduce one all-reduce."""
         check(comm, tensors, specs)
-        group = self._groups[comm.group]
+        group = self._communicators[Scope.GROUP, comm.group]
         with self._doing(f"{comm.kind} {list(comm.group)}") as started:
             if comm.kind == "all_reduce":
                 return self._all_reduce(group, tensors, started)
@@ -227,7 +171,7 @@ class NcclPlane:
         if not self._closed.is_set():
             self._closed.set()
             self._patience.close()
-            give_up(self._made(), "actorflow nccl end")
+            self._communicators.abort("actorflow nccl end")
 
     def finish(self) -> None:
         """End in order, where all ranks are through with everything and do so, too; returns at once.
@@ -237,10 +181,7 @@ class NcclPlane:
         if not self._closed.is_set():
             self._closed.set()
             self._patience.close()
-            threading.Thread(target=_shut_down, args=(self._made(),), name="actorflow nccl end").start()
-
-    def _made(self) -> list[Communicator]:
-        return [*self._pairs.values(), *self._groups.values()]
+            threading.Thread(target=self._communicators.shut_down, name="actorflow nccl end").start()
 
     def explain(self) -> str:
         """The oldest call that has not ended, for people; nothing where all have."""
@@ -276,21 +217,3 @@ def nccl_version() -> str:
         return ""
     found: object = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def _shut_down(made: Sequence[Communicator]) -> None:
-    for communicator in made:
-        with suppress(RuntimeError):
-            communicator.shutdown()
-
-
-@contextmanager
-def _unless_said(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables that a constructor reads, but for those that the user has set."""
-    new = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            del os.environ[name]

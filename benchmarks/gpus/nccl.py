@@ -9,7 +9,8 @@ import torch
 from torch.distributed import HashStore
 
 from actorflow.devices import Device, make_device
-from actorflow.transport.nccl import NcclPlane, nccl_version, over_gloo, over_nccl
+from actorflow.transport.communicators import over_gloo, over_nccl
+from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.plan.plan import Comm, TensorSpec
 from gpus.ranks import launch
 from gpus.tell import tell, told

@@ -26,7 +26,7 @@ wanted = whole @ weight.detach()
 wanted.square().sum().backward()
 torch.testing.assert_close(torch.from_numpy(made.numpy(force=True)), wanted.detach(), rtol=1e-3, atol=1e-3)
 torch.testing.assert_close(torch.from_numpy(x.grad.numpy()), whole.grad, rtol=1e-3, atol=1e-3)
-assert current()._pairs._made, "nothing went over NCCL"
+assert current()._pairs._communicators._made, "nothing went over NCCL"
 print("as on one device", flush=True)
 """
 

@@ -8,7 +8,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from actorflow.devices import Cuda
 from actorflow.transport import nccl
-from actorflow.transport.nccl import NcclPlane, nccl_version, over_nccl
+from actorflow.transport.communicators import Scope, over_nccl
+from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.plan.plan import Comm, TensorSpec
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not nccl_version(), reason="this torch has no NCCL")]
@@ -48,7 +49,7 @@ def test_memory_does_not_grow_with_calls_that_wait_for_the_device() -> None:
         for _ in range(CALLS):
             (found,) = plane.collective(Comm("all_reduce", 0, (0,)), [tensor], [TensorSpec((LARGE,), "float32", "B")])
             wire = torch.empty(LARGE, device=device.where)
-            plane._groups[(0,)].broadcast([wire], nccl._MOVED)
+            plane._communicators[Scope.GROUP, (0,)].broadcast([wire], nccl._MOVED)
             del wire
     early, peak = not begun.passed(), torch.cuda.max_memory_allocated() - base
     device.synchronize()

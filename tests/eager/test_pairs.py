@@ -15,7 +15,7 @@ from actorflow.eager.group_communicator import GroupWires
 from actorflow.eager.layout import Layout
 from actorflow.eager.pairs import SEAT, Pairs, apart
 from actorflow.eager.redistribution import box
-from actorflow.transport.nccl import over_gloo
+from actorflow.transport.communicators import over_gloo
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from actorflow.devices.cpu import Cpu
+from actorflow.transport.communicators import over_gloo
 from actorflow.transport.gloo import GlooPlane
 from actorflow.transport.messages import DataPlane
-from actorflow.transport.nccl import NcclPlane, over_gloo
+from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.staged import StagedPlane
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import share

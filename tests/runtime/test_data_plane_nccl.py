@@ -19,7 +19,8 @@ from torch.distributed import HashStore, Store, distributed_c10d  # type: ignore
 
 from actorflow.devices.cpu import Cpu
 from actorflow.transport import nccl
-from actorflow.transport.nccl import NcclPlane, nccl_version, over_nccl
+from actorflow.transport.communicators import over_nccl
+from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow.transport.of_rank import planes_of
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
@@ -220,7 +221,7 @@ import time
 
 import torch
 
-from actorflow.transport.teardown import give_up
+from actorflow.transport.communicators import abort_all
 
 
 class Slow:
@@ -230,7 +231,7 @@ class Slow:
             torch.ones(300, 300).mm(torch.ones(300, 300))
 
 
-give_up([Slow()], "slow")
+abort_all([Slow()], "slow")
 """
 
 

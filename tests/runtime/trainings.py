@@ -15,9 +15,10 @@ from actorflow.rendezvous.settings import NCCL_TIMEOUT
 from actorflow.runtime.call import Call
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
+from actorflow.transport.communicators import over_gloo
 from actorflow.transport.gloo import GlooPlane
 from actorflow.transport.messages import DataPlane, Message
-from actorflow.transport.nccl import NcclPlane, over_gloo
+from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.timeouts import Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.sbp import B
