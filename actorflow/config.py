@@ -8,7 +8,7 @@ contradiction is an error.
 
 from __future__ import annotations
 
-from actorflow.rendezvous.start import ask
+from actorflow.rendezvous.start import request_setting
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["cpu_device_num", "ctrl_port", "enable_tensor_float_32_compute", "gpu_device_num", "insecure"]
@@ -38,7 +38,7 @@ def gpu_device_num(n: int) -> None:
     there = torch.cuda.device_count() if torch.cuda.is_available() else n
     if n > there:
         raise ClusterError(f"{call} was found, and this machine has {there} GPU{'s' * (there != 1)}; ask for fewer")
-    ask("gpu", n, call)
+    request_setting("gpu", n, call)
 
 
 def cpu_device_num(n: int) -> None:
@@ -48,7 +48,7 @@ def cpu_device_num(n: int) -> None:
     """
     call = f"flow.config.cpu_device_num({n!r})"
     _check(call, n, 1, None)
-    ask("cpu", n, call)
+    request_setting("cpu", n, call)
 
 
 def ctrl_port(port: int) -> None:
@@ -59,7 +59,7 @@ def ctrl_port(port: int) -> None:
     """
     call = f"flow.config.ctrl_port({port!r})"
     _check(call, port, 1, 65535)
-    ask("port", port, call)
+    request_setting("port", port, call)
 
 
 def insecure(yes: bool = True) -> None:
@@ -67,7 +67,7 @@ def insecure(yes: bool = True) -> None:
 
     For networks that are trusted wholly.  Raises ClusterError after the run has begun.
     """
-    ask("insecure", yes, f"flow.config.insecure({yes!r})")
+    request_setting("insecure", yes, f"flow.config.insecure({yes!r})")
 
 
 def enable_tensor_float_32_compute(yes: bool = True) -> None:

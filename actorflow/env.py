@@ -120,7 +120,7 @@ def machine(*nodes: Any) -> None:
     if not addresses:
         raise ClusterError(f"{call} was found; one node or more was expected")
     check_distinct(addresses)
-    start.ask("nodes", addresses, call)
+    start.request_setting("nodes", addresses, call)
 
 
 def _address(node: Any, call: str) -> str:
@@ -143,7 +143,7 @@ def log_dir(folder: str) -> None:
 
     On the command line ``--log-dir`` says so.  Raises ClusterError after the run has begun.
     """
-    start.ask("log_dir", str(folder), f"flow.env.log_dir({folder!r})")
+    start.request_setting("log_dir", str(folder), f"flow.env.log_dir({folder!r})")
 
 
 def grpc_use_no_signal(yes: bool = True) -> None:

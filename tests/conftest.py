@@ -127,5 +127,5 @@ def _same_default_dtype() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _alone_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_current", cluster._current)  # `actorflow plan` pretends another one, for good
-    monkeypatch.setattr(start, "_asked", start.Asked())
+    monkeypatch.setattr(start, "_request", start.ScriptRequest())
     monkeypatch.setattr(start, "_settled", False)

@@ -20,7 +20,7 @@ from actorflow.classic.forms import forms_of, give, is_callback, unbound
 from actorflow.classic.scope import placements_of_scopes
 from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
 from actorflow.classic.views import MIRRORED, seen
-from actorflow.rendezvous.start import asked
+from actorflow.rendezvous.start import script_request
 from actorflow.script_state.arguments import Arguments
 from actorflow.session.body import JobArguments, JobBody, PreparedCall, Search
 from actorflow_compiler.capture.capture import without_memory
@@ -155,7 +155,7 @@ class Body(JobBody):
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of devices ("cpu", "cuda") that the script names where the function names no placement."""
-        asks = not self.placements and asked().gpu is not None  # flow.config.gpu_device_num
+        asks = not self.placements and script_request().gpu is not None  # flow.config.gpu_device_num
         return frozenset({device_kind("gpu")} if asks else ())
 
     # -- running it --------------------------------------------------------------------------------------

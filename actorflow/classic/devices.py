@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from actorflow.control.cluster import current
-from actorflow.rendezvous.asked import kind_of_gpu
+from actorflow.rendezvous.script_request import kind_of_gpu
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import LayoutError
 

@@ -1,4 +1,4 @@
-"""``actorflow run --on ray`` as it was typed goes in; the run starts on a Ray cluster, and a status comes out."""
+"""``actorflow run --on ray``: start the run on a Ray cluster, as it was typed, and return its exit status."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Mapping
 import click
 from click.core import ParameterSource
 
-from actorflow.commands.placing import Flags
+from actorflow.commands.launcher_settings import LaunchFlags
 from actorflow.rendezvous.engines import RAY
+from actorflow.rendezvous.options import RUN_OPTIONS
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["on_ray", "starts_on_ray"]
-
-_ANSWERED = frozenset({"script", "arguments", "devices", "nnodes", "on", "token_file", "insecure"})  # by the driver
 
 
 def starts_on_ray(on: str, environ: Mapping[str, str]) -> bool:
@@ -22,7 +21,7 @@ def starts_on_ray(on: str, environ: Mapping[str, str]) -> bool:
     return on == RAY.option and not any(environ.get(mark) for mark in RAY.marks)
 
 
-def on_ray(context: click.Context, flags: Flags) -> int:
+def on_ray(context: click.Context, flags: LaunchFlags) -> int:
     """Start the run and see it to its end; raises UsageError where it cannot be started."""
     from actorflow.launch.ray_run import OnRay, run_on_ray
 
@@ -45,7 +44,7 @@ def on_ray(context: click.Context, flags: Flags) -> int:
         raise click.UsageError(str(e)) from e
 
 
-def _check(flags: Flags) -> None:
+def _check(flags: LaunchFlags) -> None:
     for flag, value in (("--node-rank", flags.node_rank), ("--master-addr", flags.master_addr)):
         if value is not None:
             raise ClusterError(
@@ -58,15 +57,9 @@ def _check(flags: Flags) -> None:
 
 def _passed_on(context: click.Context) -> list[str]:
     """The options that each rank's launcher gets, as they were typed."""
-    words: list[str] = []
-    for option in context.command.params:
-        name = option.name or ""
-        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if not typed or name in _ANSWERED or not isinstance(option, click.Option):
-            continue
-        value = context.params[name]
-        if option.is_flag:
-            words.append((option.opts if value else option.secondary_opts)[0])
-        else:
-            words += [option.opts[0], str(value)]
-    return words
+    return [
+        word
+        for option in RUN_OPTIONS
+        if not option.by_driver and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        for word in option.words(context.params[option.name])
+    ]

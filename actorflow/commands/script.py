@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from actorflow.rendezvous.settings import DEVICE_TYPE
+from actorflow.commands.options import click_option
+from actorflow.rendezvous.options import DEVICE_TYPE
 
 
 class ScriptCommand(click.Command):
@@ -22,10 +23,5 @@ class ScriptCommand(click.Command):
 
 
 SCRIPT = click.argument("script", type=click.Path(exists=True, dir_okay=False, readable=True))
-DEVICE_KIND = click.option(
-    "--device-type",
-    type=click.Choice(["cpu", "cuda"]),
-    envvar=DEVICE_TYPE,
-    help="What a device is where the script's placements do not say.  [default: cuda where there is one, else cpu]",
-)
+DEVICE_KIND = click_option(DEVICE_TYPE)
 ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")

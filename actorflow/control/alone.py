@@ -12,7 +12,7 @@ from actorflow.control.dropped import NOTHING, Dropped
 from actorflow.control.feed import Feed
 from actorflow.control.pull import Pulls
 from actorflow.rendezvous.failure import Failure, LastThings
-from actorflow.rendezvous.reports import Finished, tell
+from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.requests import AnyRequest, Request
 from actorflow.transport.messages import Line, Message
@@ -55,7 +55,7 @@ class Alone:
 
     def goodbye(self) -> None:
         """Nobody to wait for."""
-        tell(self.settings.launcher, Finished(self.rank))
+        report_to_launcher(self.settings.launcher, RankFinished(self.rank))
 
     def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
         """Call back with the number of each call, and what was dropped."""
@@ -120,7 +120,7 @@ class Alone:
         """Tell the launcher, if there is one."""
         self.failure = Failure(0, socket.gethostname(), os.getpid(), kind, cause, 0)
         self.failed.set()
-        tell(self.settings.launcher, self.failure)
+        report_to_launcher(self.settings.launcher, self.failure)
         self._last.start().wait()
 
     def explain(self, error: BaseException) -> BaseException:

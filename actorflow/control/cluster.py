@@ -27,7 +27,7 @@ from actorflow.rendezvous import start
 from actorflow.rendezvous.elastic import meeting_point, torch_place
 from actorflow.rendezvous.failure import Ending, Failure
 from actorflow.rendezvous.network import interface_of, route_to
-from actorflow.rendezvous.reports import Finished, tell
+from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.rendezvous.ticket import own_ticket
@@ -138,7 +138,7 @@ class Cluster:
         for end in self._ends:
             end()
         self._thread.join(5.0)
-        tell(self.settings.launcher, Finished(self.rank))
+        report_to_launcher(self.settings.launcher, RankFinished(self.rank))
 
     def on_end(self, callback: Callable[[], object]) -> None:
         """Call back when all ranks have said goodbye: nobody needs this one any more."""
@@ -308,7 +308,7 @@ class Cluster:
         self._ending.wait()
 
     def _on_failure(self, failure: Failure) -> None:
-        tell(self.settings.launcher, failure)
+        report_to_launcher(self.settings.launcher, failure)
         self._ending.begin(self._control.told)
         self.failed.set()
         self._failures(failure)
@@ -338,7 +338,7 @@ def current() -> Cluster | Alone:
     process does not get past it.
     """
     global _current, _late
-    start.settle(_current)
+    start.begin_run(_current)
     if _current is None:
         settings = meeting_point()
         if settings is None:
@@ -366,7 +366,7 @@ def place() -> Settings:
 
     Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
     """
-    start.settle(_current)
+    start.begin_run(_current)
     return (torch_place() or Settings()) if _current is None else _current.settings
 
 

@@ -27,7 +27,7 @@ from actorflow.control.near import Near
 from actorflow.control.parts import Payloads
 from actorflow.control.pull import Pulls
 from actorflow.rendezvous.failure import LOST, Failure
-from actorflow.rendezvous.reports import KeptAt, tell
+from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.requests import Request
@@ -205,7 +205,7 @@ class Control:
         self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
         self.store = (item.store_host, item.store_port)
         if item.logs_port and self.settings.leads:  # one for each launcher is enough
-            tell(self.settings.launcher, KeptAt(self.settings.at_master(item.logs_port)))
+            report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(item.logs_port)))
         if not self._welcomed.done():
             self._welcomed.set_result(None)
 

@@ -9,7 +9,7 @@ from functools import partial
 from actorflow.control.join import FIRST_NOTICE, NOTICE
 from actorflow.doctor.checks import why_alone, why_unreached
 from actorflow.doctor.here import Here
-from actorflow.rendezvous.reports import Notice, tell
+from actorflow.rendezvous.reports import Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 
@@ -33,7 +33,9 @@ async def tell_why(settings: Settings) -> None:
     while True:
         await asyncio.sleep(wait)
         why = await no_master(settings)
-        tell(settings.launcher, Notice(f"rank {settings.rank} (node {settings.node}) waits for the master. {why}"))
+        report_to_launcher(
+            settings.launcher, Notice(f"rank {settings.rank} (node {settings.node}) waits for the master. {why}")
+        )
         wait = NOTICE
 
 

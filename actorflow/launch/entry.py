@@ -23,7 +23,7 @@ from actorflow.control import cluster
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.doctor.shm import advice
 from actorflow.launch.log_disk import full_disk
-from actorflow.rendezvous.reports import Started, tell
+from actorflow.rendezvous.reports import RankStarted, report_to_launcher
 from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import answer, tell_own
 from actorflow.status.standing import StandingNow, own
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     script, arguments = argv[0], tuple(argv[1:])
     settings = replace(Settings.from_env(), script=script, argv=arguments)
     _die_with(settings.launcher_pid)
-    tell(settings.launcher, Started(settings.rank, os.getpid()))
+    report_to_launcher(settings.launcher, RankStarted(settings.rank, os.getpid()))
     if settings.rank:
         _close_stdin()
     run: Cluster | Alone = Alone(settings)

@@ -1,4 +1,4 @@
-"""A script and the shape of the cluster go in; this node's ranks run under torch's agent; a status comes out."""
+"""Start this node's ranks under torch's elastic agent, watch them to their end, and report what failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,20 +24,9 @@ from rich.console import Console
 from actorflow.launch.log_disk import is_full
 from actorflow.launch.log_files import Logs, NoLogs, log_path
 from actorflow.launch.watch import Findings, Watch
-from actorflow.rendezvous.asked import Shape, check_token
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
-from actorflow.rendezvous.reports import Wanted
-from actorflow.rendezvous.settings import (
-    DEVICE_TYPE,
-    INTERFACE,
-    LIVE,
-    LOCAL,
-    OVERSUBSCRIBE,
-    TOKEN,
-    TRACE,
-    Settings,
-    threads_of,
-)
+from actorflow.rendezvous.script_request import RunShape, check_token
+from actorflow.rendezvous.settings import Settings
 from actorflow.status.sockets import About, announce, ask, on_signal
 from actorflow.status.text import to_text
 from actorflow.tracing import folder as traces
@@ -53,50 +42,7 @@ MALLOC = {  # the C library keeps what is freed: to take a step's memory anew fr
 TAIL = 15  # lines of a failed rank's errors that are shown
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What to run, and where; checked by the caller."""
-
-    script: str
-    argv: tuple[str, ...] = ()
-    devices: int = 1  # ranks on each node
-    nnodes: int = 1
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
-    port: int = 0  # of the master's control server; 0 on one node: any
-    join_timeout: float = 300.0  # seconds
-    token: str = ""  # empty: on one node one is made; on several, peers need none
-    log_dir: str = ""  # empty: a new temporary folder
-    live: str = ""  # what is shown while it runs, as in ``Settings``
-    trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
-    local: bool = True  # ranks of this machine use Unix sockets and shared memory
-    device_type: str = ""  # of what no placement names; empty: CUDA where there is one
-    oversubscribe: bool = False  # ranks of this machine may share a GPU
-    given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", what people said: a script cannot change it
-    tasks: int = 1  # launchers on each node, as an engine has started them; several: each has one device
-    task: int = 0  # which of them this one is
-    own_cores: bool = False  # this launcher's cores are no other's on the node
-    reserved: bool = False  # this process holds the port for the master
-    interface: str = ""  # the network card that leads to the other nodes; empty: the one by which the master is reached
-
-    @property
-    def ranks(self) -> range:
-        """The ranks that this launcher starts."""
-        count = self.devices // self.tasks
-        return range(self.launcher * count, (self.launcher + 1) * count)
-
-    @property
-    def launcher(self) -> int:
-        """This launcher's number."""
-        return self.node_rank * self.tasks + self.task
-
-    @property
-    def launchers(self) -> int:
-        """The launchers of the run."""
-        return self.nnodes * self.tasks
-
-
-def launch(run: Launch) -> int:
+def launch(run: Settings) -> int:
     """Run the script on this node's ranks until all have ended; returns the exit status of the whole.
 
     0 when every rank came to its end; 130 after Ctrl-C and 143 after SIGTERM; else the status with
@@ -105,18 +51,17 @@ def launch(run: Launch) -> int:
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     log_dir = run.log_dir or tempfile.mkdtemp(prefix="actorflow-logs-")
     Path(log_dir).mkdir(parents=True, exist_ok=True)
-    if run.trace and run.launcher == 0:
+    if run.trace and run.launcher_number == 0:
         traces.clear(run.trace)
-    if run.nnodes * run.devices > 1:
+    if run.world > 1:
         console.print(_greeting(run, log_dir), style="dim")
     logs = _logs(console, run, log_dir)
     watch = Watch(logs.send_to)
-    world = run.nnodes * run.devices
-    about = About(os.getpid(), run.script, run.argv, world, tuple(run.ranks), time.time(), log_dir)
+    about = About(os.getpid(), run.script, run.argv, run.world, tuple(run.launcher_ranks), time.time(), log_dir)
     announce(watch.address, about)
     with (
         _reserved_port(run) as port,
-        _environment(_variables(run, port, log_dir, watch.address, logs.port)),
+        _environment(_variables(_as_ranks_find_it(run, port, log_dir, watch.address, logs.port))),
         _signals_kept(),
         on_signal(lambda: _tell(console, watch.address, about)),
     ):
@@ -141,39 +86,35 @@ def _tell(console: Console, launcher: str, about: About) -> None:
     console.print(to_text(about, ask(launcher, about)), end="")
 
 
-def _again(console: Console, run: Launch, wanted: Wanted) -> int:
+def _again(console: Console, run: Settings, shape: RunShape) -> int:
     """Start the script anew with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
-    shape = Shape(**asdict(wanted))
     try:
         check_token(shape, run.token)
     except ClusterError as e:
         console.print(f"actorflow: {e}", style="bold red")
         return 1
     console.print(f"actorflow: the script asks for {shape.spoken}: it starts anew", style="dim")
+    port = run.master_port or shape.port
     return launch(
         replace(
-            run,
-            devices=shape.devices,
-            nnodes=shape.nnodes,
-            node_rank=shape.node_rank,
-            master_addr=shape.master_addr,
-            port=run.port or shape.port,
+            run.with_shape(shape.devices, shape.nnodes, shape.node_rank),
+            master_host=shape.master_addr,
+            master_port=port,
             log_dir=run.log_dir or shape.log_dir,
-            given=frozenset({"devices", "nodes", "port"} if run.port or shape.port else {"devices", "nodes"}),
+            given=frozenset({"devices", "nodes", "port"} if port else {"devices", "nodes"}),
         )
     )
 
 
-def _logs(console: Console, run: Launch, log_dir: str) -> Logs:
+def _logs(console: Console, run: Settings, log_dir: str) -> Logs:
     """This launcher's part in bringing all nodes' logs to the master's; without it a run goes on, too."""
     if run.launchers == 1:
         return NoLogs()
     from actorflow.launch.log_gather import Keeper, Sender
 
-    if run.launcher:
-        return Sender(run.launcher, run.ranks, log_dir, run.token)
-    host = Settings(nnodes=run.nnodes, master_host=run.master_addr).bind_host()
-    keeper = Keeper(range(1, run.launchers), run.devices // run.tasks, log_dir, host, run.token)
+    if run.launcher_number:
+        return Sender(run.launcher_number, run.launcher_ranks, log_dir, run.token)
+    keeper = Keeper(range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token)
     try:
         keeper.start()
     except ClusterError as e:
@@ -181,7 +122,7 @@ def _logs(console: Console, run: Launch, log_dir: str) -> Logs:
     return keeper
 
 
-def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
+def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Signals | None]:
     """Run the ranks under torch's agent: the exit statuses of those that failed, or the signal that ended us."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -192,8 +133,8 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
     config = LaunchConfig(
         min_nodes=1,  # each node has an agent of its own; nodes meet when their ranks join
         max_nodes=1,
-        nproc_per_node=len(run.ranks),
-        logs_specs=RankLogs(log_dir, run.ranks.start),
+        nproc_per_node=len(run.launcher_ranks),
+        logs_specs=RankLogs(log_dir, run.launcher_ranks.start),
         run_id=uuid.uuid4().hex,
         role="actorflow",
         rdzv_endpoint="127.0.0.1:0",
@@ -212,7 +153,7 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
     try:
         launch_agent(config, sys.executable, arguments)
     except ChildFailedError as e:
-        return {run.ranks.start + local: failure.exitcode for local, failure in e.failures.items()}, None
+        return {run.launcher_ranks.start + local: failure.exitcode for local, failure in e.failures.items()}, None
     except SignalException as e:
         return {}, signal.Signals(e.sigval)
     except KeyboardInterrupt:  # before the agent has its handlers
@@ -220,7 +161,7 @@ def _supervise(run: Launch, log_dir: str) -> tuple[dict[int, int], signal.Signal
     return {}, None
 
 
-def _report(console: Console, run: Launch, log_dir: str, findings: Findings, codes: dict[int, int]) -> int:
+def _report(console: Console, run: Settings, log_dir: str, findings: Findings, codes: dict[int, int]) -> int:
     """Print what happened; returns the exit status."""
     failure = _culprit(findings, codes)
     code = _left_with(failure, codes.get(failure.rank, 1)) if failure.kind == "ended" else 1
@@ -234,20 +175,20 @@ def _report(console: Console, run: Launch, log_dir: str, findings: Findings, cod
     return code if code > 0 else 1
 
 
-def _say_what_is_left(console: Console, run: Launch, log_dir: str) -> None:
+def _say_what_is_left(console: Console, run: Settings, log_dir: str) -> None:
     """After a failure: where the logs are, and the trace of what went before."""
-    if run.nnodes * run.devices > 1:
-        whose = "all" if run.launchers > 1 and run.launcher == 0 else "this node's"
+    if run.world > 1:
+        whose = "all" if run.launchers > 1 and run.launcher_number == 0 else "this node's"
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
     elif not run.log_dir:  # the only rank has printed to the terminal
         shutil.rmtree(log_dir, ignore_errors=True)
-    if run.trace and run.launcher == 0 and (line := told(run.trace, range(run.nnodes * run.devices))):
+    if run.trace and run.launcher_number == 0 and (line := told(run.trace, range(run.world))):
         console.print(f"actorflow: {line}", style="dim")
 
 
-def _warn_of_disk(console: Console, run: Launch, log_dir: str) -> None:
+def _warn_of_disk(console: Console, run: Settings, log_dir: str) -> None:
     """Say that output is lost: a script that logs does not hear of it."""
-    if run.nnodes * run.devices > 1 and is_full(log_dir):
+    if run.world > 1 and is_full(log_dir):
         console.print(f"actorflow: the disk of {log_dir} is full: what ranks print there is lost", style="bold red")
 
 
@@ -276,56 +217,48 @@ def _status(code: int) -> str:
     return f"ended with exit status {code}"
 
 
-def _greeting(run: Launch, log_dir: str) -> str:
-    first, last = run.ranks[0], run.ranks[-1]
+def _greeting(run: Settings, log_dir: str) -> str:
+    first, last = run.launcher_ranks[0], run.launcher_ranks[-1]
     ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
-    node = f"node {run.node_rank} of {run.nnodes}, " if run.nnodes > 1 else ""
+    node = f"node {run.node} of {run.nnodes}, " if run.nnodes > 1 else ""
     kept = "" if run.log_dir else ", kept where the run fails, or with --log-dir"
     return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}{kept}"
 
 
-def _variables(run: Launch, port: int, log_dir: str, launcher: str, logs_port: int) -> dict[str, str]:
+def _as_ranks_find_it(run: Settings, port: int, log_dir: str, launcher: str, logs_port: int) -> Settings:
+    """The settings of the launcher's ranks: the run's, and what this launcher has set up for them."""
+    return replace(
+        run,
+        master_port=port,
+        reserved_port=run.reserved_port or not run.master_port,
+        log_dir=log_dir,
+        launcher=launcher,
+        launcher_pid=os.getpid(),
+        logs_port=logs_port,
+        token=run.token or (secrets.token_hex(16) if run.launchers == 1 else ""),
+    )
+
+
+def _variables(run: Settings) -> dict[str, str]:
     """The environment of the ranks, on top of our own."""
-    variables = {
-        "ACTORFLOW_MASTER": f"{run.master_addr}:{port}",
-        "ACTORFLOW_DEVICES": str(run.devices),
-        "ACTORFLOW_NNODES": str(run.nnodes),
-        "ACTORFLOW_NODE_RANK": str(run.node_rank),
-        "ACTORFLOW_TASKS": str(run.tasks),
-        "ACTORFLOW_TASK": str(run.task),
-        "ACTORFLOW_OWN_CORES": str(int(run.own_cores)),
-        INTERFACE: run.interface,
-        "ACTORFLOW_GIVEN": ",".join(sorted(run.given)),
-        "ACTORFLOW_RESERVED_PORT": str(int(run.port == 0 or run.reserved)),
-        "ACTORFLOW_JOIN_TIMEOUT": str(run.join_timeout),
-        "ACTORFLOW_LOG_DIR": log_dir,
-        "ACTORFLOW_LOGS_PORT": str(logs_port),
-        LIVE: run.live,
-        TRACE: run.trace,
-        "ACTORFLOW_LAUNCHER": launcher,
-        "ACTORFLOW_LAUNCHER_PID": str(os.getpid()),
-        TOKEN: run.token or (secrets.token_hex(16) if run.launchers == 1 else ""),
-        LOCAL: str(int(run.local)),
-        DEVICE_TYPE: run.device_type,
-        OVERSUBSCRIBE: str(int(run.oversubscribe)),
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),  # equal on all ranks
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN),
-    }
+    variables = run.to_env()
+    variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")  # equal on all ranks
+    variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN)
     variables |= {name: value for name, value in MALLOC.items() if name not in os.environ}
     if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(threads_of(1 if run.own_cores else run.devices))
+        variables["OMP_NUM_THREADS"] = str(run.threads)
     return variables
 
 
 @contextmanager
-def _reserved_port(run: Launch) -> Iterator[int]:
+def _reserved_port(run: Settings) -> Iterator[int]:
     """The master's port: the one given, else a free one that is held until the ranks have ended."""
-    if run.port:
-        yield run.port
+    if run.master_port:
+        yield run.master_port
         return
     with socket.socket() as holder:  # bound, never listening: only the master's server gets connections
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((run.master_addr, 0))
+        holder.bind((run.master_host, 0))
         yield holder.getsockname()[1]
 
 

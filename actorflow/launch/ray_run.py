@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from actorflow.rendezvous.engines import RAY
-from actorflow.rendezvous.settings import TOKEN
+from actorflow.rendezvous.options import TOKEN
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["OnRay", "RayNode", "run_on_ray", "shape_on_ray"]
@@ -185,7 +185,7 @@ async def _follow_all(ray: Any, group: Any, run: OnRay, nnodes: int, devices: in
         flush=True,
     )
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
-    passed[TOKEN] = run.token or secrets.token_hex(16)
+    passed[TOKEN.variable] = run.token or secrets.token_hex(16)
     command = ["-P", "-m", "actorflow", "run", run.script, "--on", "ray", "--devices", str(devices), *run.options]
     follows = []
     for rank, actor in enumerate(actors):

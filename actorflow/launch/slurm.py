@@ -1,4 +1,4 @@
-"""A place that Slurm gave goes in; what Slurm itself does not tell comes out: node 0's address, a port, a secret."""
+"""What a run needs and Slurm itself does not tell: node 0's address, a port, and a secret that all nodes find."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from actorflow.rendezvous.addresses import resolve
-from actorflow.rendezvous.engines import Place
+from actorflow.rendezvous.engines import EngineProcess
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["address", "outside_srun", "port", "token"]
@@ -45,13 +45,13 @@ def address(host: str) -> str:
     return found[1]
 
 
-def port(place: Place) -> int:
+def port(process: EngineProcess) -> int:
     """A port for node 0 that all nodes find by themselves: another one for each of the last jobs and their steps."""
-    job, step = (int(part) if part.isdecimal() else 0 for part in place.run.split("."))
+    job, step = (int(part) if part.isdecimal() else 0 for part in process.run.split("."))
     return _PORTS[(job * _STEPS + step % _STEPS) % len(_PORTS)]
 
 
-def token(place: Place, environ: Mapping[str, str]) -> str:
+def token(process: EngineProcess, environ: Mapping[str, str]) -> str:
     """A secret of this step that only the user's own processes on its nodes can find: made from one in the user's home.
 
     The first run makes it, a file that nobody else may read.  Nodes that share no home directory find different
@@ -59,7 +59,7 @@ def token(place: Place, environ: Mapping[str, str]) -> str:
     """
     path = secret_file(environ)
     key = _secret(path)
-    return hmac.new(key, f"actorflow Slurm {place.run}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key, f"actorflow Slurm {process.run}".encode(), hashlib.sha256).hexdigest()
 
 
 def secret_file(environ: Mapping[str, str]) -> Path:

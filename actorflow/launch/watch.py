@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
-from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Report, Started, Wanted, hear
+from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankReport, RankStarted, next_report
+from actorflow.rendezvous.script_request import RunShape
 
 GRACE = 3.0  # seconds that ranks have to end by themselves after a failure
 STOPPED = 4.0  # seconds after which a stopped process is taken for lost; its peers notice sooner
@@ -43,7 +44,7 @@ class Findings:
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) of those that died unasked, in order
     started: dict[int, int] = field(default_factory=dict)  # rank -> pid
     killed: set[int] = field(default_factory=set)  # ranks that the watch ended itself
-    wanted: Wanted | None = None  # the script asks to be started anew, so
+    wanted: RunShape | None = None  # the script asks to be started anew, so
 
 
 class Watch:
@@ -101,27 +102,27 @@ class Watch:
     def _hear(self) -> None:
         while True:
             try:
-                self._take(hear(self._socket))
+                self._take(next_report(self._socket))
             except BlockingIOError:
                 return
             except Exception as error:  # nothing that one report brings may keep the others from being heard
                 _say(f"a report of a rank could not be taken in: {error}")
 
-    def _take(self, report: Report) -> None:
-        if isinstance(report, Started):
+    def _take(self, report: RankReport) -> None:
+        if isinstance(report, RankStarted):
             self._meet(report)
-        elif isinstance(report, Finished):
+        elif isinstance(report, RankFinished):
             self._finished.add(report.rank)
-        elif isinstance(report, Wanted):
+        elif isinstance(report, RunShape):
             self.findings.wanted = report
         elif isinstance(report, Notice):
             _say(report.text)
-        elif isinstance(report, KeptAt):
+        elif isinstance(report, LogsKept):
             self._on_kept(report.address)
         else:
             self._failed(report)
 
-    def _meet(self, report: Started) -> None:
+    def _meet(self, report: RankStarted) -> None:
         self.findings.started[report.rank] = report.pid
         with suppress(ProcessLookupError):  # dead already; the agent has its status
             process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)

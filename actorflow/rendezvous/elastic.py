@@ -1,6 +1,6 @@
-"""The variables of torch's launcher (``torchrun``, ours of the same make) go in; this process's place comes out.
+"""Find this process's place in a run that torch's launcher (``torchrun``, or ours like it) has started.
 
-They say who this process is, and where the ranks' ``torch.distributed`` store is.  Jobs need a control
+Its variables say who this process is, and where the ranks' ``torch.distributed`` store is.  Jobs need a control
 server beside it: the master takes a free port, and says in that store which.
 """
 
@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from actorflow.rendezvous.engines import TORCHRUN, half_set
-from actorflow.rendezvous.settings import LOCAL, TOKEN, TRACE, Settings, said
+from actorflow.rendezvous.options import LOCAL, MASTER_VARIABLE, TOKEN, TRACE, read_user_variables
+from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = ["agree", "meeting_point", "take_port", "torch_place"]
@@ -62,7 +63,7 @@ def torch_place(environ: Mapping[str, str] | None = None) -> Settings | None:
         nnodes=given.get(_E.nnodes, -(-world // devices)),
         devices=devices,
         master_host=env[_E.master],
-        **said(env),
+        **read_user_variables(env),
     )
 
 
@@ -71,7 +72,7 @@ def meeting_point() -> Settings | None:
 
     Raises ClusterError where nodes have different numbers of ranks, or the store cannot be reached.
     """
-    if "ACTORFLOW_MASTER" in os.environ or multiprocessing.parent_process() is not None:
+    if MASTER_VARIABLE in os.environ or multiprocessing.parent_process() is not None:
         return None  # started by a rank, such as a loader's worker, which is no rank itself
     settings = torch_place()
     if settings is None or settings.world == 1:
@@ -90,8 +91,8 @@ def meeting_point() -> Settings | None:
         master_port=port,
         reserved_port=True,
         token=token,
-        local=os.environ.get(LOCAL, "1") != "0",
-        trace=os.environ.get(TRACE, ""),
+        local=LOCAL.read(os.environ),
+        trace=TRACE.read(os.environ) or "",
         script=getattr(sys.modules.get("__main__"), "__file__", None) or "",
         argv=tuple(sys.argv[1:]),
     )
@@ -106,7 +107,7 @@ def agree(settings: Settings, port: int = 0) -> tuple[int, str]:
     s = settings
     store = _store(s)
     if s.rank == 0:
-        token = os.environ.get(TOKEN, "").strip() or secrets.token_hex(16)
+        token = os.environ.get(TOKEN.variable, "").strip() or secrets.token_hex(16)
         store.set("master", f"{port or take_port(s.bind_host())} {token}")
     try:
         port_text, token = store.get("master").decode().split(" ", 1)

@@ -1,7 +1,7 @@
-"""What started this process (torchrun, Slurm, Ray) and its variables go in; the process's place in the run comes out.
+"""Find a process's place in its run from the variables of the engine that started it: torchrun, Slurm or Ray.
 
-Pure, and one table: which variable of each engine says what.  An engine may start one process for each node, which
-then starts the node's devices, or one for each device.
+One table says what each engine's variables mean; nothing here does I/O.  An engine may start one process for each
+node, which then starts the node's devices, or one for each device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from itertools import product
 
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["BY_OPTION", "ENGINES", "RAY", "SLURM", "TORCHRUN", "Engine", "Place", "find_place", "half_set", "hosts_of"]
+__all__ = [
+    "BY_OPTION",
+    "ENGINES",
+    "RAY",
+    "SLURM",
+    "TORCHRUN",
+    "Engine",
+    "EngineProcess",
+    "find_process",
+    "half_set",
+    "hosts_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +103,8 @@ BY_OPTION = {engine.option: engine for engine in ENGINES}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an engine has put this process."""
+class EngineProcess:
+    """This process, as the engine that has started it counts its processes."""
 
     engine: Engine
     rank: int
@@ -109,7 +120,7 @@ class Place:
     cores: int | None = None  # of this node
 
 
-def find_place(environ: Mapping[str, str], on: str = "auto") -> Place | None:
+def find_process(environ: Mapping[str, str], on: str = "auto") -> EngineProcess | None:
     """The place that an engine has given this process; None where none has started it.
 
     ``on`` is the option of an engine that must have, or "auto".  A process that a rank of ours has started is no rank
@@ -130,7 +141,7 @@ def find_place(environ: Mapping[str, str], on: str = "auto") -> Place | None:
     return _read(named[0], environ) if named else None
 
 
-def _read(engine: Engine, environ: Mapping[str, str]) -> Place:
+def _read(engine: Engine, environ: Mapping[str, str]) -> EngineProcess:
     if not all(environ.get(name) for name in engine.needed):
         raise half_set(engine, environ, engine.needed)
 
@@ -149,7 +160,7 @@ def _read(engine: Engine, environ: Mapping[str, str]) -> Place:
             f"{environ[engine.tasks]}): every node needs the same number"
             + (", which srun's --ntasks-per-node gives" if engine is SLURM else "")
         )
-    place = Place(
+    process = EngineProcess(
         engine=engine,
         rank=number(engine.rank),
         world=number(engine.world),
@@ -163,7 +174,7 @@ def _read(engine: Engine, environ: Mapping[str, str]) -> Place:
         gpus=_optional(environ, engine.gpus),
         cores=_optional(environ, engine.cores),
     )
-    p = place
+    p = process
     fits = 0 <= p.task < p.tasks and 0 <= p.node < p.nnodes and 0 <= p.rank < p.world == p.nnodes * p.tasks
     if not fits:
         values = ", ".join(f"{name}={environ[name]}" for name in engine.needed)
@@ -172,7 +183,7 @@ def _read(engine: Engine, environ: Mapping[str, str]) -> Place:
             f"{p.tasks} on node {p.node} of {p.nnodes} (numbers begin at 0, and every node needs the same number of "
             f"processes); found {values}"
         )
-    return place
+    return process
 
 
 def half_set(engine: Engine, environ: Mapping[str, str], needed: Sequence[str]) -> ClusterError:

@@ -1,4 +1,4 @@
-"""How a rank tells its launcher that it has started, waits, failed, finished or asks for more: one datagram each."""
+"""Reports of a rank to its launcher, one datagram each: it has started, waits, failed, finished, or asks for more."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.script_request import RunShape
 from actorflow.support.shortened import shortened
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RankStarted:
     """A rank's process runs."""
 
     rank: int
@@ -20,23 +21,10 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RankFinished:
     """A rank has said goodbye; its process may end."""
 
     rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The script asks for more than it was started with: a ``Shape``; the ranks leave, to be started anew."""
-
-    devices: int
-    nnodes: int
-    node_rank: int
-    master_addr: str
-    port: int
-    insecure: bool
-    log_dir: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +35,28 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAt:
+class LogsKept:
     """Where node 0's launcher keeps the logs of all nodes."""
 
     address: str  # host:port
 
 
-Report = Started | Finished | Failure | Wanted | Notice | KeptAt
+# a ``RunShape`` is what the script asks for beyond what it was started with: the ranks leave, to be started anew
+RankReport = RankStarted | RankFinished | Failure | RunShape | Notice | LogsKept
 
-_KINDS: dict[str, type[Report]] = {
-    "started": Started,
-    "finished": Finished,
+_KINDS: dict[str, type[RankReport]] = {
+    "started": RankStarted,
+    "finished": RankFinished,
     "failed": Failure,
-    "wanted": Wanted,
+    "wanted": RunShape,
     "notice": Notice,
-    "kept": KeptAt,
+    "kept": LogsKept,
 }
 MOST = 1 << 16  # bytes of a report as it travels: what the launcher reads of one datagram
 _TEXTS = ("cause", "text")  # fields that may be shortened
 
 
-def tell(launcher: str, report: Report) -> None:
+def report_to_launcher(launcher: str, report: RankReport) -> None:
     """Send a report to the launcher's socket; without a launcher, or when it is gone, nothing happens.
 
     A text that is too long for a datagram is shortened.
@@ -78,7 +67,7 @@ def tell(launcher: str, report: Report) -> None:
         s.sendto(_datagram(report), launcher)
 
 
-def hear(launcher: socket.socket) -> Report:
+def next_report(launcher: socket.socket) -> RankReport:
     """The next report on the launcher's socket.
 
     Raises BlockingIOError where there is none now, and ValueError for a datagram that is no report; the next call
@@ -90,7 +79,7 @@ def hear(launcher: socket.socket) -> Report:
     return parse(datagram)
 
 
-def parse(datagram: bytes) -> Report:
+def parse(datagram: bytes) -> RankReport:
     """The report in a datagram; raises ValueError where there is none."""
     try:
         name, body = json.loads(datagram)
@@ -99,7 +88,7 @@ def parse(datagram: bytes) -> Report:
         raise ValueError(f"{datagram[:80]!r}: {type(error).__name__}: {error}") from error
 
 
-def _datagram(report: Report) -> bytes:
+def _datagram(report: RankReport) -> bytes:
     """The report as JSON of at most ``MOST`` bytes, in which a character may take 12 of them."""
     name = next(name for name, kind in _KINDS.items() if isinstance(report, kind))
     body = asdict(report)

@@ -1,25 +1,26 @@
-"""The launcher's ACTORFLOW_* variables go in; what this process knows of its run before it joins comes out."""
+"""What a process knows of its run before it joins, and the environment in which its launcher tells it."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from actorflow.rendezvous.network import address_of, is_loopback, own_address, route_to
+from actorflow.rendezvous.options import (
+    JOIN_TIMEOUT,
+    LOCAL,
+    MASTER_VARIABLE,
+    NCCL_TIMEOUT,
+    RANK_OPTIONS,
+    TASK_VARIABLE,
+    TOKEN,
+    LiveMode,
+    read_rank_options,
+    read_user_variables,
+)
 from actorflow_compiler.core.errors import ClusterError
 
-TRACE = "ACTORFLOW_TRACE"  # folder for the orders in which actors fired
-LIVE = "ACTORFLOW_LIVE"  # what is shown while a run goes on
-TOKEN = "ACTORFLOW_TOKEN"  # this and the next: variables that users may set themselves
-DEVICE_TYPE = "ACTORFLOW_DEVICE_TYPE"  # "cpu" or "cuda": of what no placement names
-OVERSUBSCRIBE = "ACTORFLOW_OVERSUBSCRIBE"  # 1: several ranks may share a GPU
-NCCL_TIMEOUT = "ACTORFLOW_NCCL_TIMEOUT"  # seconds after which a transfer that has not ended ends the run
-LOCAL = "ACTORFLOW_LOCAL"  # 0: ranks of one machine treat each other as if they were on several
-INTERFACE = "ACTORFLOW_INTERFACE"  # the network card that leads to the other nodes
-_SECONDS = re.compile(r"\d+(\.\d*)?")
 _BOUND = frozenset({"OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})  # users say where threads run
 
 
@@ -45,10 +46,11 @@ def cores_of(local_rank: int, devices: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One process's place in its run.
+    """One process's place in its run, and what it was told of the run.
 
-    Without variables: one rank, no peers.  With ``pretend`` the process plays rank 0 of ``world``
-    ranks that do not exist, which is how a plan is made without running it.
+    Without variables: one rank, no peers.  A launcher's settings are those of the first rank that it starts.  With
+    ``pretend`` the process plays rank 0 of ``world`` ranks that do not exist, which is how a plan is made without
+    running it.
     """
 
     rank: int = 0
@@ -56,7 +58,7 @@ class Settings:
     world: int = 1  # ranks
     node: int = 0
     nnodes: int = 1
-    devices: int = 1  # ranks on each node
+    devices: int = 1  # ranks on each node; 0 while a launcher has not counted its GPUs
     tasks: int = 1  # launchers on each node; several: each has started one rank
     own_cores: bool = False  # the cores that this process may use are no other rank's
     interface: str = ""  # the network card that leads to the other nodes; empty: the one by which the master is reached
@@ -64,13 +66,13 @@ class Settings:
     master_port: int = 0  # of the master's gRPC server
     reserved_port: bool = False  # the launcher holds the port open for the master
     token: str = ""  # empty: peers need none
-    join_timeout: float = 300.0  # seconds
+    join_timeout: float = JOIN_TIMEOUT.default  # seconds
     given: frozenset[str] = frozenset()  # of "devices", "nodes" and "port", those that the command line named
-    local: bool = True  # ranks of one machine use Unix sockets and shared memory
+    local: bool = LOCAL.default  # ranks of one machine use Unix sockets and shared memory
     device_type: str = ""  # of what no placement names: "cpu", "cuda"; empty: CUDA where there is one
     oversubscribe: bool = False  # several ranks may share a GPU
-    nccl_timeout: float = 600.0  # seconds that a transfer may take
-    log_dir: str = ""
+    nccl_timeout: float = NCCL_TIMEOUT.default  # seconds that a transfer may take
+    log_dir: str = ""  # of the logs of ranks other than 0; empty, for a launcher: a new temporary folder
     script: str = ""
     argv: tuple[str, ...] = ()
     launcher: str = ""  # path of the socket on which the launcher hears reports
@@ -80,7 +82,7 @@ class Settings:
     plan_job: str = ""  # the job whose plan is asked for; empty: the first train job
     hardware: str = ""  # path of a hardware file that plans are made for; empty: this machine
     measure: bool = False  # what this machine takes, before a plan is made that is not run
-    live: str = ""  # "live": the ranks and a bar; "bar"; "none"; empty: a bar where nothing speaks against it
+    live: LiveMode = LiveMode.AUTO
     trace: str = ""  # folder for the orders in which actors fired; empty: they are not kept
     logs_port: int = 0  # where node 0's launcher keeps the logs of all nodes; 0: it does not
 
@@ -98,6 +100,22 @@ class Settings:
     def threads(self) -> int:
         """The threads that this rank computes with."""
         return threads_of(1 if self.own_cores else self.devices)
+
+    @property
+    def launcher_number(self) -> int:
+        """The number of this process's launcher in the run."""
+        return self.node * self.tasks + (self.local_rank if self.tasks > 1 else 0)
+
+    @property
+    def launchers(self) -> int:
+        """The launchers of the run."""
+        return self.nnodes * self.tasks
+
+    @property
+    def launcher_ranks(self) -> range:
+        """The ranks that this process's launcher starts."""
+        count = self.devices // self.tasks
+        return range(self.launcher_number * count, (self.launcher_number + 1) * count)
 
     @property
     def leads(self) -> bool:
@@ -130,65 +148,38 @@ class Settings:
             return host
         return "::" if ":" in host else "0.0.0.0"  # the master's name may be one that only others can use
 
+    def with_shape(self, devices: int, nnodes: int, node: int) -> Settings:
+        """These settings in a run of so many devices on each of so many nodes, on this one of them."""
+        return replace(
+            self,
+            devices=devices,
+            nnodes=nnodes,
+            node=node,
+            world=nnodes * devices,
+            rank=node * devices + self.local_rank,
+        )
+
+    def to_env(self) -> dict[str, str]:
+        """The variables from which each rank of this launcher reads its settings, with its own LOCAL_RANK."""
+        variables = {option.variable: option.to_text(getattr(self, option.field)) for option in RANK_OPTIONS}
+        variables[MASTER_VARIABLE] = f"{self.master_host}:{self.master_port}"
+        variables[TASK_VARIABLE] = str(self.local_rank if self.tasks > 1 else 0)
+        return variables
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables that the launcher sets; raises ClusterError where one is malformed."""
         env = os.environ if environ is None else environ
-
-        def number(name: str, default: int) -> int:
-            return int(env.get(name, default))
-
+        if MASTER_VARIABLE not in env:
+            return cls(**read_user_variables(env))
         try:
-            if "ACTORFLOW_MASTER" not in env:
-                return cls(**said(env))
-            devices, nnodes = number("ACTORFLOW_DEVICES", 1), number("ACTORFLOW_NNODES", 1)
-            node, tasks = number("ACTORFLOW_NODE_RANK", 0), number("ACTORFLOW_TASKS", 1)
-            local_rank = number("LOCAL_RANK" if tasks == 1 else "ACTORFLOW_TASK", 0)
-            host, _, port = env["ACTORFLOW_MASTER"].rpartition(":")
-            return cls(
-                rank=node * devices + local_rank,
-                local_rank=local_rank,
-                world=nnodes * devices,
-                node=node,
-                nnodes=nnodes,
-                devices=devices,
-                tasks=tasks,
-                own_cores=env.get("ACTORFLOW_OWN_CORES") == "1",
-                interface=env.get(INTERFACE, ""),
-                master_host=host,
-                master_port=int(port),
-                reserved_port=env.get("ACTORFLOW_RESERVED_PORT") == "1",
-                token=env.get(TOKEN, ""),
-                join_timeout=float(env.get("ACTORFLOW_JOIN_TIMEOUT", 300.0)),
-                given=frozenset(filter(None, env.get("ACTORFLOW_GIVEN", "").split(","))),
-                local=bool(number(LOCAL, 1)),
-                log_dir=env.get("ACTORFLOW_LOG_DIR", ""),
-                live=env.get(LIVE, ""),
-                trace=env.get(TRACE, ""),
-                launcher=env.get("ACTORFLOW_LAUNCHER", ""),
-                launcher_pid=number("ACTORFLOW_LAUNCHER_PID", 0),
-                logs_port=number("ACTORFLOW_LOGS_PORT", 0),
-                **said(env),
-            )
+            host, _, port = env[MASTER_VARIABLE].rpartition(":")
+            found = cls(master_host=host, master_port=int(port), **(read_rank_options(env) | read_user_variables(env)))
+            local_rank = int(env.get("LOCAL_RANK" if found.tasks == 1 else TASK_VARIABLE, 0))
         except ValueError as e:
-            found = {k: v for k, v in env.items() if k.startswith("ACTORFLOW_") and k != TOKEN}
+            shown = {k: v for k, v in env.items() if k.startswith("ACTORFLOW_") and k != TOKEN.variable}
             raise ClusterError(
-                f"the ACTORFLOW_* variables of this process are malformed ({e}); found {found}. "
+                f"the ACTORFLOW_* variables of this process are malformed ({e}); found {shown}. "
                 "`actorflow run` sets them; unset them to run the script alone."
             ) from e
-
-
-def said(env: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that users may give in variables of their own, however the process was started.
-
-    Raises ClusterError for a value that is none.
-    """
-    kind, shares, seconds = env.get(DEVICE_TYPE, ""), env.get(OVERSUBSCRIBE) or "0", env.get(NCCL_TIMEOUT) or "600"
-    for name, value, fits, expected in (
-        (DEVICE_TYPE, kind, kind in ("", "cpu", "cuda"), "cpu or cuda"),
-        (OVERSUBSCRIBE, shares, shares in ("0", "1"), "0 or 1"),
-        (NCCL_TIMEOUT, seconds, _SECONDS.fullmatch(seconds) and float(seconds) > 0, "a number of seconds"),
-    ):
-        if not fits:
-            raise ClusterError(f"{name}={value} was found in the environment; {expected} was expected")
-    return {"device_type": kind, "oversubscribe": shares == "1", "nccl_timeout": float(seconds)}
+        return replace(found, local_rank=local_rank).with_shape(found.devices, found.nnodes, found.node)

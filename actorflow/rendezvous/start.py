@@ -1,4 +1,4 @@
-"""What a script asks for goes in, call by call; when its run begins, it stays in this process or is started anew.
+"""Collect what a script asks for, call by call; when its run begins, keep its process or start the script anew.
 
 A script that wants more than its one process is not cut in two: the process becomes the launcher
 (by ``exec``, so that nothing of the script lives on in it), and the whole script runs again as each rank.
@@ -9,25 +9,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
-from actorflow.rendezvous.asked import Asked, Shape, check_token, kind_of_gpu, wanted
 from actorflow.rendezvous.elastic import torch_place
-from actorflow.rendezvous.reports import Wanted, tell
-from actorflow.rendezvous.settings import TOKEN, Settings
+from actorflow.rendezvous.options import DEVICES, INSECURE, LOG_DIR, MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, TOKEN
+from actorflow.rendezvous.reports import report_to_launcher
+from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, kind_of_gpu, restart_shape
+from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["ask", "asked", "settle"]
+__all__ = ["begin_run", "request_setting", "script_request"]
 
 _HERE = str(Path(__file__).resolve().parents[1])  # actorflow's own folder
-_asked = Asked()
+_request = ScriptRequest()
 _settled = False  # the run has begun: what was asked for is answered
 
 
-class Running(Protocol):
+class JoinedRun(Protocol):
     """What is needed of a rank that a launcher started."""
 
     settings: Settings
@@ -36,23 +37,23 @@ class Running(Protocol):
         """Leave the run together with all others."""
 
 
-def asked() -> Asked:
+def script_request() -> ScriptRequest:
     """What the script has asked for so far."""
-    return _asked
+    return _request
 
 
-def ask(setting: str, value: Any, call: str) -> None:
+def request_setting(setting: str, value: Any, call: str) -> None:
     """Note a setting; ``call`` is what the user wrote.  Raises ClusterError once the run has begun."""
-    global _asked
+    global _request
     if _settled:
         raise ClusterError(
             f"{call} came after the run had begun (flow.env.init, a job's first call, or a question for this "
             "process's rank or the number of ranks begins it); put it before all of these"
         )
-    _asked = replace(_asked, **{setting: value}, said={**_asked.said, setting: f"{call}{_line()}"})
+    _request = replace(_request, **{setting: value}, said={**_request.said, setting: f"{call}{_line()}"})
 
 
-def settle(run: Running | None) -> None:
+def begin_run(run: JoinedRun | None) -> None:
     """Begin the run: check what was asked for; where it takes more processes, do not return.
 
     ``run`` is the run that a launcher has put this process in, None under plain ``python script.py``: then this
@@ -68,9 +69,9 @@ def settle(run: Running | None) -> None:
         if multiprocessing.parent_process() is not None or (run is not None and run.settings.pretend):
             return  # a worker of the script's own; a plan for devices that the command line names
         settings = _by_torch() if run is None else run.settings
-        shape = wanted(_asked, settings, os.environ)
+        shape = restart_shape(_request, settings, os.environ)
         if shape is None:
-            if _asked.gpu is not None:
+            if _request.gpu is not None:
                 kind_of_gpu(0 if settings is None else settings.rank)  # says once where there is none
             return
         if run is None:
@@ -87,8 +88,8 @@ def _by_torch() -> Settings | None:
     return None if place is None else replace(place, given=frozenset({"devices", "nodes"}))
 
 
-def _become_launcher(shape: Shape) -> NoReturn:
-    check_token(shape, os.environ.get(TOKEN, "").strip())
+def _become_launcher(shape: RunShape) -> NoReturn:
+    check_token(shape, os.environ.get(TOKEN.variable, "").strip())
     script, arguments = _script(sys.modules["__main__"], sys.orig_argv, sys.argv)
     print(
         f"actorflow: {script} asks for {shape.spoken}: this process becomes the launcher, and the script runs from its "
@@ -100,17 +101,17 @@ def _become_launcher(shape: Shape) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *_command(shape, script, arguments)])
 
 
-def _command(shape: Shape, script: str, arguments: list[str]) -> list[str]:
+def _command(shape: RunShape, script: str, arguments: list[str]) -> list[str]:
     """The launcher's command line."""
-    command = ["-P", "-m", "actorflow", "run", script, "--devices", str(shape.devices), "--nnodes", str(shape.nnodes)]
+    command = ["-P", "-m", "actorflow", "run", script, *DEVICES.words(shape.devices), *NNODES.words(shape.nnodes)]
     if shape.nnodes > 1:
-        command += ["--node-rank", str(shape.node_rank), "--master-addr", shape.master_addr]
-        if shape.insecure and not os.environ.get(TOKEN, "").strip() and os.environ.get("ACTORFLOW_INSECURE") != "1":
-            command.append("--insecure")
+        command += NODE_RANK.words(shape.node_rank) + MASTER_ADDR.words(shape.master_addr)
+        if not os.environ.get(TOKEN.variable, "").strip() and not INSECURE.read(os.environ):
+            command += INSECURE.words(shape.insecure)
     if shape.port:
-        command += ["--master-port", str(shape.port)]
+        command += MASTER_PORT.words(shape.port)
     if shape.log_dir:
-        command += ["--log-dir", shape.log_dir]
+        command += LOG_DIR.words(shape.log_dir)
     return [*command, "--", *arguments]
 
 
@@ -133,11 +134,11 @@ def _script(main: ModuleType, command: list[str], argv: list[str]) -> tuple[str,
     return command[at], command[at + 1 :]  # as typed: a script may have changed sys.argv
 
 
-def _ask_launcher(run: Running | None, shape: Shape) -> NoReturn:
+def _ask_launcher(run: JoinedRun | None, shape: RunShape) -> NoReturn:
     assert run is not None
     if not run.settings.launcher:
         raise ClusterError(f"the script asks for {shape.spoken}; start it with plain python, or with `actorflow run`")
-    tell(run.settings.launcher, Wanted(**asdict(shape)))
+    report_to_launcher(run.settings.launcher, shape)
     run.goodbye()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,7 +9,7 @@ from actorflow.control.dropped import Dropped
 from actorflow.devices import make_device
 from actorflow.rendezvous.device_assignment import device_of, idle_oversubscribe
 from actorflow.rendezvous.failure import Failure
-from actorflow.rendezvous.settings import NCCL_TIMEOUT
+from actorflow.rendezvous.options import NCCL_TIMEOUT
 from actorflow.runtime.collective_order import NCCL
 from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
@@ -93,7 +93,7 @@ class Lifecycle:
         running = self._context.running
         assert running is not None
         worker = running.worker
-        worker.fail(too_late(self._context.rank, started, NCCL_TIMEOUT, worker.explain()))
+        worker.fail(too_late(self._context.rank, started, NCCL_TIMEOUT.variable, worker.explain()))
 
     def _failed(self, failure: Failure) -> None:
         """The run is over, here or elsewhere."""

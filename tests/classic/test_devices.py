@@ -8,7 +8,7 @@ import torch
 import actorflow as flow
 from actorflow.classic.devices import ranks_of, spelled
 from actorflow.classic.views import MIRRORED, seen
-from actorflow.rendezvous import asked
+from actorflow.rendezvous import script_request
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import CallError, LayoutError
 
@@ -56,7 +56,7 @@ def test_ranks_are_not_texts() -> None:
 def test_gpu_is_cuda_or_cpu_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(asked, "_told", False)
+    monkeypatch.setattr(script_request, "_gpu_noted", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     scope = flow.scope.placement("gpu", "0:0")
     assert capsys.readouterr().err == ""  # the run is not asked for before it is needed

@@ -13,7 +13,7 @@ import pytest
 from actorflow.launch import watch as watching
 from actorflow.launch.watch import Watch
 from actorflow.rendezvous.failure import LAUNCHER, Failure
-from actorflow.rendezvous.reports import Finished, Started, tell
+from actorflow.rendezvous.reports import RankFinished, RankStarted, report_to_launcher
 from cluster.ranks import LIMIT
 
 Spawn = Callable[[], "subprocess.Popen[bytes]"]
@@ -48,8 +48,8 @@ def spawn() -> Iterator[Spawn]:
 def test_ranks_that_finish_are_left_alone(watch: Watch, spawn: Spawn) -> None:
     ranks = [spawn(), spawn()]
     for rank, process in enumerate(ranks):
-        tell(watch.address, Started(rank, process.pid))
-        tell(watch.address, Finished(rank))
+        report_to_launcher(watch.address, RankStarted(rank, process.pid))
+        report_to_launcher(watch.address, RankFinished(rank))
     ranks[0].terminate()
     ranks[0].wait()
     time.sleep(0.4)  # longer than the grace
@@ -62,7 +62,7 @@ def test_ranks_that_finish_are_left_alone(watch: Watch, spawn: Spawn) -> None:
 def test_a_rank_that_dies_unasked_ends_the_others_after_a_grace(watch: Watch, spawn: Spawn) -> None:
     ranks = [spawn(), spawn()]
     for rank, process in enumerate(ranks):
-        tell(watch.address, Started(rank, process.pid))
+        report_to_launcher(watch.address, RankStarted(rank, process.pid))
     ranks[1].kill()
     assert ranks[0].wait(LIMIT) == -signal.SIGKILL
     found = watch.close()
@@ -72,7 +72,7 @@ def test_a_rank_that_dies_unasked_ends_the_others_after_a_grace(watch: Watch, sp
 
 def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Watch, spawn: Spawn) -> None:
     process = spawn()
-    tell(watch.address, Started(5, process.pid))
+    report_to_launcher(watch.address, RankStarted(5, process.pid))
     os.kill(process.pid, signal.SIGSTOP)
     assert process.wait(LIMIT) == -signal.SIGKILL
     found = watch.close()
@@ -83,9 +83,9 @@ def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Watc
 
 def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: Watch, spawn: Spawn) -> None:
     process = spawn()
-    tell(watch.address, Started(1, process.pid))
+    report_to_launcher(watch.address, RankStarted(1, process.pid))
     told = Failure(1, "here", process.pid, "stopped", "stopped answering", noticed_by=0)
-    tell(watch.address, told)
+    report_to_launcher(watch.address, told)
     assert process.wait(LIMIT) == -signal.SIGKILL
     found = watch.close()
     assert found.failures == [told]
@@ -93,5 +93,5 @@ def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: Watch
 
 
 def test_a_launcher_that_is_gone_does_not_disturb_its_ranks(tmp_path: os.PathLike[str]) -> None:
-    tell(f"{tmp_path}/nobody", Finished(0))
-    tell("", Finished(0))
+    report_to_launcher(f"{tmp_path}/nobody", RankFinished(0))
+    report_to_launcher("", RankFinished(0))

@@ -10,7 +10,7 @@ import pytest
 
 from actorflow.launch.watch import Watch
 from actorflow.rendezvous.failure import Failure
-from actorflow.rendezvous.reports import Finished, KeptAt, Notice, Started, Wanted, tell
+from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankStarted, RunShape, report_to_launcher
 from cluster.ranks import LIMIT
 
 MANY = 100_000  # characters, more than any datagram takes
@@ -28,8 +28,8 @@ def watch() -> Iterator[Watch]:
 @pytest.mark.parametrize("character", ["x", "é", "漢", "😀", '"', "\x00", "\udc80"], ids=ascii)
 def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(watch: Watch, character: str) -> None:
     told = Failure(1, "host", 42, "raised", f"raised ValueError: {character * MANY}", 1)
-    tell(watch.address, told)
-    tell(watch.address, Finished(0))
+    report_to_launcher(watch.address, told)
+    report_to_launcher(watch.address, RankFinished(0))
     found = watch.close()
     (heard,) = found.failures
     assert (heard.rank, heard.host, heard.pid, heard.kind) == (1, "host", 42, "raised")
@@ -40,12 +40,12 @@ def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(wat
 
 def test_a_cause_that_fits_is_not_shortened(watch: Watch) -> None:
     told = Failure(1, "host", 42, "raised", "raised ValueError: 文字", 1)
-    tell(watch.address, told)
+    report_to_launcher(watch.address, told)
     assert watch.close().failures == [told]
 
 
 def test_a_long_notice_is_shortened_as_well(watch: Watch, capfd: pytest.CaptureFixture[str]) -> None:
-    tell(watch.address, Notice("待" * MANY))
+    report_to_launcher(watch.address, Notice("待" * MANY))
     watch.close()
     assert capfd.readouterr().err.startswith("actorflow: 待待待")
 
@@ -64,9 +64,9 @@ def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         for datagram in wrong:
             s.sendto(datagram, watch.address)
-    tell(watch.address, Wanted(2, 1, 0, "", 0, False, ""))
+    report_to_launcher(watch.address, RunShape(2, 1, 0, "", 0, False, ""))
     found = watch.close()
-    assert found.wanted == Wanted(2, 1, 0, "", 0, False, "")
+    assert found.wanted == RunShape(2, 1, 0, "", 0, False, "")
     assert (found.failures, found.started) == ([], {})
     assert capfd.readouterr().err.count("actorflow: a report of a rank could not be taken in: ") == len(wrong)
 
@@ -79,9 +79,9 @@ def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: Watch, monkeypatc
         flush = write
 
     monkeypatch.setattr("sys.stderr", Gone())
-    tell(watch.address, Notice("waiting"))
+    report_to_launcher(watch.address, Notice("waiting"))
     told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
-    tell(watch.address, told)
+    report_to_launcher(watch.address, told)
     assert watch.close().failures == [told]
 
 
@@ -91,14 +91,14 @@ def test_a_launcher_that_cannot_keep_logs_watches_on() -> None:
 
     watch = Watch(refuse)
     watch.start()
-    tell(watch.address, KeptAt("host:1"))
+    report_to_launcher(watch.address, LogsKept("host:1"))
     told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
-    tell(watch.address, told)
+    report_to_launcher(watch.address, told)
     assert watch.close().failures == [told]
 
 
 def test_a_rank_that_has_ended_before_its_report_is_read_is_counted_as_started(watch: Watch) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait(LIMIT)
-    tell(watch.address, Started(3, gone.pid))
+    report_to_launcher(watch.address, RankStarted(3, gone.pid))
     assert watch.close().started == {3: gone.pid}

@@ -50,7 +50,7 @@ def test_nccl_counts_where_torch_was_built_for_cuda(
 
 
 def test_the_command_line_stays_quick_because_nothing_imports_torch() -> None:
-    imported = "actorflow.cli, actorflow.doctor.checks, actorflow.rendezvous.asked"
+    imported = "actorflow.cli, actorflow.doctor.checks, actorflow.rendezvous.script_request"
     code = f"import sys, {imported}; print('torch' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}

@@ -13,9 +13,11 @@ from click.testing import CliRunner
 
 from actorflow.cli import main
 from actorflow.commands import on_ray
-from actorflow.commands.placing import ON, Flags, Placing, placing
+from actorflow.commands.launcher_settings import LaunchFlags, launcher_settings
 from actorflow.launch import slurm
-from actorflow.rendezvous.engines import ENGINES, RAY, SLURM, TORCHRUN, Engine, Place, find_place, hosts_of
+from actorflow.rendezvous.engines import ENGINES, RAY, SLURM, TORCHRUN, Engine, EngineProcess, find_process, hosts_of
+from actorflow.rendezvous.options import ON
+from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
 # the second process of four on the second of three nodes, as each engine says it
@@ -53,7 +55,7 @@ def slurm_of(nnodes: int, tasks: int, node: int = 0, task: int = 0, **more: str)
 
 @engines
 def test_every_engine_tells_rank_node_and_master(engine: Engine) -> None:
-    place = find_place(SAID[engine])
+    place = find_process(SAID[engine])
     assert place is not None
     assert place.engine is engine
     assert (place.rank, place.world, place.task, place.tasks) == (5, 12, 1, 4)
@@ -67,7 +69,7 @@ def test_a_variable_that_is_missing_is_named_beside_those_that_are_there(engine:
         if not any(mark in rest for mark in engine.marks):
             continue
         with pytest.raises(ClusterError) as caught:
-            find_place(rest)
+            find_process(rest)
         text = str(caught.value)
         assert f"missing: {name}." in text
         assert all(f"{key}={rest[key]}" in text for key in engine.needed if key in rest)
@@ -78,48 +80,48 @@ def test_a_variable_that_is_missing_is_named_beside_those_that_are_there(engine:
 def test_numbers_that_name_no_process_are_an_error(engine: Engine, value: str) -> None:
     for name in (engine.rank, engine.task, engine.node):
         with pytest.raises(ClusterError, match=re.escape(engine.name)):
-            find_place({**SAID[engine], name: value})
+            find_process({**SAID[engine], name: value})
 
 
 def test_without_an_engine_there_is_no_place() -> None:
-    assert find_place({"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}) is None
+    assert find_process({"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}) is None
 
 
 def test_a_batch_script_outside_of_srun_has_no_place_and_is_told_of_srun() -> None:
-    assert find_place(BATCH_SCRIPT) is None
+    assert find_process(BATCH_SCRIPT) is None
     assert "job 77 has 2 nodes" in slurm.outside_srun(BATCH_SCRIPT)
     assert slurm.outside_srun({**BATCH_SCRIPT, "SLURM_JOB_NUM_NODES": "1"}) == ""
     assert slurm.outside_srun(SAID[SLURM]) == ""
 
 
 def test_what_a_rank_starts_has_no_place() -> None:
-    assert find_place({**SAID[TORCHRUN], "ACTORFLOW_MASTER": "127.0.0.1:1"}) is None
+    assert find_process({**SAID[TORCHRUN], "ACTORFLOW_MASTER": "127.0.0.1:1"}) is None
 
 
 def test_torchrun_and_ray_stand_before_the_slurm_that_has_started_them() -> None:
     for inner in (TORCHRUN, RAY):
-        place = find_place(SAID[SLURM] | SAID[inner])
+        place = find_process(SAID[SLURM] | SAID[inner])
         assert place is not None
         assert place.engine is inner
-    place = find_place(SAID[SLURM] | SAID[TORCHRUN], "slurm")
+    place = find_process(SAID[SLURM] | SAID[TORCHRUN], "slurm")
     assert place is not None
     assert place.engine is SLURM
 
 
 def test_an_engine_that_is_named_must_have_started_the_process() -> None:
     with pytest.raises(ClusterError, match=r"--on slurm, but Slurm has not started this process: .* srun act"):
-        find_place(SAID[TORCHRUN], "slurm")
+        find_process(SAID[TORCHRUN], "slurm")
 
 
 @pytest.mark.parametrize("counts", ["2,1", "2(x2),1", "1,2"])
 def test_different_numbers_of_processes_on_the_nodes_are_an_error(counts: str) -> None:
     with pytest.raises(ClusterError, match=rf"SLURM_STEP_TASKS_PER_NODE={re.escape(counts)}.*--ntasks-per-node"):
-        find_place({**SAID[SLURM], "SLURM_STEP_TASKS_PER_NODE": counts})
+        find_process({**SAID[SLURM], "SLURM_STEP_TASKS_PER_NODE": counts})
 
 
 def test_torchruns_uneven_nodes_are_an_error() -> None:
     with pytest.raises(ClusterError, match="contradict each other: process 5 of 11, number 1 of 4 on node 1 of 3"):
-        find_place({**SAID[TORCHRUN], "WORLD_SIZE": "11"})
+        find_process({**SAID[TORCHRUN], "WORLD_SIZE": "11"})
 
 
 @pytest.mark.parametrize(
@@ -154,98 +156,103 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def test_one_process_for_each_node_starts_the_nodes_devices(home: dict[str, str]) -> None:
     env = slurm_of(2, 1, node=1) | home
-    found = placing(Flags(), env)
-    assert (found.nnodes, found.node_rank, found.tasks, found.task, found.devices) == (2, 1, 1, 0, None)
-    assert found.master_addr == "127.0.0.1"
-    assert placing(Flags(devices=3), env).devices == 3
-    assert placing(Flags(), env | {"SLURM_GPUS_ON_NODE": "8"}).devices == 8
-    assert placing(Flags(devices=2), env | {"SLURM_GPUS_ON_NODE": "8"}).devices == 2
-    assert placing(Flags(gpus=False), env | {"SLURM_GPUS_ON_NODE": "8"}).devices is None
+    found = launcher_settings(LaunchFlags(), env)
+    assert (found.nnodes, found.node, found.tasks, found.local_rank, found.devices) == (2, 1, 1, 0, 0)
+    assert found.master_host == "127.0.0.1"
+    assert launcher_settings(LaunchFlags(devices=3), env).devices == 3
+    assert launcher_settings(LaunchFlags(), env | {"SLURM_GPUS_ON_NODE": "8"}).devices == 8
+    assert launcher_settings(LaunchFlags(devices=2), env | {"SLURM_GPUS_ON_NODE": "8"}).devices == 2
+    assert launcher_settings(LaunchFlags(device_type="cpu"), env | {"SLURM_GPUS_ON_NODE": "8"}).devices == 0
 
 
 def test_one_process_for_each_device_starts_one_rank(home: dict[str, str]) -> None:
-    found = placing(Flags(), slurm_of(2, 4, node=1, task=2) | home)
-    assert (found.nnodes, found.node_rank, found.tasks, found.task, found.devices) == (2, 1, 4, 2, 4)
+    found = launcher_settings(LaunchFlags(), slurm_of(2, 4, node=1, task=2) | home)
+    assert (found.nnodes, found.node, found.tasks, found.local_rank, found.devices) == (2, 1, 4, 2, 4)
     assert found.given == {"devices", "nodes"}
 
 
 def test_processes_of_one_node_meet_on_its_loopback(home: dict[str, str]) -> None:
-    found = placing(Flags(), slurm_of(1, 2, SLURM_STEP_NODELIST="no-such-host.invalid") | home)
-    assert found.master_addr == "127.0.0.1"
-    assert found.port > 0
+    found = launcher_settings(LaunchFlags(), slurm_of(1, 2, SLURM_STEP_NODELIST="no-such-host.invalid") | home)
+    assert found.master_host == "127.0.0.1"
+    assert found.master_port > 0
     assert found.token
 
 
 def test_a_process_that_is_alone_needs_neither_port_nor_secret() -> None:
-    found = placing(Flags(devices=4), slurm_of(1, 1, SLURM_STEP_NODELIST="no-such-host.invalid"))
-    assert found == Placing(4, given=frozenset({"devices", "nodes"}))
+    found = launcher_settings(LaunchFlags(devices=4), slurm_of(1, 1, SLURM_STEP_NODELIST="no-such-host.invalid"))
+    assert found == Settings(devices=4, given=frozenset({"devices", "nodes"}))
 
 
 def test_all_processes_of_a_step_find_the_same_port_and_secret_and_other_steps_others(home: dict[str, str]) -> None:
     def meeting(**more: str) -> tuple[int, str]:
-        found = placing(Flags(), slurm_of(2, 1, **more) | home)
-        return found.port, found.token
+        found = launcher_settings(LaunchFlags(), slurm_of(2, 1, **more) | home)
+        return found.master_port, found.token
 
-    both = [placing(Flags(), slurm_of(2, 1, node=node) | home) for node in (0, 1)]
-    assert len({(found.port, found.token, found.master_addr) for found in both}) == 1
-    assert 1024 < both[0].port < 32768  # not one that the system gives to whoever asks for any
+    both = [launcher_settings(LaunchFlags(), slurm_of(2, 1, node=node) | home) for node in (0, 1)]
+    assert len({(found.master_port, found.token, found.master_host) for found in both}) == 1
+    assert 1024 < both[0].master_port < 32768  # not one that the system gives to whoever asks for any
     others = [meeting(), meeting(SLURM_STEP_ID="3"), meeting(SLURM_JOB_ID="78")]
     assert len({port for port, _ in others}) == len({token for _, token in others}) == 3
 
 
 def test_the_users_secret_is_made_once_and_nobody_else_can_read_it(home: dict[str, str]) -> None:
     env = slurm_of(2, 1) | home
-    token = placing(Flags(), env).token
+    token = launcher_settings(LaunchFlags(), env).token
     path = slurm.secret_file(env)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() not in token
     assert [file.name for file in path.parent.iterdir()] == ["secret"]
     path.chmod(0o640)
     with pytest.raises(ClusterError, match="mode 640; it must be yours, and nobody else may read it"):
-        placing(Flags(), env)
+        launcher_settings(LaunchFlags(), env)
     path.chmod(0o600)
     path.write_text("short")
     with pytest.raises(ClusterError, match="cut short"):
-        placing(Flags(), env)
+        launcher_settings(LaunchFlags(), env)
 
 
 def test_a_home_that_cannot_be_written_says_what_else_gives_a_secret(tmp_path: Path) -> None:
     (tmp_path / ".config").write_text("a file where a folder is needed")
     with pytest.raises(ClusterError, match="Set ACTORFLOW_TOKEN before srun"):
-        placing(Flags(), slurm_of(2, 1) | {"HOME": str(tmp_path)})
-    given = placing(Flags(token="given"), slurm_of(2, 1) | {"HOME": str(tmp_path)})
-    none = placing(Flags(insecure=True), slurm_of(2, 1) | {"HOME": str(tmp_path)})
+        launcher_settings(LaunchFlags(), slurm_of(2, 1) | {"HOME": str(tmp_path)})
+    given = launcher_settings(LaunchFlags(token="given"), slurm_of(2, 1) | {"HOME": str(tmp_path)})
+    none = launcher_settings(LaunchFlags(insecure=True), slurm_of(2, 1) | {"HOME": str(tmp_path)})
     assert (given.token, none.token) == ("given", "")
 
 
 def test_flags_go_before_an_engines_variables(home: dict[str, str]) -> None:
-    flags = Flags(nnodes=2, node_rank=1, master_addr="10.9.9.9", port=4242, token="mine")
-    found = placing(flags, slurm_of(2, 1, node=1) | home)
-    assert (found.master_addr, found.port, found.token) == ("10.9.9.9", 4242, "mine")
+    flags = LaunchFlags(nnodes=2, node_rank=1, master_addr="10.9.9.9", master_port=4242, token="mine")
+    found = launcher_settings(flags, slurm_of(2, 1, node=1) | home)
+    assert (found.master_host, found.master_port, found.token) == ("10.9.9.9", 4242, "mine")
     assert "port" in found.given
 
 
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (Flags(nnodes=3), r"--nnodes 3 contradicts Slurm.*SLURM_STEP_NUM_NODES=2.*--on none"),
-        (Flags(node_rank=0), r"--node-rank 0 contradicts Slurm.*SLURM_NODEID=1"),
-        (Flags(devices=4), r"--devices 4 contradicts Slurm.*2 processes on each node, each of which is one device"),
-        (Flags(insecure=True, token="x"), r"--insecure contradicts the token"),
+        (LaunchFlags(nnodes=3), r"--nnodes 3 contradicts Slurm.*SLURM_STEP_NUM_NODES=2.*--on none"),
+        (LaunchFlags(node_rank=0), r"--node-rank 0 contradicts Slurm.*SLURM_NODEID=1"),
+        (
+            LaunchFlags(devices=4),
+            r"--devices 4 contradicts Slurm.*2 processes on each node, each of which is one device",
+        ),
+        (LaunchFlags(insecure=True, token="x"), r"--insecure contradicts the token"),
     ],
 )
-def test_flags_that_contradict_an_engine_are_an_error(flags: Flags, text: str, home: dict[str, str]) -> None:
+def test_flags_that_contradict_an_engine_are_an_error(flags: LaunchFlags, text: str, home: dict[str, str]) -> None:
     with pytest.raises(ClusterError, match=text):
-        placing(flags, slurm_of(2, 2, node=1, task=1) | home)
+        launcher_settings(flags, slurm_of(2, 2, node=1, task=1) | home)
 
 
 def test_on_none_looks_at_the_flags_alone() -> None:
-    assert placing(Flags(devices=2), SAID[SLURM], "none") == Placing(2, given=frozenset({"devices"}))
+    assert launcher_settings(LaunchFlags(devices=2, on="none"), SAID[SLURM]) == Settings(
+        devices=2, given=frozenset({"devices"})
+    )
 
 
 def test_rays_ranks_take_the_port_that_their_master_holds() -> None:
-    found = placing(Flags(token="t"), SAID[RAY])
-    assert (found.master_addr, found.port, found.reserved, found.token) == ("10.0.0.1", 29500, True, "t")
+    found = launcher_settings(LaunchFlags(token="t"), SAID[RAY])
+    assert (found.master_host, found.master_port, found.reserved_port, found.token) == ("10.0.0.1", 29500, True, "t")
 
 
 def test_cores_are_a_launchers_own_where_slurm_has_bound_it_to_its_share(
@@ -253,9 +260,9 @@ def test_cores_are_a_launchers_own_where_slurm_has_bound_it_to_its_share(
 ) -> None:
     env = slurm_of(1, 2, SLURM_CPUS_ON_NODE="8") | home
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    assert placing(Flags(), env).own_cores
+    assert launcher_settings(LaunchFlags(), env).own_cores
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert not placing(Flags(), env).own_cores
+    assert not launcher_settings(LaunchFlags(), env).own_cores
 
 
 def test_a_node_whose_name_nobody_knows_is_reached_by_the_address_in_slurms_configuration(
@@ -283,7 +290,7 @@ def said_by(*arguments: str, env: dict[str, str]) -> str:
 def test_an_unknown_engine_is_answered_with_those_that_there_are() -> None:
     said = said_by("--on", "kubernetes", env={})
     assert "'kubernetes' is not one of" in said
-    assert all(f"'{name}'" in said for name in ON)
+    assert all(f"'{name}'" in said for name in ON.choices)
 
 
 def test_half_set_variables_end_the_command_before_anything_starts() -> None:
@@ -325,4 +332,4 @@ def test_the_table_in_the_documentation_has_every_engine_and_its_variables() -> 
 
 def test_a_place_says_all_that_the_table_names() -> None:
     numbers = {"rank", "world", "task", "tasks", "node", "nnodes", "master", "port", "run", "gpus", "cores"}
-    assert numbers <= {field.name for field in fields(Engine)} & {field.name for field in fields(Place)}
+    assert numbers <= {field.name for field in fields(Engine)} & {field.name for field in fields(EngineProcess)}

@@ -8,30 +8,30 @@ from pathlib import Path
 import pytest
 
 from actorflow.launch import launcher as launch
-from actorflow.launch.launcher import Launch
 from actorflow.launch.log_files import log_path
 from actorflow.launch.log_gather import Keeper, Sender
 from actorflow.rendezvous.settings import Settings
 
 
-def settings_of(run: Launch, local: int = 0) -> Settings:
+def settings_of(run: Settings, local: int = 0) -> Settings:
     """What the rank with this number below its launcher finds."""
-    return Settings.from_env({**launch._variables(run, 4242, "logs", "", 0), "LOCAL_RANK": str(local)})
+    variables = launch._variables(launch._as_ranks_find_it(run, 4242, "logs", "", 0))
+    return Settings.from_env({**variables, "LOCAL_RANK": str(local)})
 
 
 def test_the_launchers_of_a_node_start_its_ranks_between_them() -> None:
-    runs = [Launch("train.py", devices=4, nnodes=2, node_rank=1, tasks=4, task=task) for task in range(4)]
-    assert [list(run.ranks) for run in runs] == [[4], [5], [6], [7]]
-    assert [run.launcher for run in runs] == [4, 5, 6, 7]
+    runs = [Settings(devices=4, nnodes=2, node=1, tasks=4, local_rank=task) for task in range(4)]
+    assert [list(run.launcher_ranks) for run in runs] == [[4], [5], [6], [7]]
+    assert [run.launcher_number for run in runs] == [4, 5, 6, 7]
     found = settings_of(runs[2])
     assert (found.rank, found.local_rank, found.world, found.node, found.devices) == (6, 2, 8, 1, 4)
     assert found.leads  # hears for its launcher
 
 
 def test_one_launcher_of_a_node_starts_them_all() -> None:
-    run = Launch("train.py", devices=4, nnodes=2, node_rank=1)
-    assert list(run.ranks) == [4, 5, 6, 7]
-    assert (run.launcher, run.launchers) == (1, 2)
+    run = Settings(devices=4, nnodes=2, node=1)
+    assert list(run.launcher_ranks) == [4, 5, 6, 7]
+    assert (run.launcher_number, run.launchers) == (1, 2)
     found = [settings_of(run, local) for local in range(4)]
     assert [one.rank for one in found] == [4, 5, 6, 7]
     assert [one.leads for one in found] == [True, False, False, False]
@@ -40,21 +40,21 @@ def test_one_launcher_of_a_node_starts_them_all() -> None:
 def test_launchers_share_their_nodes_cores_unless_theirs_are_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    shared = settings_of(Launch("train.py", devices=2, tasks=2, task=1))
+    shared = settings_of(Settings(devices=2, tasks=2, local_rank=1))
     assert (shared.threads, shared.cores) == (4, frozenset(range(4, 8)))
-    own = settings_of(Launch("train.py", devices=2, tasks=2, task=1, own_cores=True))
+    own = settings_of(Settings(devices=2, tasks=2, local_rank=1, own_cores=True))
     assert (own.threads, own.cores) == (8, frozenset())
 
 
 def test_a_held_port_and_a_named_card_reach_the_ranks() -> None:
-    found = settings_of(Launch("train.py", nnodes=2, port=4242, reserved=True, interface="ib0"))
+    found = settings_of(Settings(nnodes=2, master_port=4242, reserved_port=True, interface="ib0"))
     assert (found.reserved_port, found.interface) == (True, "ib0")
-    assert not settings_of(Launch("train.py", nnodes=2, port=4242)).reserved_port
+    assert not settings_of(Settings(nnodes=2, master_port=4242)).reserved_port
 
 
 def test_only_a_launcher_that_is_alone_makes_a_secret() -> None:
-    assert len(settings_of(Launch("train.py", devices=2)).token) == 32
-    assert settings_of(Launch("train.py", devices=2, tasks=2)).token == ""
+    assert len(settings_of(Settings(devices=2)).token) == 32
+    assert settings_of(Settings(devices=2, tasks=2)).token == ""
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -12,11 +12,14 @@ from click.testing import CliRunner
 import warm
 from actorflow.cli import main
 from actorflow.launch import launcher as launching
-from actorflow.launch.launcher import Launch
+from actorflow.rendezvous import options
 from actorflow.rendezvous.elastic import torch_place
-from actorflow.rendezvous.settings import DEVICE_TYPE, NCCL_TIMEOUT, OVERSUBSCRIBE, Settings
+from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
+DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT = (
+    option.variable for option in (options.DEVICE_TYPE, options.OVERSUBSCRIBE, options.NCCL_TIMEOUT)
+)
 SCRIPT = """
 import torch
 import torch.nn.functional as F
@@ -50,11 +53,11 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What would be launched, instead of launching it."""
-    found: list[Launch] = []
+    found: list[Settings] = []
 
-    def launch(run: Launch) -> int:
+    def launch(run: Settings) -> int:
         found.append(run)
         return 0
 
@@ -78,7 +81,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 )
 def test_the_options_reach_the_ranks(
     script: Path,
-    launched: list[Launch],
+    launched: list[Settings],
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
     variables: dict[str, str],
@@ -90,7 +93,7 @@ def test_the_options_reach_the_ranks(
     assert done.exit_code == 0, done.output
     (run,) = launched
     assert (run.devices, run.device_type, run.oversubscribe) == expected
-    variables_of_ranks = {**launching._variables(run, 1, "", "", 0), "ACTORFLOW_MASTER": "127.0.0.1:1"}
+    variables_of_ranks = launching._variables(launching._as_ranks_find_it(run, 1, "", "", 0))
     found = Settings.from_env(variables_of_ranks)
     assert (found.devices, found.device_type, found.oversubscribe) == expected
 

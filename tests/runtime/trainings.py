@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actorflow.devices.cpu import Cpu
-from actorflow.rendezvous.settings import NCCL_TIMEOUT
+from actorflow.rendezvous.options import NCCL_TIMEOUT
 from actorflow.runtime.call import Call
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
@@ -175,7 +175,7 @@ def serve(
     late = 3.0 if stalls is not None else SECONDS
 
     def tell(started: Started) -> None:
-        worker.fail(too_late(rank, started, NCCL_TIMEOUT, worker.explain()))
+        worker.fail(too_late(rank, started, NCCL_TIMEOUT.variable, worker.explain()))
 
     planes: dict[str, DataPlane] = {
         "gloo": GlooPlane(rank, store, timeout=limit),

@@ -18,9 +18,9 @@ from actorflow.cli import run
 from actorflow.launch import launcher as launch
 from actorflow.launch.watch import Findings
 from actorflow.rendezvous import start
-from actorflow.rendezvous.asked import Asked, Shape, check_token, wanted
 from actorflow.rendezvous.failure import Failure
-from actorflow.rendezvous.reports import Wanted, parse
+from actorflow.rendezvous.reports import parse
+from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, restart_shape
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -47,8 +47,8 @@ def rank(*given: str, devices: int = 1, nnodes: int = 1) -> Settings:
     )
 
 
-def asked(**settings: object) -> Asked:
-    return replace(Asked(said=SAID), **settings)  # type: ignore[arg-type]
+def asked(**settings: object) -> ScriptRequest:
+    return replace(ScriptRequest(said=SAID), **settings)  # type: ignore[arg-type]
 
 
 def second(nodes: Sequence[str], said: str | None) -> int:
@@ -64,24 +64,24 @@ def second(nodes: Sequence[str], said: str | None) -> int:
     [
         (asked(), BY_HAND, None),
         (asked(gpu=1), BY_HAND, None),
-        (asked(gpu=2), BY_HAND, Shape(2, 1, 0, "127.0.0.1", 0, False, "")),
-        (asked(cpu=4, port=9988, log_dir="logs"), BY_HAND, Shape(4, 1, 0, "127.0.0.1", 9988, False, "logs")),
-        (asked(nodes=NODES, port=9988), BY_HAND, Shape(1, 2, 1, "10.0.0.1", 9988, False, "")),
-        (asked(nodes=NODES, gpu=2, insecure=True), BY_HAND, Shape(2, 2, 1, "10.0.0.1", 50051, True, "")),
-        (asked(nodes=("127.0.0.1", "127.0.0.2")), BY_HAND, Shape(1, 2, 1, "127.0.0.1", 50051, True, "")),
+        (asked(gpu=2), BY_HAND, RunShape(2, 1, 0, "127.0.0.1", 0, False, "")),
+        (asked(cpu=4, port=9988, log_dir="logs"), BY_HAND, RunShape(4, 1, 0, "127.0.0.1", 9988, False, "logs")),
+        (asked(nodes=NODES, port=9988), BY_HAND, RunShape(1, 2, 1, "10.0.0.1", 9988, False, "")),
+        (asked(nodes=NODES, gpu=2, insecure=True), BY_HAND, RunShape(2, 2, 1, "10.0.0.1", 50051, True, "")),
+        (asked(nodes=("127.0.0.1", "127.0.0.2")), BY_HAND, RunShape(1, 2, 1, "127.0.0.1", 50051, True, "")),
         # ranks of a launcher that was told as much, or nothing
         (asked(gpu=2, nodes=NODES, port=29400), rank("devices", "nodes", "port", devices=2, nnodes=2), None),
-        (asked(gpu=2), rank(), Shape(2, 1, 0, "127.0.0.1", 0, False, "")),
-        (asked(nodes=NODES), rank("devices", devices=2), Shape(2, 2, 1, "10.0.0.1", 50051, False, "")),
-        (asked(gpu=2), rank("nodes", "port", nnodes=2), Shape(2, 2, 1, "10.0.0.1", 29400, False, "")),
+        (asked(gpu=2), rank(), RunShape(2, 1, 0, "127.0.0.1", 0, False, "")),
+        (asked(nodes=NODES), rank("devices", devices=2), RunShape(2, 2, 1, "10.0.0.1", 50051, False, "")),
+        (asked(gpu=2), rank("nodes", "port", nnodes=2), RunShape(2, 2, 1, "10.0.0.1", 29400, False, "")),
         # a single node keeps the port that its launcher found
         (asked(gpu=2, port=9988), rank("devices", devices=2), None),
     ],
 )
 def test_a_script_is_started_anew_where_it_asks_for_more(
-    request_: Asked, settings: Settings | None, expected: Shape | None
+    request_: ScriptRequest, settings: Settings | None, expected: RunShape | None
 ) -> None:
-    assert wanted(request_, settings, {}, second) == expected
+    assert restart_shape(request_, settings, {}, second) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,23 @@ def test_a_script_is_started_anew_where_it_asks_for_more(
         ),
     ],
 )
-def test_a_contradiction_names_both_sides(request_: Asked, settings: Settings | None, told: tuple[str, ...]) -> None:
+def test_a_contradiction_names_both_sides(
+    request_: ScriptRequest, settings: Settings | None, told: tuple[str, ...]
+) -> None:
     with pytest.raises(ClusterError) as e:
-        wanted(request_, settings, {}, second)
+        restart_shape(request_, settings, {}, second)
     for part in told:
         assert part in str(e.value)
 
 
 def test_several_nodes_need_a_token_or_a_word_that_they_do_not() -> None:
-    shape = Shape(1, 2, 0, "10.0.0.1", 9988, False, "")
+    shape = RunShape(1, 2, 0, "10.0.0.1", 9988, False, "")
     with pytest.raises(ClusterError, match=r"export ACTORFLOW_TOKEN=.*flow.config.insecure\(\).*ACTORFLOW_INSECURE=1"):
         check_token(shape, "")
     check_token(shape, "secret")
     check_token(replace(shape, insecure=True), "")
     check_token(replace(shape, nnodes=1), "")
-    assert wanted(asked(nodes=NODES), BY_HAND, {"ACTORFLOW_INSECURE": "1"}, second) == replace(
+    assert restart_shape(asked(nodes=NODES), BY_HAND, {"ACTORFLOW_INSECURE": "1"}, second) == replace(
         shape, node_rank=1, port=50051, insecure=True
     )
 
@@ -139,7 +141,7 @@ def test_a_setting_that_means_nothing_is_an_error_where_it_is_said(call: object,
     with pytest.raises(ClusterError) as e:
         call()
     assert told in str(e.value)
-    assert start.asked() == Asked()
+    assert start.script_request() == ScriptRequest()
 
 
 def test_more_gpus_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +158,10 @@ def test_settings_are_kept_with_the_line_that_said_them() -> None:
     flow.env.ctrl_port(9988)
     flow.env.log_dir("logs")
     flow.config.insecure()
-    found = start.asked()
-    assert replace(found, said={}) == Asked(1, None, 9988, ("127.0.0.1",), True, "logs")
+    found = start.script_request()
+    assert replace(found, said={}) == ScriptRequest(1, None, 9988, ("127.0.0.1",), True, "logs")
     assert found.devices == 1
-    assert found.said["gpu"].startswith("flow.config.gpu_device_num(1) (test_asked.py:")
+    assert found.said["gpu"].startswith("flow.config.gpu_device_num(1) (test_script_request.py:")
 
 
 def test_a_setting_after_the_run_has_begun_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +241,7 @@ def test_what_is_no_script_cannot_be_run_on_several_devices(main: object, told: 
 
 def test_the_launcher_is_told_on_its_command_line_all_that_the_script_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACTORFLOW_TOKEN", raising=False)
-    shape = Shape(2, 3, 1, "10.0.0.1", 9988, True, "logs")
+    shape = RunShape(2, 3, 1, "10.0.0.1", 9988, True, "logs")
     command = start._command(shape, "train.py", ["--lr", "0.1"])
     assert command[:3] == ["-P", "-m", "actorflow"]
     with run.make_context("run", command[4:], resilient_parsing=True) as context:
@@ -253,7 +255,7 @@ def test_the_launcher_is_told_on_its_command_line_all_that_the_script_asks_for(m
 
 def test_a_token_goes_before_doing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACTORFLOW_TOKEN", "secret")
-    command = start._command(Shape(1, 2, 0, "127.0.0.1", 0, True, ""), "train.py", [])
+    command = start._command(RunShape(1, 2, 0, "127.0.0.1", 0, True, ""), "train.py", [])
     assert "--insecure" not in command
     assert "secret" not in command  # anybody can read a command line
 
@@ -278,15 +280,15 @@ def test_a_rank_that_is_one_of_too_few_tells_its_launcher_and_leaves_with_the_ot
         flow.env.machine("127.0.0.1", "127.0.0.2")
         monkeypatch.setenv("ACTORFLOW_NODE", "1")
         with pytest.raises(Ended):
-            start.settle(SimpleNamespace(settings=mine, goodbye=lambda: left.append("goodbye")))
+            start.begin_run(SimpleNamespace(settings=mine, goodbye=lambda: left.append("goodbye")))
         report = parse(launcher.recv(1 << 16))
-    assert report == Wanted(2, 2, 1, "127.0.0.1", 50051, True, "")
+    assert report == RunShape(2, 2, 1, "127.0.0.1", 50051, True, "")
     assert left == ["goodbye"]
 
 
 def test_the_launcher_starts_no_nodes_that_share_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    asks = Wanted(1, 2, 0, "10.0.0.1", 9988, False, "")
-    assert launch._again(Console(stderr=True, width=500), launch.Launch("train.py"), asks) == 1
+    asks = RunShape(1, 2, 0, "10.0.0.1", 9988, False, "")
+    assert launch._again(Console(stderr=True, width=500), Settings(script="train.py"), asks) == 1
     assert "export ACTORFLOW_TOKEN=" in capsys.readouterr().err
 
 
@@ -295,6 +297,8 @@ def test_a_scripts_exit_status_is_kept_where_its_process_was_too_slow_to_end(
 ) -> None:
     failure = Failure(0, "host", 1, "ended", "ended with exit status 3", 0)
     for code in (3, -9):  # it ended by itself, or the watch has killed it after a while
-        status = launch._report(Console(stderr=True), launch.Launch("train.py"), "logs", Findings([failure]), {0: code})
+        status = launch._report(
+            Console(stderr=True), Settings(script="train.py"), "logs", Findings([failure]), {0: code}
+        )
         assert status == 3
     assert "ended with exit status 3" in capsys.readouterr().err

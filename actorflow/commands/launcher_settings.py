@@ -1,0 +1,177 @@
+"""Find a launcher's settings: by the engine that has started it (Slurm, torchrun, Ray), else by the command line.
+
+Flags go before the engine's variables, and must not contradict them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from actorflow.launch import slurm
+from actorflow.rendezvous.engines import RAY, SLURM, TORCHRUN, EngineProcess, find_process
+from actorflow.rendezvous.options import JOIN_TIMEOUT, LOCAL, ON, LiveMode
+from actorflow.rendezvous.settings import Settings
+from actorflow_compiler.core.errors import ClusterError
+
+__all__ = ["LaunchFlags", "launcher_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFlags:
+    """The options of ``actorflow run`` as the command line gives them, and the secret; None where it says nothing."""
+
+    devices: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    ctrl_port: int | None = None
+    join_timeout: float = JOIN_TIMEOUT.default  # seconds
+    token_file: str | None = None
+    insecure: bool = False
+    on: str = ON.default
+    interface: str | None = None
+    log_dir: str | None = None
+    live: bool = False
+    bar: bool | None = None
+    trace: str | None = None
+    local: bool = LOCAL.default
+    device_type: str | None = None
+    oversubscribe: bool = False
+    token: str = ""  # of the token file, or of ACTORFLOW_TOKEN
+
+    @property
+    def port(self) -> int:
+        """The port of the master's control server; 0 for any."""
+        return self.ctrl_port or self.master_port or 0
+
+    @property
+    def gpus(self) -> bool:
+        """Whether devices are GPUs, where there are any."""
+        return self.device_type != "cpu"
+
+    @property
+    def live_mode(self) -> LiveMode:
+        """What the terminal is to show while the run goes on."""
+        if self.live:
+            return LiveMode.RANKS
+        return {None: LiveMode.AUTO, True: LiveMode.BAR, False: LiveMode.NONE}[self.bar]
+
+
+def launcher_settings(flags: LaunchFlags, environ: Mapping[str, str]) -> Settings:
+    """The settings of this launcher's first rank, without its script.
+
+    ``devices`` is 0 where neither a flag nor an engine says how many, and ``world`` and ``rank`` are not set yet:
+    ``Settings.with_shape`` does it once the devices have been counted.  With torchrun it is collective, when there
+    are several launchers.  Raises ClusterError where the flags or the variables make no sense, or contradict each
+    other, and where several launchers have no secret.
+    """
+    process = None if flags.on == "none" else find_process(environ, flags.on)
+    if flags.insecure and flags.token:
+        raise ClusterError(
+            "--insecure contradicts the token that --token-file or ACTORFLOW_TOKEN gives; drop one of them"
+        )
+    placed = _by_flags(flags) if process is None else _by_engine(flags, process, environ)
+    return replace(
+        placed,
+        join_timeout=flags.join_timeout,
+        interface=flags.interface or "",
+        log_dir=flags.log_dir or "",
+        live=flags.live_mode,
+        trace=os.path.abspath(flags.trace) if flags.trace else "",
+        local=flags.local,
+        device_type=flags.device_type or "",
+        oversubscribe=flags.oversubscribe,
+    )
+
+
+def _by_flags(flags: LaunchFlags) -> Settings:
+    nnodes, node = flags.nnodes or 1, flags.node_rank or 0
+    if node >= nnodes:
+        raise ClusterError(f"--node-rank {node} is not below --nnodes {nnodes}")
+    if nnodes > 1:
+        if flags.master_addr is None or not flags.port:
+            raise ClusterError(
+                f"{nnodes} nodes need --master-addr (of node 0, as the others reach it) and --master-port (free there)"
+            )
+        if not flags.token and not flags.insecure:
+            raise ClusterError(
+                "several nodes need a shared secret, so that nobody else can join: set ACTORFLOW_TOKEN to the same "
+                "value on every node, or give --token-file. On a network that you trust wholly, --insecure does without"
+            )
+    return Settings(
+        devices=flags.devices or 0,
+        nnodes=nnodes,
+        node=node,
+        master_host=(flags.master_addr if nnodes > 1 else None) or "127.0.0.1",
+        master_port=flags.port,
+        token=flags.token,
+        given=_names({"devices": flags.devices, "nodes": flags.nnodes, "port": flags.port}),
+    )
+
+
+def _by_engine(flags: LaunchFlags, process: EngineProcess, environ: Mapping[str, str]) -> Settings:
+    _check(flags, process)
+    p = process
+    master, port, reserved, token = "127.0.0.1", flags.port, False, flags.token
+    if p.nnodes * p.tasks > 1:
+        master, port, reserved, token = _meet(flags, p, environ)
+    return Settings(
+        devices=p.tasks if p.tasks > 1 else flags.devices or (p.gpus if flags.gpus else None) or 0,
+        nnodes=p.nnodes,
+        node=p.node,
+        local_rank=p.task,
+        master_host=master,
+        master_port=port,
+        reserved_port=reserved,
+        token=token,
+        tasks=p.tasks,
+        own_cores=p.tasks > 1 and p.cores is not None and len(os.sched_getaffinity(0)) * p.tasks <= p.cores,
+        given=_names({"devices": flags.devices or p.tasks > 1, "nodes": True, "port": flags.port}),
+    )
+
+
+def _names(given: Mapping[str, object]) -> frozenset[str]:
+    """The names that have a value."""
+    return frozenset(name for name, value in given.items() if value)
+
+
+def _check(flags: LaunchFlags, process: EngineProcess) -> None:
+    """Raise ClusterError where a flag says what the engine says otherwise."""
+    p = process
+    said = (
+        ("--nnodes", flags.nnodes, p.nnodes, f"{p.engine.nnodes}={p.nnodes}"),
+        ("--node-rank", flags.node_rank, p.node, f"{p.engine.node}={p.node}"),
+        ("--devices", flags.devices if p.tasks > 1 else None, p.tasks, f"{p.tasks} processes on each node"),
+    )
+    for flag, value, found, variable in said:
+        if value is not None and value != found:
+            raise ClusterError(
+                f"{flag} {value} contradicts {p.engine.name}, which has started this process ({variable}"
+                f"{', each of which is one device' if flag == '--devices' else ''}). Drop {flag}; or, to be told by "
+                "flags alone, give --on none"
+            )
+
+
+def _meet(flags: LaunchFlags, process: EngineProcess, environ: Mapping[str, str]) -> tuple[str, int, bool, str]:
+    """The master's address and port, whether that port is held for it, and the secret, equal for all launchers."""
+    one = process.nnodes == 1
+    insecure = flags.insecure
+    if process.engine is SLURM:
+        master = flags.master_addr or ("127.0.0.1" if one else slurm.address(process.master))
+        token = flags.token or ("" if insecure else slurm.token(process, environ))
+        return "127.0.0.1" if one else master, flags.port or slurm.port(process), False, token
+    master = "127.0.0.1" if one else flags.master_addr or process.master
+    if process.engine is RAY:
+        return master, flags.port or process.port, not flags.port, flags.token
+    assert process.engine is TORCHRUN
+    from actorflow.rendezvous.elastic import agree
+
+    settings = Settings(
+        rank=process.rank, world=process.world, local_rank=process.task, node=process.node, nnodes=process.nnodes,
+        devices=process.tasks, master_host=master, join_timeout=flags.join_timeout,
+    )  # fmt: skip
+    port, token = agree(settings, flags.port)
+    return master, port, not flags.port and process.rank == 0, "" if insecure else flags.token or token

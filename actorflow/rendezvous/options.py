@@ -1,0 +1,314 @@
+"""The options of a run, each declared once: its flag and help, its environment variable, its default and its check.
+
+``actorflow run`` makes its command line of these declarations, ``Settings`` writes and reads the environment of a rank
+with them, and ``--on ray`` takes from them which options each rank's launcher is given, too.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actorflow.rendezvous.engines import BY_OPTION
+from actorflow_compiler.core.errors import ClusterError
+
+_SECONDS = re.compile(r"\d+(\.\d*)?")
+
+
+class ValueKind(enum.StrEnum):
+    """What the value of an option is, from which its type on the command line and its text in a variable follow."""
+
+    SWITCH = "switch"  # --insecure; in a variable 0 or 1
+    TOGGLE = "toggle"  # --local/--no-local; in a variable 0 or 1
+    COUNT = "count"  # an integer from 1
+    RANK = "rank"  # an integer from 0
+    PORT = "port"
+    SECONDS = "seconds"
+    TEXT = "text"
+    CHOICE = "choice"
+    FILE = "file"  # one that exists
+    FOLDER = "folder"  # one that can be written to
+    NAMES = "names"  # a set; in a variable with commas between them
+    LIVE_MODE = "live mode"
+
+
+class LiveMode(enum.StrEnum):
+    """What the terminal shows while a run goes on."""
+
+    AUTO = ""  # a bar, where nothing speaks against it
+    BAR = "bar"
+    RANKS = "live"  # a bar and a row for each rank
+    NONE = "none"
+
+
+_FROM_TEXT: dict[ValueKind, Callable[[str], Any]] = {
+    ValueKind.COUNT: int,
+    ValueKind.RANK: int,
+    ValueKind.PORT: int,
+    ValueKind.SECONDS: float,
+    ValueKind.NAMES: lambda text: frozenset(filter(None, text.split(","))),
+    ValueKind.LIVE_MODE: LiveMode,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOption:
+    """One option of a run."""
+
+    name: str  # of the command's parameter; the flag follows from it
+    kind: ValueKind
+    help: str = ""  # empty: the command line does not take it
+    default: Any = None
+    show_default: bool = False
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    variable: str = ""  # the environment variable; empty: it has none
+    user_variable: bool = False  # the command line takes its value from the variable where the flag is not given
+    for_ranks: bool = False  # the launcher sets the variable for its ranks, which read it into ``Settings``
+    setting: str = ""  # its field in ``Settings``, where that has another name
+    fits: Callable[[str], bool] | None = None  # of a variable that every process heeds: whether its text is a value
+    expected: str = ""  # what such a text is, for the error
+    by_driver: bool = False  # with --on ray, for the process that starts the run, not for the ranks' launchers
+
+    @property
+    def flag(self) -> str:
+        """The flag, as people type it."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def field(self) -> str:
+        """Its field in ``Settings``."""
+        return self.setting or self.name
+
+    def to_text(self, value: Any) -> str:
+        """The value as its environment variable holds it."""
+        if isinstance(value, bool):
+            return str(int(value))
+        return ",".join(sorted(value)) if self.kind is ValueKind.NAMES else str(value)
+
+    def from_text(self, text: str) -> Any:
+        """The value that the text of the variable means; raises ValueError where it is none."""
+        if self.kind in (ValueKind.SWITCH, ValueKind.TOGGLE):  # anything but the other digit is the default
+            return text != "0" if self.default else text == "1"
+        return _FROM_TEXT.get(self.kind, str)(text)
+
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """The value in the environment, or the default; raises ValueError where the text is none."""
+        return self.from_text(environ[self.variable]) if self.variable in environ else self.default
+
+    def words(self, value: Any) -> list[str]:
+        """The option with this value as words of a command line."""
+        if self.kind is ValueKind.SWITCH:
+            return [self.flag] if value else []
+        if self.kind is ValueKind.TOGGLE:
+            return [self.flag if value else f"--no-{self.flag[2:]}"]
+        return [self.flag, str(value)]
+
+
+def _positive_seconds(text: str) -> bool:
+    return _SECONDS.fullmatch(text) is not None and float(text) > 0
+
+
+_K = ValueKind
+TOKEN = LaunchOption("token", _K.TEXT, variable="ACTORFLOW_TOKEN", for_ranks=True)  # the secret that all ranks share
+DEVICES = LaunchOption(
+    "devices",
+    _K.COUNT,
+    "Devices on each node.  [default: all GPUs, else 1]",
+    variable="ACTORFLOW_DEVICES",
+    for_ranks=True,
+    by_driver=True,
+)
+NNODES = LaunchOption(
+    "nnodes",
+    _K.COUNT,
+    "Nodes in the run.  [default: 1]",
+    variable="ACTORFLOW_NNODES",
+    for_ranks=True,
+    by_driver=True,
+)
+NODE_RANK = LaunchOption(
+    "node_rank",
+    _K.RANK,
+    "Which of them this one is.  [default: 0]",
+    variable="ACTORFLOW_NODE_RANK",
+    for_ranks=True,
+    setting="node",
+)
+MASTER_ADDR = LaunchOption("master_addr", _K.TEXT, "Name or IP address of node 0, as the other nodes reach it.")
+MASTER_PORT = LaunchOption("master_port", _K.PORT, "A free port on node 0, the same on every node.")
+CTRL_PORT = LaunchOption("ctrl_port", _K.PORT, "Port of the control server.  [default: the master port]")
+JOIN_TIMEOUT = LaunchOption(
+    "join_timeout",
+    _K.SECONDS,
+    "Seconds to wait for all nodes; then the missing ones are named.",
+    default=300.0,
+    show_default=True,
+    variable="ACTORFLOW_JOIN_TIMEOUT",
+    user_variable=True,
+    for_ranks=True,
+)
+TOKEN_FILE = LaunchOption(
+    "token_file",
+    _K.FILE,
+    f"File with the secret that all nodes share.  [default: {TOKEN.variable}]",
+    by_driver=True,
+)
+INSECURE = LaunchOption(
+    "insecure",
+    _K.SWITCH,
+    "Several nodes without a token: anyone who reaches the port can join.",
+    default=False,
+    variable="ACTORFLOW_INSECURE",
+    user_variable=True,
+    by_driver=True,
+)
+ON = LaunchOption(
+    "on",
+    _K.CHOICE,
+    "What has started this process and says where it is (auto: whichever did; none: the flags alone), or, with "
+    "ray, starts the run on a Ray cluster.",
+    default="auto",
+    show_default=True,
+    choices=("auto", "none", *BY_OPTION),
+    by_driver=True,
+)
+INTERFACE = LaunchOption(
+    "interface",
+    _K.TEXT,
+    "Network card that leads to the other nodes.  [default: the one by which node 0 is reached]",
+    metavar="NAME",
+    variable="ACTORFLOW_INTERFACE",
+    user_variable=True,
+    for_ranks=True,
+)
+LOG_DIR = LaunchOption(
+    "log_dir",
+    _K.FOLDER,
+    "For other ranks' output.  [default: a new one, which is removed when the run has gone well]",
+    variable="ACTORFLOW_LOG_DIR",
+    for_ranks=True,
+)
+LIVE = LaunchOption(
+    "live", _K.SWITCH, "Show, while it runs, what each rank does, how busy it is, and its waits.", default=False
+)
+BAR = LaunchOption(
+    "bar",
+    _K.TOGGLE,
+    "Show steps, speed and loss while it runs.  [default: on a terminal, unless the script draws bars itself]",
+)
+TRACE = LaunchOption(
+    "trace",
+    _K.FOLDER,
+    "Folder for what each rank did and when, for `actorflow trace` and Perfetto, and in which order its actors "
+    "fired: 0F0 0F1 0B0 …",
+    variable="ACTORFLOW_TRACE",
+    for_ranks=True,
+)
+LOCAL = LaunchOption(
+    "local",
+    _K.TOGGLE,
+    "Between ranks of one machine, use Unix sockets and shared memory, or the network as between machines.  "
+    "[default: local]",
+    default=True,
+    variable="ACTORFLOW_LOCAL",
+    user_variable=True,
+    for_ranks=True,
+)
+DEVICE_TYPE = LaunchOption(
+    "device_type",
+    _K.CHOICE,
+    "What a device is where the script's placements do not say.  [default: cuda where there is one, else cpu]",
+    choices=("cpu", "cuda"),
+    variable="ACTORFLOW_DEVICE_TYPE",
+    user_variable=True,
+    for_ranks=True,
+    fits=lambda text: text in ("cpu", "cuda"),
+    expected="cpu or cuda",
+)
+OVERSUBSCRIBE = LaunchOption(
+    "oversubscribe",
+    _K.SWITCH,
+    "Let several ranks share a GPU; what they exchange then goes through host memory.",
+    default=False,
+    variable="ACTORFLOW_OVERSUBSCRIBE",
+    user_variable=True,
+    for_ranks=True,
+    fits=lambda text: text in ("0", "1"),
+    expected="0 or 1",
+)
+NCCL_TIMEOUT = LaunchOption(  # after which a transfer that has not ended ends the run
+    "nccl_timeout",
+    _K.SECONDS,
+    default=600.0,
+    variable="ACTORFLOW_NCCL_TIMEOUT",
+    fits=_positive_seconds,
+    expected="a number of seconds",
+)
+
+RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
+    DEVICES,
+    NNODES,
+    NODE_RANK,
+    MASTER_ADDR,
+    MASTER_PORT,
+    CTRL_PORT,
+    JOIN_TIMEOUT,
+    TOKEN_FILE,
+    INSECURE,
+    ON,
+    INTERFACE,
+    LOG_DIR,
+    LIVE,
+    BAR,
+    TRACE,
+    LOCAL,
+    DEVICE_TYPE,
+    OVERSUBSCRIBE,
+)
+
+MASTER_VARIABLE = (
+    "ACTORFLOW_MASTER"  # host:port of the master's server; set in every rank that a launcher of ours started
+)
+TASK_VARIABLE = "ACTORFLOW_TASK"  # the local rank of the only rank of a launcher, where a node has several launchers
+_FOR_RANKS_ALONE = (  # what a launcher tells its ranks, and nobody types
+    TOKEN,
+    LaunchOption("live", _K.LIVE_MODE, variable="ACTORFLOW_LIVE", for_ranks=True),
+    LaunchOption("tasks", _K.COUNT, variable="ACTORFLOW_TASKS", for_ranks=True),
+    LaunchOption("own_cores", _K.SWITCH, variable="ACTORFLOW_OWN_CORES", for_ranks=True),
+    LaunchOption("given", _K.NAMES, variable="ACTORFLOW_GIVEN", for_ranks=True),
+    LaunchOption("reserved_port", _K.SWITCH, variable="ACTORFLOW_RESERVED_PORT", for_ranks=True),
+    LaunchOption("logs_port", _K.PORT, variable="ACTORFLOW_LOGS_PORT", for_ranks=True),
+    LaunchOption("launcher", _K.TEXT, variable="ACTORFLOW_LAUNCHER", for_ranks=True),
+    LaunchOption("launcher_pid", _K.COUNT, variable="ACTORFLOW_LAUNCHER_PID", for_ranks=True),
+)
+RANK_OPTIONS = tuple(option for option in (*RUN_OPTIONS, *_FOR_RANKS_ALONE) if option.for_ranks)
+_HEEDED_BY_ALL = (DEVICE_TYPE, OVERSUBSCRIBE, NCCL_TIMEOUT)
+
+
+def read_rank_options(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What a launcher has told this process: field of ``Settings`` → value; ValueError for a text that is no value."""
+    return {
+        option.field: option.read(environ)
+        for option in RANK_OPTIONS
+        if option.variable in environ and option not in _HEEDED_BY_ALL
+    }
+
+
+def read_user_variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What users may say in variables, however the process was started: field of ``Settings`` → value.
+
+    An empty variable says nothing.  Raises ClusterError for a value that is none.
+    """
+    found: dict[str, Any] = {}
+    for option in _HEEDED_BY_ALL:
+        text = environ.get(option.variable)
+        if not text:
+            continue
+        if option.fits is not None and not option.fits(text):
+            raise ClusterError(f"{option.variable}={text} was found in the environment; {option.expected} was expected")
+        found[option.field] = option.from_text(text)
+    return found
