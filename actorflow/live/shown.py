@@ -16,6 +16,7 @@ from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.live.meter import Meter
 from actorflow.live.pulse import PulseNow, take
+from actorflow.rendezvous.options import LiveMode
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.call import Call
 from actorflow.runtime.observer import Observer
@@ -50,7 +51,7 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     """
     settings = clusters.place()
     count = total if total is not None else len(steps) if isinstance(steps, Sized) else None
-    if settings.rank == 0 and not settings.pretend and settings.live != "none":
+    if settings.rank == 0 and not settings.pretend and settings.live is not LiveMode.NONE:
         _meter.total = None if count is None else _meter.issued + count
         _show(settings)
     yield from steps
@@ -66,7 +67,7 @@ class Live(Observer):
 
     def recorder(self) -> Recorder | None:
         """Counts how long queues work, where that is shown; it keeps no firings."""
-        return Recorder(0) if self._run.settings.live == "live" else None
+        return Recorder(0) if self._run.settings.live is LiveMode.RANKS else None
 
     def started(self, worker: Worker) -> None:
         """Of which it is told what it does."""
@@ -111,7 +112,7 @@ def _show(settings: Settings) -> None:
 
     run = clusters.joined()
     pull: Callable[[int], bytes] | None = None
-    if settings.live == "live" and run is not None:
+    if settings.live is LiveMode.RANKS and run is not None:
         pull = lambda rank: run.pull(rank, PulseNow())  # noqa: E731
     _view = View(_meter, settings.world, pull)
     _view.start()
@@ -120,9 +121,9 @@ def _show(settings: Settings) -> None:
 
 def _wanted(settings: Settings) -> bool:
     """Whether there is to be a bar that the script has not asked for."""
-    if settings.live in ("live", "bar"):
+    if settings.live in (LiveMode.RANKS, LiveMode.BAR):
         return True
-    mine = settings.live == "" and bool(settings.launcher)
+    mine = settings.live is LiveMode.AUTO and bool(settings.launcher)
     return mine and sys.stderr.isatty() and not any(name in sys.modules for name in _OWN_BARS)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from actorflow.rendezvous.engines import TORCHRUN, half_set
-from actorflow.rendezvous.options import LOCAL, MASTER_VARIABLE, TOKEN, TRACE, read_user_variables
+from actorflow.rendezvous.engines import MASTER_VARIABLE, TORCHRUN, half_set
+from actorflow.rendezvous.options import LOCAL, TOKEN, TRACE, read_user_variables
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 

@@ -21,10 +21,14 @@ __all__ = [
     "TORCHRUN",
     "Engine",
     "EngineProcess",
+    "MASTER_VARIABLE",
     "find_process",
     "half_set",
     "hosts_of",
 ]
+
+
+MASTER_VARIABLE = "ACTORFLOW_MASTER"  # host:port of the master's server; set in every rank that our launcher started
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def find_process(environ: Mapping[str, str], on: str = "auto") -> EngineProcess 
     itself.  Raises ClusterError where variables are missing or make no sense, or nodes have different numbers of
     processes.
     """
-    if "ACTORFLOW_MASTER" in environ:
+    if MASTER_VARIABLE in environ:
         return None
     named = [engine for engine in ENGINES if any(environ.get(mark) for mark in engine.marks)]
     if on != "auto":

@@ -270,9 +270,6 @@ RUN_OPTIONS = (  # of ``actorflow run``, in the order of its help
     OVERSUBSCRIBE,
 )
 
-MASTER_VARIABLE = (
-    "ACTORFLOW_MASTER"  # host:port of the master's server; set in every rank that a launcher of ours started
-)
 TASK_VARIABLE = "ACTORFLOW_TASK"  # the local rank of the only rank of a launcher, where a node has several launchers
 _FOR_RANKS_ALONE = (  # what a launcher tells its ranks, and nobody types
     TOKEN,

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from actorflow.rendezvous.engines import MASTER_VARIABLE
 from actorflow.rendezvous.network import address_of, is_loopback, own_address, route_to
 from actorflow.rendezvous.options import (
     JOIN_TIMEOUT,
     LOCAL,
-    MASTER_VARIABLE,
     NCCL_TIMEOUT,
     RANK_OPTIONS,
     TASK_VARIABLE,
