@@ -272,6 +272,22 @@ def first_classes_of_a_base() -> Any:
     )
 
 
+def classes_of_a_base_with_a_metaclass() -> Any:
+    class Registry(type):
+        pass
+
+    class Base(metaclass=Registry):
+        by = 2.0
+
+    class One(Base):
+        by = 2.0
+
+    return (
+        lambda x: x * sum(one.by for one in Base.__subclasses__()),
+        lambda: setattr(One, "by", 3.0),
+    )
+
+
 def arrays_of_c_of_a_type_of_the_users() -> Any:
     kind: Any = ctypes.c_double * 2
     kind.__module__ = __name__  # as where a script makes the type
@@ -413,7 +429,8 @@ CASES: tuple[Case, ...] = (
     texts_that_are_evaluated, made_names_of_the_environment, dataclasses_as_dictionaries,
     attributes_that_modules_make, functions_of_libraries, functions_of_python, classes_of_libraries,
     methods_of_tensors, a_layers_own_forward, distributions, sets_of_data,
-    first_classes_of_a_base, arrays_of_c_of_a_type_of_the_users, records_of_c, bytes_of_a_class_of_the_users,
+    first_classes_of_a_base, classes_of_a_base_with_a_metaclass,
+    arrays_of_c_of_a_type_of_the_users, records_of_c, bytes_of_a_class_of_the_users,
     precision_of_decimals, slots_that_are_set_later, private_slots, attributes_for_others,
     globals_that_hide_what_is_built_in, other_dictionaries_of_modules, other_dictionaries_of_parameters,
     in_configurations, values_between_processes, arrays_of_a_librarys_object, arguments_of_the_command,
