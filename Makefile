@@ -79,7 +79,7 @@ protos: $(GENERATOR)/.ready ## generate the Python code of the .proto files
 
 bench: ## list the benchmarks; each has a target of its own: make bench-overhead ARGS=step
 	@for file in benchmarks/*.py; do \
-		sed -n "1{s,^\"\"\"[^;]*; ,  make bench-$$(basename $$file .py)\t,;s,\"*$$,,;p}" $$file; \
+		sed -n "1{s,^\"\"\",  make bench-$$(basename $$file .py)\t,;s,\"*$$,,;p}" $$file; \
 	done | expand -t 26
 
 bench-%: $(READY)

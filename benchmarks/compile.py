@@ -1,4 +1,4 @@
-"""Nothing enters; prints how long a GPT-2 takes to compile, pass by pass, and the memory that the master needs.
+"""Measure how long a GPT-2 takes to compile, pass by pass, and how much memory the master needs.
 
 python benchmarks/compile.py                    12 and 48 layers, each layout in a process of its own
 python benchmarks/compile.py one 48 megatron    one of them: data, megatron, zero or auto (the solver)

@@ -1,4 +1,4 @@
-"""Nothing enters; prints how many ops of PyTorch actorflow can split, and how it knows, beside DTensor's rules.
+"""Count the ops of PyTorch that actorflow can split, by how it knows how to, beside those that DTensor has rules for.
 
 python benchmarks/coverage.py               ops tagged core, and all that OpInfo's samples run
 python benchmarks/coverage.py --json        the same, with the names of those that are not covered

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what global tensors cost op by op, beside plain tensors and torch's DTensor on one rank.
+"""Measure what global tensors cost op by op, beside plain tensors and torch's DTensor on one rank.
 
 python benchmarks/eager.py          both, each in a process of its own
 python benchmarks/eager.py add      one addition of small tensors, without and with gradients

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what an actor fire costs in a worker: in chains that pass a tensor on, or add to it."""
+"""Measure what one firing of an actor costs in a worker: in chains that pass a tensor on, or add to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing enters; prints how long it takes to judge a plan for 16,384 devices, to cut 200 layers, and the memory.
+"""Measure time and memory of judging a plan for 16,384 devices and of cutting a model of 200 layers.
 
 python benchmarks/forecast.py --hardware examples/h100x8.toml
 """

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what actorflow does on this machine's GPU: a line for each claim, with what was measured.
+"""Check what the documentation claims of GPUs on this machine's GPU, and print a line of measurements for each claim.
 
 python benchmarks/gpu.py                                 all parts, in order of worth, within 9 minutes
 python benchmarks/gpu.py equal speed                     some of them: see PARTS below

@@ -1,4 +1,4 @@
-"""Nothing enters; prints how a model that one process has no memory for trains in four stages that each have no more.
+"""Train a model that does not fit into one process's memory in four stages of no more memory each.
 
 python benchmarks/memory.py                          a GPT of 101M parameters, 1.2 GB for each process
 python benchmarks/memory.py --limit 600 --width 512  megabytes for each process; the model's sizes

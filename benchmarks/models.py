@@ -1,4 +1,4 @@
-"""Nothing enters; ``docs/models.md`` leaves: for models and plans, whether training is equal, and what the plan costs.
+"""Write ``docs/models.md``: for models and plans, whether training equals eager PyTorch, and what the plan costs.
 
 python benchmarks/models.py                                    all of it, with 20 steps each
 python benchmarks/models.py --model gpt2 --plan "data 2" --steps 3 --output -

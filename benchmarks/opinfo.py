@@ -1,4 +1,4 @@
-"""Nothing enters; prints how torch's own operators fare on global tensors, and on DTensors, with the same samples.
+"""Run torch's own operator samples on global tensors and on DTensors, and count those that pass.
 
 python benchmarks/opinfo.py                        all operators, a few samples of each, three layouts of each sample
 python benchmarks/opinfo.py --ops 'nn.functional'  those whose name holds the pattern

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what actorflow costs: a step against eager's, its guards, compiling a GPT-2, one fire.
+"""Measure actorflow's overhead: a step against eager's, its guards, compiling a GPT-2, and one firing.
 
 python benchmarks/overhead.py          all four, each in a process of its own
 python benchmarks/overhead.py step     one of them: step, guards, compile or fire

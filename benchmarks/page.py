@@ -1,4 +1,4 @@
-"""A GPT of 48 layers on 16 ranks goes in; how large the page of its plan is and how fast a browser opens it comes out.
+"""Measure the size of the page of a plan (a GPT of 48 layers on 16 ranks), and how fast a browser opens it.
 
 python benchmarks/page.py [--layers 48] [--pipeline 4] [--data 4] [--page plan.html]
 

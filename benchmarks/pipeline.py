@@ -1,4 +1,4 @@
-"""Nothing enters; prints steps of pipelines: ours against those of torch.distributed.pipelining, forecast and ideal.
+"""Compare pipelined steps with those of torch.distributed.pipelining, the forecast and the ideal.
 
 python benchmarks/pipeline.py                                        everything, on 2 and on 4 processes
 python benchmarks/pipeline.py --processes 2 --micro-batches 8 --schedule 1f1b --rounds 4

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what tracing costs: the same training steps and firings with a recorder and without one."""
+"""Measure what tracing costs: the same training steps and firings with a recorder and without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing enters; prints what it costs to pass a token to another process of this machine, over each way there is.
+"""Measure what it costs to pass a token to another process of this machine, over each transport there is.
 
 Two processes run the same plans, a source that sends to a counter, as ranks of two runs at once: one
 with Unix sockets and shared memory, one with gRPC and Gloo.  Measurements of both take turns.

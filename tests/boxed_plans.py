@@ -1,4 +1,4 @@
-"""Values and the layouts that each of them takes one after the other go in; a plan that boxes them all comes out."""
+"""Make plans that box values from layout to layout, for tests of boxing on workers."""
 
 from __future__ import annotations
 

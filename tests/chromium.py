@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium, which tells what they asked the network for and what went wrong in them."""
+"""Open pages in a headless Chromium, and record their network requests and errors."""
 
 from __future__ import annotations
 

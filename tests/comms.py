@@ -1,4 +1,4 @@
-"""A plan goes in; what it moves between ranks in one iteration comes out, tensor by tensor, by the plan alone."""
+"""Compute from a plan alone what it moves between ranks in one iteration, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, the same random numbers, a process that is alone, no GPU test without a GPU."""
+"""Set up every test: one thread, fixed random numbers, no state of earlier runs; skip GPU tests without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that hypothesis draws: pipelines, and graphs with any sends and collectives; without slot counts and orders."""
+"""Hypothesis strategies for plans without slot counts and orders: pipelines, and graphs of sends and collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function on tensors goes in; its logical graph comes out, and what that graph gives for them."""
+"""Capture functions on tensors as logical graphs, and evaluate these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tests enter; of those that are marked as a matrix, `make test` keeps some, and the others become slow ones.
+"""Thin tests of many parameters for `make test`: mark as slow all but a few representatives of each matrix.
 
-What is kept covers each choice: every value of every parameter is in one of them at least.  ``every=n`` keeps the nth
-ones of those.
+A matrix is a parametrised test with the marker ``matrix``.  The representatives cover each value of each parameter at
+least once; ``every=n`` keeps only every nth of them.
 """
 
 from __future__ import annotations

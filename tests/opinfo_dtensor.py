@@ -1,4 +1,4 @@
-"""DTensor as a system that ``opinfo_runs.py`` can judge: four ranks as threads, as in torch's own tests of it."""
+"""Run ``opinfo_runs.py`` on DTensor instead of global tensors: four ranks as threads, as in torch's own tests of it."""
 
 from __future__ import annotations
 

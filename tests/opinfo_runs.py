@@ -1,4 +1,4 @@
-"""A sample of torch's operator database and layouts go in; how it fares on ranks that are threads comes out.
+"""Judge how samples of torch's operator database fare on global tensors in given layouts, on ranks that are threads.
 
 Each case runs the operator on one device first, then on parts on four ranks, forward and backward, and compares.
 """

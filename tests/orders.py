@@ -1,4 +1,4 @@
-"""Orders and slot counts for tests: a plan without orders enters, some legal ones leave."""
+"""Give plans without orders some legal orders and slot counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans made by hand, for tests of what comes after the compiler: sketches enter, legal plans leave."""
+"""Make legal plans by hand, from short sketches, for tests of what comes after the compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random number generator and tensors go in; an op that a user might write on them comes out.
+"""Draw random ops that a user might write, for given tensors and a random number generator.
 
 A *move* is a few ops of PyTorch: its maker draws what it needs (dims, sizes, parameters, which it registers) for the
 tensors that are there, and returns the function that does it; None where it does not fit them.

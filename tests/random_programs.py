@@ -1,4 +1,4 @@
-"""A seed goes in; a random model with its training step and a random layout come out, and what they differ from eager.
+"""Draw a random model with its training step and layout from a seed, and compare the job with eager PyTorch.
 
     python tests/random_programs.py 17            # what seed 17 is, and how its training compares
     python tests/random_programs.py 17 0,3        # the same with only these of its moves

@@ -1,4 +1,4 @@
-"""Seeds of random scripts go in; what becomes of each comes out, also where one of them kills or stops its run.
+"""Run random scripts under the launcher and report what becomes of each, also where one kills or stops its run.
 
     python tests/random_script_runs.py 0 1000                            # on one device
     python tests/random_script_runs.py 0 100 --devices 2 --layout each   # data 2, tensor 2, pipeline 2, ZeRO 3, in turn

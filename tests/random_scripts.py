@@ -1,4 +1,4 @@
-"""A seed goes in; a random training script comes out, and what it does as a job that it does not do in plain PyTorch.
+"""Draw a random training script from a seed, and report what it does as a job that it does not do in plain PyTorch.
 
     python tests/random_scripts.py 17             # what becomes of seed 17, and its script
     python tests/random_scripts.py 17 --shrink    # the same with the fewest parts that end alike

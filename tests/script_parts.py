@@ -1,4 +1,4 @@
-"""What people write in training scripts, in parts of a few lines each, of which ``random_scripts`` makes scripts.
+"""Pieces of training scripts as people write them, a few lines each, of which ``random_scripts`` makes scripts.
 
 A part is a title and sections of code.  ``use`` reads ``h``, of WIDTH features for each sample, and makes another one;
 it goes into a module's forward, a function or the step.  ``loss``, ``grad`` (behind ``backward``) and ``post``

@@ -1,4 +1,4 @@
-"""Plans that are shown: a small pipeline, data parallel in each stage, compiled here for ranks that are not."""
+"""Compile a small pipeline, data parallel in each stage, for tests of pictures and pages of plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running an op on parts of its operands: real calls go in, what is wrong with a signature comes out."""
+"""Check a signature against real calls of its op, by running the op on parts of its operands."""
 
 from __future__ import annotations
 

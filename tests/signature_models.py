@@ -1,4 +1,4 @@
-"""Small models whose training steps hold the ops that people's models have; sizes are uneven on purpose."""
+"""Small models whose training steps hold the ops of people's models; sizes are uneven on purpose."""
 
 from __future__ import annotations
 

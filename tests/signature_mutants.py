@@ -1,4 +1,4 @@
-"""A term goes in; terms that say a little more than it does come out, most of them wrong."""
+"""Change a signature's term in small ways that claim a little more than it does; most of the results are wrong."""
 
 from __future__ import annotations
 

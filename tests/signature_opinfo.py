@@ -1,4 +1,4 @@
-"""Torch's own samples of its operators go in; every distinct op that they run, forward and backward, comes out."""
+"""Collect every distinct op that torch's own operator samples run, forward and backward."""
 
 from __future__ import annotations
 

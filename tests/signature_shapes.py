@@ -1,4 +1,4 @@
-"""A call and other sizes for its indices go in; the same call with those sizes comes out."""
+"""Give the indices of an op's call other sizes."""
 
 from __future__ import annotations
 

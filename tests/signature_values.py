@@ -1,4 +1,4 @@
-"""Shapes go in; the numbers that the samples of ops are made of come out, the same each time."""
+"""Make the tensors that samples of ops take: by shape, the same numbers each time."""
 
 from __future__ import annotations
 

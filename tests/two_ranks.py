@@ -1,4 +1,4 @@
-"""A script of trainings goes in; whether two ranks train its cases as eager PyTorch does comes out."""
+"""Check that two ranks train the cases of a script of trainings as eager PyTorch does."""
 
 from __future__ import annotations
 

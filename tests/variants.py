@@ -1,4 +1,4 @@
-"""Cases that are trained by each variant of their plan, each once; what their actors do is looked up by op."""
+"""Train cases by each variant of their plan, once per session, and look up by op what their actors do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of a Python process enters; a process that has imported torch already runs it, and ends as it does.
+"""Run Python scripts in forks of a process that has already imported torch, which end as new processes do.
 
 ``python()`` is a program to take the place of ``sys.executable`` where what a script does is tested, and not how its
 process starts: to import torch takes a process two seconds, which is more than most scripts of tests need.  A server

@@ -1,4 +1,4 @@
-"""A run whose ranks write lines into files of a folder goes in; whether it stands still, and the lines, come out."""
+"""Watch a run whose ranks write lines into files of a folder: end it where it stands still, and read the lines."""
 
 from __future__ import annotations
 

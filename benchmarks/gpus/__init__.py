@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/gpu.py``; each is a module that is run with a kind of device and prints lines of JSON."""
+"""The parts of ``benchmarks/gpu.py``: modules that are run with a device type and print lines of JSON."""

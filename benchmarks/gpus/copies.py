@@ -1,4 +1,4 @@
-"""A kind of device enters; whether batches in the host's memory cost a step anything leaves."""
+"""Measure whether batches in the host's memory slow a step down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of device enters; for every plan of the tests, whether it trains as one device does, leaves.
+"""Check that every plan of the tests trains on the given device type as one device does.
 
 All ranks are threads of this process and share the device; what passes between them is staged through host memory.
 The reference is eager PyTorch on the same device.

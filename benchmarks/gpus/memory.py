@@ -1,4 +1,4 @@
-"""A kind of device enters; how much memory training takes there leaves, beside what the plan said it would."""
+"""Compare the device memory that training takes with what its plan predicts."""
 
 from __future__ import annotations
 

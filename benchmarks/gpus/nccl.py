@@ -1,4 +1,4 @@
-"""A kind of device enters; whether our NCCL plane moves what it has to, among the ranks there are, leaves."""
+"""Check that the NCCL data plane moves tensors correctly between as many ranks as there are GPUs."""
 
 from __future__ import annotations
 

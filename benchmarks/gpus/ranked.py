@@ -1,4 +1,4 @@
-"""A plan's name and a kind of device enter; the losses of a small training leave: a user's script, for the launcher."""
+"""A user's script for the launcher: train a small model by the named plan, and print its losses."""
 
 from __future__ import annotations
 

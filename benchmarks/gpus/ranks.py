@@ -1,4 +1,4 @@
-"""A kind of device enters; whether ranks that share it, each a process, train as one device does, leaves."""
+"""Check that ranks in processes of their own, which share one device, train as one device does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of device enters; the GPT that is trained there, its batches and its step leave."""
+"""The GPT that the parts train on a device, with its batches and its step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of device enters; how often the host waits for it in steady steps leaves, as torch's profiler sees it."""
+"""Count how often the host waits for the device in steady steps, by torch's profiler."""
 
 from __future__ import annotations
 

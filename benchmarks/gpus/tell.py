@@ -1,4 +1,4 @@
-"""What a part found goes in; lines for ``benchmarks/gpu.py`` leave."""
+"""Print what a part has found, as lines that ``benchmarks/gpu.py`` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of device enters; how many of the tests that need a GPU pass leaves, and which do not."""
+"""Run the tests that need a GPU, count those that pass and name those that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of actorflow; started by pipeline.py with ``actorflow run``, and before that with ``actorflow plan``."""
+"""One rank of actorflow: pipeline.py starts it with ``actorflow run``, and before that with ``actorflow plan``."""
 
 from __future__ import annotations
 

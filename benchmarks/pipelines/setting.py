@@ -1,4 +1,4 @@
-"""The command line's figures enter; the model, its stages and its batches leave, equal on every side."""
+"""The model, its stages and its batches, made from the command line's figures: the same on every side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of torch.distributed.pipelining, or of eager PyTorch; started by pipeline.py with torchrun."""
+"""One rank of torch.distributed.pipelining, or of eager PyTorch: pipeline.py starts it with torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of processes enter; they take turns, one at a time, and the time, CPU time and loss of each turn leave.
+"""Let groups of processes run in turns, one at a time, and record the time, CPU time and loss of each turn.
 
 The ranks of all groups are up during the whole run and wait in a socket for their turn, which costs no CPU time.
 """

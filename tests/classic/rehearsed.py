@@ -1,4 +1,4 @@
-"""A job function's body and arguments go in; it is rehearsed and run eagerly, as a job does, without a plan."""
+"""Rehearse the body of a job function, and run it eagerly, as a job does but without a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function goes in; it runs on ranks that are threads, and what it returned on the first comes out."""
+"""Run a function on ranks that are threads, and return what it returned on the first."""
 
 from __future__ import annotations
 

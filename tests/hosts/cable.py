@@ -1,4 +1,4 @@
-"""Two network cards go in, and how long a frame takes and how many are lost; frames go from each to the other, so.
+"""Forward frames between two network cards, with a given delay and loss.
 
 python cable.py CARD CARD SECONDS FRACTION
 

@@ -1,4 +1,4 @@
-"""Two hosts go in; they come out with a slow network between them that also loses packets."""
+"""Put a slow network that also loses packets between two hosts."""
 
 from __future__ import annotations
 

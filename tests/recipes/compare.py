@@ -1,4 +1,4 @@
-"""Two runs of a recipe go in; where they differ most, and by how much, comes out."""
+"""Compare two runs of a recipe: where they differ most, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes go in; ``docs/recipes.md`` comes out.
+"""Write ``docs/recipes.md`` from the recipes.
 
 python tests/recipes/document.py
 """

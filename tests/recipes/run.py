@@ -1,4 +1,4 @@
-"""Names of recipes and layouts go in; whether each is trained as by eager PyTorch comes out, whatever happens to one.
+"""Train recipes under layouts by the launcher and compare with eager PyTorch, whatever happens to one of them.
 
     actorflow run tests/recipes/run.py --devices 2 -- FOLDER 'a small CNN @ data 2' …
 

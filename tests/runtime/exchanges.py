@@ -1,4 +1,4 @@
-"""Sends and collectives: the data plane of one rank of three enters; its outputs leave, equal on every plane."""
+"""Sends and collectives of one of three ranks, whose results must be the same on every data plane."""
 
 from __future__ import annotations
 

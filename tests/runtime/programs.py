@@ -1,4 +1,4 @@
-"""Runnable plans made by hand: actors with bodies enter in the order in which they fire, legal plans leave."""
+"""Make runnable plans by hand, from actors with bodies in the order in which they fire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels: bodies enter, functions leave that compute what the same torch calls compute."""
+"""Kernels made from bodies compute what the same torch calls compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios of the actor machine: events enter, lists of instructions leave."""
+"""Scenarios of the actor machine: which instructions follow which events."""
 
 from __future__ import annotations
 

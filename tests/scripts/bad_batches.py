@@ -1,4 +1,4 @@
-"""Trainings whose bad batches are caught: every rank goes on, and ends with what eager PyTorch makes of the others."""
+"""Train over bad batches whose errors are caught: every rank goes on, and ends as eager PyTorch does on the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a small model whose state a script changes between calls, as a job and eagerly; prints what differs.
+"""Train a small model whose state the script changes between calls, as a job and eagerly, and print what differs.
 
 How to run it: ``trainings.py``.
 """

@@ -1,4 +1,4 @@
-"""Trains small models with numbers that differ from call to call, as jobs and eagerly; prints what differs.
+"""Train small models with numbers that differ from call to call, as jobs and eagerly, and print what differs.
 
 How to run it: ``trainings.py``.
 """

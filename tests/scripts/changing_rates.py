@@ -1,4 +1,4 @@
-"""Trains small models whose steps change rates themselves, as jobs and eagerly; prints what differs.
+"""Train small models whose steps change rates themselves, as jobs and eagerly, and print what differs.
 
 How to run it: ``trainings.py``.
 """

@@ -1,4 +1,4 @@
-"""Trains small models whose steps check values, as jobs and eagerly, over a batch that fails; prints what differs.
+"""Train small models whose steps check values, as jobs and eagerly, over a batch that fails, and print what differs.
 
 How to run it: ``trainings.py``.
 """

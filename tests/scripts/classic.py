@@ -1,4 +1,4 @@
-"""Four first-generation jobs train the same network on the same batches; prints what came of it as JSON."""
+"""Train the same network by four first-generation jobs on the same batches, and print the results as JSON."""
 
 import json
 from queue import SimpleQueue

@@ -1,4 +1,4 @@
-"""Trains a model whose hooks count and keep factors, behind another job; ranks have given their hooks other numbers.
+"""Train a model whose hooks count and keep factors, behind another job; ranks have numbered their hooks differently.
 
 python tests/scripts/hooks_counted_apart.py
 """

@@ -1,4 +1,4 @@
-"""Trains small models whose gradients are kept between calls, as jobs and eagerly; prints what differs.
+"""Train small models whose gradients are kept between calls, as jobs and eagerly, and print what differs.
 
 How to run it: ``trainings.py``.
 """

@@ -1,4 +1,4 @@
-"""Rank 1 takes a plan's variables in when rank 0 reads them already; prints the losses and what is kept."""
+"""Let rank 1 take in a plan's variables when rank 0 already reads them; print the losses and what is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings one after the other, each of which is dropped: what is left of them, on every rank, is counted."""
+"""Run trainings one after the other, drop each, and count what is left of them on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that train while the master looks at their plans for other clusters; at some of them before any call."""
+"""Train jobs while the master looks at their plans for other clusters, at some of them before any call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains small models whose scripts look at what optimizers keep, and move it; prints what differs from eager.
+"""Train small models whose scripts read and move optimizer state, and print what differs from eager PyTorch.
 
 How to run it: ``trainings.py``.
 """

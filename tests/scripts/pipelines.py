@@ -1,4 +1,4 @@
-"""Titles of pipelined trainings enter; each is trained on the four devices of a run, and what it ended with is saved.
+"""Train pipelines, named by titles, on the four devices of a run, and save what each ended with.
 
 A title is "MODEL, LAYOUT, SCHEDULE, M": "gpt, data 2 × pipeline 2, zb-h1, 8".
 """

@@ -1,4 +1,4 @@
-"""Compiles training steps for a kind of device that torch knows and this machine does not have; prints their ops.
+"""Compile training steps for a device type that torch knows and this machine does not have, and print their ops.
 
 A backward pass over tensors of another device runs on a thread of its own, and torch asks the device for streams: what
 a GPU does while a step is traced, without one.

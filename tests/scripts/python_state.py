@@ -1,4 +1,4 @@
-"""Trains small models whose Python changes between calls and in the step, as jobs and eagerly; prints what differs.
+"""Train small models whose Python state changes between calls and in the step, and print what differs from eager.
 
 python tests/scripts/python_state.py [CASE …]
 """

@@ -1,4 +1,4 @@
-"""Trains models whose steps give attributes other tensors, which the script holds and resets; prints what differs.
+"""Train models whose steps rebind attributes to other tensors, which the script holds and resets; print what differs.
 
 How to run it: ``trainings.py``.
 """

@@ -1,4 +1,4 @@
-"""Trainings of several jobs or several parameter groups: eagerly where they are imported, by plans as a script."""
+"""Train by several jobs or with several parameter groups: eagerly where imported, by plans as a script."""
 
 from __future__ import annotations
 

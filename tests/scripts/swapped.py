@@ -1,4 +1,4 @@
-"""Trains models whose kept tensors change places between calls, and in the step; prints what differs from eager.
+"""Train models whose kept tensors change places between calls and in the step, and print what differs from eager.
 
 How to run it: ``trainings.py``.
 """

@@ -1,4 +1,4 @@
-"""Cases of a script and layouts go in; each is trained, and a line for each that says what differs comes out.
+"""Train each case of a script under layouts, as a job and eagerly, and print a line for each that says what differs.
 
     actorflow run tests/scripts/NAME.py --devices 2 -- every LAYOUT …
 

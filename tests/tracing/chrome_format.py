@@ -1,4 +1,4 @@
-"""A document enters that should be of the Chrome trace format (JSON object form); what is wrong with it leaves."""
+"""List what is wrong with a document that should be in the Chrome trace format (JSON object form)."""
 
 from __future__ import annotations
 
