@@ -793,7 +793,7 @@ class _Search:
     def subclasses(self, owner: type) -> None:
         """Follow the classes that have been made of one, and of its bases."""
         for base in filter(is_user_class, owner.__mro__):
-            made = type.__subclasses__(base)  # which a metaclass does not have as a method
+            made: list[type] = type.__subclasses__(base)  # which a metaclass does not have as a method
             with self.within(ROOT):
                 self.looks(Subclasses(base.__name__, base))
                 for one in made:
