@@ -13,8 +13,8 @@ from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow.session.planes import share
 from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
-from actorflow_compiler.capture.stepping import FUSABLE
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement, placement

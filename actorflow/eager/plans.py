@@ -21,7 +21,7 @@ from actorflow_compiler.core.errors import LayoutError, SignatureError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import fake_mode, fast_callable
-from actorflow_compiler.custom_ops.native import native_kernel
+from actorflow_compiler.custom_ops.native_kernels import native_kernel
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Body, Step
 from actorflow_compiler.signatures import OpCall, has_line, registration

@@ -47,8 +47,8 @@ from actorflow_compiler.core.errors import CallError, CaptureError
 from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.core.torch_internals import is_read
 from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
-from actorflow_compiler.numbers.late import is_late
-from actorflow_compiler.numbers.numbers import Milestones, Number, Numbers, plain_now
+from actorflow_compiler.numbers.symbolic import Milestones, Number, Numbers, plain_now
+from actorflow_compiler.numbers.unbacked import is_late
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
 __all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]

@@ -94,7 +94,7 @@ from actorflow.standins.places import (
     PartialArgs,
     Place,
 )
-from actorflow_compiler.capture.stepping import is_fused
+from actorflow_compiler.capture.optimizer_state import is_fused
 from actorflow_compiler.core.expressions import has_numbers
 from actorflow_compiler.core.torch_internals import HOOKS, hooks_of, module_hooks, scaler_state, users_step_hooks
 from actorflow_compiler.substitutes.observers import sized

@@ -19,7 +19,7 @@ from torch import Tensor
 from actorflow.script_state.find import PLAIN, Found
 from actorflow.script_state.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfTensor
 from actorflow_compiler.core.torch_internals import hooks_made
-from actorflow_compiler.numbers.numbers import is_stand_in, plain_now
+from actorflow_compiler.numbers.symbolic import is_stand_in, plain_now
 
 __all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
 

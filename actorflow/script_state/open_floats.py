@@ -15,7 +15,7 @@ from typing import Any
 
 from actorflow.script_state.find import Found
 from actorflow.script_state.looked import Named, Scheduler
-from actorflow_compiler.numbers.late import as_float, as_int
+from actorflow_compiler.numbers.unbacked import as_float, as_int
 
 __all__ = ["open_floats"]
 

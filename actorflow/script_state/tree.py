@@ -12,8 +12,8 @@ from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import Known, Source, Value, evaluate, from_json, to_json
-from actorflow_compiler.numbers.late import is_late
-from actorflow_compiler.numbers.numbers import expression_of, is_stand_in
+from actorflow_compiler.numbers.symbolic import expression_of, is_stand_in
+from actorflow_compiler.numbers.unbacked import is_late
 
 __all__ = ["Shape", "describe", "rebuild"]
 

@@ -31,7 +31,7 @@ from actorflow.session.refused import refused
 from actorflow.session.undo import Stops
 from actorflow.standins.owned import real
 from actorflow.support.progress import working
-from actorflow_compiler.capture.midway import Midway
+from actorflow_compiler.capture.failure_points import Midway
 from actorflow_compiler.capture.request import Devices, History, Listeners, Preferences, StepRequest, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core import errors
@@ -50,15 +50,15 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hints, resolve
-from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.numbers.symbolic import Numbers
 from actorflow_compiler.plan.modes import EAGER, MODES
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
 from actorflow_compiler.values.checks import Check, Checks
-from actorflow_compiler.values.decided import Decisions
 from actorflow_compiler.values.gradients import NONE, SUFFIX, Gradients, Standing
+from actorflow_compiler.values.host_programs import Decisions
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import Held, State
 from actorflow_scheduler.cost import variable_bytes

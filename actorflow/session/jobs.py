@@ -26,8 +26,8 @@ from actorflow.variables.rebound import Site
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.values.checks import Check
-from actorflow_compiler.values.decided import Decisions
 from actorflow_compiler.values.gradients import Gradients
+from actorflow_compiler.values.host_programs import Decisions
 
 __all__ = ["Compiled", "JobLike", "bound"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actorflow.script_state.arguments import Arguments
-from actorflow_compiler.capture.stepping import is_fused, is_torchs
+from actorflow_compiler.capture.optimizer_state import is_fused, is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.expressions import has_numbers, number_of
 from actorflow_compiler.core.torch_internals import scaler_settings

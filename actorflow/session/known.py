@@ -12,7 +12,7 @@ from actorflow.script_state.guards import Guards
 from actorflow.session.keys import Keys
 from actorflow.session.numbers import Reading, known_to
 from actorflow.variables.parked import Parked
-from actorflow_compiler.values.decided import Decisions
+from actorflow_compiler.values.host_programs import Decisions
 
 __all__ = ["Known"]
 

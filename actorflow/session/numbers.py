@@ -16,7 +16,7 @@ from actorflow.script_state.arguments import Arguments
 from actorflow.script_state.changes import counted, place_key
 from actorflow.script_state.find import Found
 from actorflow.script_state.looked import Looked
-from actorflow_compiler.capture.stepping import counts_of, is_fused, settings_of
+from actorflow_compiler.capture.optimizer_state import counts_of, is_fused, settings_of
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import (
     Condition,
@@ -31,7 +31,7 @@ from actorflow_compiler.core.expressions import (
     to_json,
 )
 from actorflow_compiler.custom_ops.optimizers import source_of
-from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.numbers.symbolic import Numbers
 from actorflow_compiler.values.variables import State
 
 __all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]

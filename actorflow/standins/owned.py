@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred.tensor import Deferred
 from actorflow.standins.lazy import METADATA, Result, known_now
-from actorflow_compiler.capture.assigned import in_place
+from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.replaced import original
 from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of

@@ -33,7 +33,7 @@ from actorflow.variables.optimizer_state import initial_state, python_state
 from actorflow.variables.stepped import Slot, States
 from actorflow.variables.values import Values
 from actorflow.variables.views import Given, Taken, follow, taken
-from actorflow_compiler.capture.stepping import is_torchs
+from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape

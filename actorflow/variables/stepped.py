@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow.deferred import Deferred
 from actorflow.standins.owned import Owned, Past, real
-from actorflow_compiler.capture.stepping import is_torchs
+from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Slot", "States"]

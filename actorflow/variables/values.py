@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from actorflow.standins.owned import real
-from actorflow_compiler.values.decided import Decisions
+from actorflow_compiler.values.host_programs import Decisions
 from actorflow_compiler.values.variables import Held, State
 
 __all__ = ["Values"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actorflow_compiler.capture.request import StepRequest
-from actorflow_compiler.capture.request_to_graph import capture_request
+from actorflow_compiler.capture.request import StepRequest, capture_request
 from actorflow_compiler.core.collector import young_only
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.cutting.cut import PlanHeader

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.custom_ops import classes as class_ops
-from actorflow_compiler.custom_ops import grouped as grouped_ops
+from actorflow_compiler.custom_ops import grouped_mm as grouped_ops
 from actorflow_compiler.custom_ops import layout as layout_ops
 from actorflow_compiler.custom_ops import mirrored as mirrored_ops
 from actorflow_compiler.custom_ops import optimizers, quantiles
 from actorflow_compiler.custom_ops import random as random_ops
+from actorflow_compiler.custom_ops import split_classes as class_ops
 from actorflow_compiler.numbers import ops as number_ops
-from actorflow_compiler.substitutes import alignments, least_squares, observers, scaling
+from actorflow_compiler.substitutes import ctc_loss, fixed_sizes, loss_scaling, observers
 
 Kernel = Callable[..., Any]
 OPS: dict[str, Kernel] = {
-    **alignments.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
-    **least_squares.OPS, **mirrored_ops.OPS, **scaling.OPS, **number_ops.OPS, **observers.OPS,
+    **ctc_loss.OPS, **layout_ops.OPS, **class_ops.OPS, **grouped_ops.OPS, **optimizers.OPS, **quantiles.OPS,
+    **fixed_sizes.OPS, **mirrored_ops.OPS, **loss_scaling.OPS, **number_ops.OPS, **observers.OPS,
     "uniform": random_ops.uniform,
 }  # fmt: skip
 

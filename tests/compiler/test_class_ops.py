@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.custom_ops.classes import OPS, amax_blocks, pick, pick_backward
+from actorflow_compiler.custom_ops.split_classes import OPS, amax_blocks, pick, pick_backward
 from actorflow_compiler.signatures import localise, signatures
 from signature_checks import instance
 from signature_samples import f, n

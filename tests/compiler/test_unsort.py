@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorflow_compiler.capture.unsort import unsort
-from actorflow_compiler.custom_ops.grouped import grouped_mm, grouped_mm_weight
+from actorflow_compiler.custom_ops.grouped_mm import grouped_mm, grouped_mm_weight
 from actorflow_compiler.cutting.redundant import Work, tell_repeated
 from graphs import graph_of, run
 

@@ -19,7 +19,7 @@ from actorflow.runtime import job as jobs
 from actorflow.runtime.call import Call
 from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.stream_events import Passage, Trail, Trails, Waits
-from actorflow_compiler.capture.stepping import FUSABLE
+from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED

@@ -60,12 +60,12 @@ plain: Callable[..., Tensor] = torch.nn.functional.scaled_dot_product_attention
 if __name__ == "__main__":
     pretend()
     from actorflow_compiler import compile
-    from actorflow_compiler.capture import request_to_graph
+    from actorflow_compiler.capture import request
     from actorflow_compiler.plan.verify import verify
     from models import CASES
     from trained import LAYOUTS, plan_of
 
-    compile.traced_on = request_to_graph.traced_on = lambda kind: torch.device(KIND if kind == "cuda" else kind)
+    compile.traced_on = request.traced_on = lambda kind: torch.device(KIND if kind == "cuda" else kind)
     torch.nn.functional.scaled_dot_product_attention = flash
     found: dict[str, list[str]] = {}
     for title, layout in (("clipped gpt", "pipeline 2"), ("lstm", "one device")):

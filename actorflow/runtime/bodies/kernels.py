@@ -16,7 +16,7 @@ import torch
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Arg, Ref, Symbol
-from actorflow_compiler.custom_ops.native import native_kernel
+from actorflow_compiler.custom_ops.native_kernels import native_kernel
 from actorflow_compiler.plan.plan import Body, Step
 
 Kernel = Callable[[list[Any]], tuple[Any, ...]]

@@ -21,10 +21,10 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import nested
-from actorflow_compiler.capture.assigned import DataAssigned
+from actorflow_compiler.capture.data_assignment import DataAssigned
 from actorflow_compiler.capture.from_fx import Capture, Names, to_graph
 from actorflow_compiler.capture.mirrored import average_gradients, average_updates
-from actorflow_compiler.capture.stepping import STEPPING, Slot, is_fused, marked, stepping
+from actorflow_compiler.capture.optimizer_state import STEPPING, Slot, is_fused, marked, stepping
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.core.expressions import Operand
 from actorflow_compiler.core.lines import with_code
@@ -50,28 +50,28 @@ from actorflow_compiler.hints.hints import Hints, Pattern
 from actorflow_compiler.hints.zero import mark_gradients
 from actorflow_compiler.masked import Selecting, check_results, selected
 from actorflow_compiler.numbers.indexing import Indexing
-from actorflow_compiler.numbers.numbers import Numbers
 from actorflow_compiler.numbers.ops import RATES, open_numbers
-from actorflow_compiler.substitutes import bins, least_squares, scaling, strided
-from actorflow_compiler.substitutes.adaptive import Clusters
-from actorflow_compiler.substitutes.alignments import aligning
-from actorflow_compiler.substitutes.averaged_norms import averaging
+from actorflow_compiler.numbers.symbolic import Numbers
+from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
+from actorflow_compiler.substitutes.adaptive_softmax import Clusters
+from actorflow_compiler.substitutes.ctc_loss import aligning
+from actorflow_compiler.substitutes.cumulative_batch_norm import averaging
 from actorflow_compiler.substitutes.decompositions import TABLE
-from actorflow_compiler.substitutes.encoders import encoding
+from actorflow_compiler.substitutes.istft import overlapping
 from actorflow_compiler.substitutes.observers import observing
-from actorflow_compiler.substitutes.packed import packing
+from actorflow_compiler.substitutes.packed_sequences import packing
 from actorflow_compiler.substitutes.random_streams import Streams
 from actorflow_compiler.substitutes.random_table import decompositions
-from actorflow_compiler.substitutes.scripted import Scripts, said_by
-from actorflow_compiler.substitutes.spectral import overlapping
-from actorflow_compiler.values.branches import unrolled
+from actorflow_compiler.substitutes.torchscript import Scripts, said_by
+from actorflow_compiler.substitutes.transformer_encoder import encoding
 from actorflow_compiler.values.checks import Again, Check, Checks, Raised
-from actorflow_compiler.values.decided import KNOWN, NUMBERS, Asked, Decisions, Program, Small
-from actorflow_compiler.values.either import rewritten
 from actorflow_compiler.values.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
+from actorflow_compiler.values.higher_order_ops import unrolled
+from actorflow_compiler.values.host_programs import KNOWN, NUMBERS, Asked, Decisions, Program, Small
+from actorflow_compiler.values.library_code import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.values.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
-from actorflow_compiler.values.remedies import NESTED, cannot_be_traced, remedy
 from actorflow_compiler.values.variables import State, attributes_given, group_names, stand_ins
+from actorflow_compiler.values.where_suggestions import rewritten
 
 CPU = torch.device("cpu")
 TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
@@ -239,7 +239,7 @@ def _traced(
                 with contextlib.ExitStack() as stack, watch.watching(), marked(state, stepped):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
-                    own = {**least_squares.TABLE, **bins.TABLE, **scaling.TABLE, **strided.TABLE, **KNOWN}
+                    own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **KNOWN}
                     table = {**decompositions(streams), **own}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
@@ -496,7 +496,7 @@ class _Deciding:
 def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
     """In which the scalers of losses leave what they decide to the graph."""
     fused = {o: is_fused(o) and "fused" in o.defaults for o in state.optimizers.values()}
-    return scaling_in_the_graph(state.scalers.values(), fused, scaling.masked_step)
+    return scaling_in_the_graph(state.scalers.values(), fused, loss_scaling.masked_step)
 
 
 @contextlib.contextmanager

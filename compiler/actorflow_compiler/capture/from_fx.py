@@ -25,9 +25,9 @@ from actorflow_compiler.numbers.ops import AS_IT_IS, NUMBER
 from actorflow_compiler.plan.plan import Constant
 from actorflow_compiler.substitutes.random_table import is_random
 from actorflow_compiler.values.checks import CHECKED, Check
-from actorflow_compiler.values.decided import Decisions
 from actorflow_compiler.values.gradients import KEPT, LOST, Gradients
-from actorflow_compiler.values.guarded import guarded
+from actorflow_compiler.values.host_programs import Decisions
+from actorflow_compiler.values.predicated_updates import guarded
 from actorflow_compiler.values.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import WITH_PARAMETERS
 

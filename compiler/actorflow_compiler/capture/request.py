@@ -1,22 +1,27 @@
-"""One compilation as one value: the step, its devices, what the caller prefers, what came before, and who listens."""
+"""A compilation request (step, devices, preferences, history, listeners), and the capture of its step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from torch import Tensor
 
-from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.capture.from_fx import Capture
+from actorflow_compiler.capture.mirrored import on_each_device
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
+from actorflow_compiler.core.torch_internals import traced_on
+from actorflow_compiler.graph.graph import verify
 from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import Hints
-from actorflow_compiler.numbers.numbers import Numbers
+from actorflow_compiler.numbers.symbolic import Numbers
 from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.substitutes.decompositions import join_norms
 from actorflow_compiler.values.checks import Check, Checks
-from actorflow_compiler.values.decided import Decisions
 from actorflow_compiler.values.gradients import NONE, Gradients, Standing
+from actorflow_compiler.values.host_programs import Decisions
 from actorflow_compiler.values.variables import State
 
 
@@ -88,3 +93,28 @@ class StepRequest:
     def mirrored(self) -> int:
         """The number of devices of a step that each of them runs on values of its own; 0 where values are logical."""
         return 0 if self.step.own is None else self.devices.world
+
+
+def capture_request(request: StepRequest) -> Capture:
+    """Trace the step as ``request`` says, and tell its listener what it does with gradients and values.
+
+    Raises CaptureError and StateError, as ``capture`` does.
+    """
+    step, listeners, mirrored = request.step, request.listeners, request.mirrored
+    function = step.function if step.own is None else on_each_device(step.function, step.own, request.devices.world)
+    captured = capture(
+        function,
+        step.arguments,
+        step.state,
+        train=step.train,
+        hints=request.preferences.hints,
+        fresh=request.history.fresh,
+        standing=request.history.standing,
+        mirrored=mirrored,
+        device=traced_on(request.devices.type),
+        numbers=listeners.numbers,
+        value=None if mirrored else listeners.value,
+        checks=None if mirrored else listeners.checks,
+    )
+    listeners.learn(captured.gradients, captured.decisions, captured.checks)
+    return replace(captured, graph=verify(join_norms(captured.graph)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.op_call import bind
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
-from actorflow_compiler.custom_ops.grouped import GROUPED, GROUPED_WEIGHT
+from actorflow_compiler.custom_ops.grouped_mm import GROUPED, GROUPED_WEIGHT
 from actorflow_compiler.custom_ops.random import UNIFORM
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Graph, Node, call_of, prune, verify

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from actorflow_compiler.custom_ops.classes import TRACED
+from actorflow_compiler.custom_ops.split_classes import TRACED
 
 aten = torch.ops.aten
 Cuts = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, numbers of devices)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.rules import bound, called, rule
 from actorflow_compiler.masked.tensor import Masked, filled, normal, refuse, tensors_in, wrap
-from actorflow_compiler.substitutes.decomposed import widened
+from actorflow_compiler.substitutes.decomposition_table import widened
 
 __all__ = ["mean", "total"]
 

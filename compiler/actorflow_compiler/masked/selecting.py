@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.masked.keys import Key, known_indices, version
+from actorflow_compiler.masked.selection_source import Told, here
 from actorflow_compiler.masked.tensor import (
     Masked,
     Selection,
@@ -21,7 +22,6 @@ from actorflow_compiler.masked.tensor import (
     tensors_in,
     wrap,
 )
-from actorflow_compiler.masked.told import Told, here
 
 __all__ = [
     "BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "numbered", "of_rows", "position",

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.keys import version
-from actorflow_compiler.masked.told import Told
-from actorflow_compiler.values.either import rewritten
+from actorflow_compiler.masked.selection_source import Told
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
+from actorflow_compiler.values.where_suggestions import rewritten
 
 __all__ = [
     "Masked",

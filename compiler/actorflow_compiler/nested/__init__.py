@@ -1,11 +1,11 @@
 """Lists of tensors that a step nests, whose lengths are constants, go in; packed rows and those lengths come out.
 
-``tensor.py`` is what a nested tensor is while a step is captured; ``making.py`` makes one; the others say of each
+``tensor.py`` is what a nested tensor is while a step is captured; ``construction.py`` makes one; the others say of each
 function of torch what it is over packed rows.
 """
 
 from actorflow_compiler.nested.calls import call
-from actorflow_compiler.nested.making import nesting
+from actorflow_compiler.nested.construction import nesting
 from actorflow_compiler.nested.tensor import Nested, check_results, rules
 
 __all__ = ["Nested", "check_results", "nesting"]

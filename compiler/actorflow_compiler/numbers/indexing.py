@@ -19,10 +19,10 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.expressions import apart
 from actorflow_compiler.core.torch_internals import is_fake, node_of, replaced_functions, replaced_indexing
-from actorflow_compiler.numbers.late import is_late
-from actorflow_compiler.numbers.numbers import Number, Numbers, expression_of
 from actorflow_compiler.numbers.ops import number_tensor
-from actorflow_compiler.values.decided import Small
+from actorflow_compiler.numbers.symbolic import Number, Numbers, expression_of
+from actorflow_compiler.numbers.unbacked import is_late
+from actorflow_compiler.values.host_programs import Small
 from actorflow_compiler.values.reads import place_of
 
 __all__ = ["STANDS_FOR_A_VIEW", "Indexing"]

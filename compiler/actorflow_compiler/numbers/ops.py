@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.numbers.late import Late, is_late, late_items
-from actorflow_compiler.numbers.numbers import Number, expression_of, open_math, plain, plain_now, torch_functions
+from actorflow_compiler.numbers.symbolic import Number, expression_of, open_math, plain, plain_now, torch_functions
+from actorflow_compiler.numbers.unbacked import Late, is_late, late_items
 
 __all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "number_tensor", "open_numbers"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.graph.graph import Graph, Node, prune
-from actorflow_compiler.substitutes.decomposed import Table, into, widened
+from actorflow_compiler.substitutes.decomposition_table import Table, into, widened
 from actorflow_compiler.substitutes.losses import LOSSES
 
 aten = torch.ops.aten

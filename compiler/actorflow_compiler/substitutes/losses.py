@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.custom_ops.classes import TRACED
-from actorflow_compiler.substitutes.decomposed import NARROW, Table, into, widened
+from actorflow_compiler.custom_ops.split_classes import TRACED
+from actorflow_compiler.substitutes.decomposition_table import NARROW, Table, into, widened
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.substitutes.decomposed import Table, into
+from actorflow_compiler.substitutes.decomposition_table import Table, into
 
 aten = torch.ops.aten
 TABLE: Table = {}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.errors import ActorError, ActorflowError
 from actorflow_compiler.core.lines import OURS
-from actorflow_compiler.values.conditions import Answers, Condition, Ways, condition_of
+from actorflow_compiler.values.condition_paths import Answers, Condition, Ways, condition_of
 from actorflow_compiler.values.gradients import Gradients
 
 __all__ = ["CHECKED", "UNKNOWN", "Again", "Check", "Checks", "Raised", "within"]
@@ -37,7 +37,7 @@ TRACING = tuple(f"/torch/{part}" for part in (
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
 FOR_OTHERS = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
-OF_LAYERS = "/actorflow_compiler/substitutes/adaptive.py"  # of ours, which finds what a layer of a script would
+OF_LAYERS = "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours, which finds what a layer of a script would
 PLAIN = (type(None), bool, int, float, str)
 
 

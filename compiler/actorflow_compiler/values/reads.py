@@ -25,9 +25,8 @@ from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.lines import STDLIB, is_users
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
 from actorflow_compiler.values.checks import UNKNOWN, Checks, Raised
-from actorflow_compiler.values.either import rewritten
-from actorflow_compiler.values.harmless import either_way
-from actorflow_compiler.values.remedies import remedy
+from actorflow_compiler.values.library_code import irrelevant_condition, remedy
+from actorflow_compiler.values.where_suggestions import rewritten
 
 __all__ = ["ADDRESS", "DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
 
@@ -130,7 +129,7 @@ class Reads:
             return later
         decided = self._decide(place, name, tensor)
         if decided is None and tensor.dtype == torch.bool and name in ("__bool__", "item"):
-            decided = either_way(frame)
+            decided = irrelevant_condition(frame)
         asks = name == "__bool__" or (name == "item" and tensor.dtype == torch.bool)
         if decided is None and asks and self._checks is not None and tensor.numel() == 1 and _is_open(tensor):
             decided = self._checks.decide(tensor, frame, lambda raises, what: self._found(raises, place()[0], what))

@@ -28,8 +28,8 @@ from actorflow_compiler.core.torch_internals import (
     script_constants,
     script_kinds,
 )
-from actorflow_compiler.numbers.late import is_late
-from actorflow_compiler.numbers.numbers import plain
+from actorflow_compiler.numbers.symbolic import plain
+from actorflow_compiler.numbers.unbacked import is_late
 from actorflow_compiler.values.reads import place_of
 
 __all__ = ["Scripts", "said_by"]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import torch.nn.modules.batchnorm
 from torch import Tensor
 
-from actorflow_compiler.numbers.late import Late, is_late
+from actorflow_compiler.numbers.unbacked import Late, is_late
 
 __all__ = ["averaging"]
 

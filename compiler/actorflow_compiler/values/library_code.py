@@ -1,16 +1,21 @@
-"""The frames that an error has gone through go in; what to do instead comes out, where that is known.
+"""What is known of data-dependent code in libraries: conditions that do not matter, and what to do instead of the rest.
 
-It is for code that looks at values, or makes tensors whose sizes depend on them, and that has a form which does not.
+Some conditions only decide about a warning, or about a faster way to the same result; they get an answer that is right
+whatever the values are.  For other code that looks at values, or makes tensors whose sizes depend on them, an error
+message names a form that does not.
 """
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Iterable
 from traceback import FrameSummary
+from types import FrameType
 
 import torch
 
-__all__ = ["NESTED", "cannot_be_traced", "remedy"]
+__all__ = ["NESTED", "cannot_be_traced", "irrelevant_condition", "remedy"]
 
 GENERATES = (
     "a model of transformers generates in a job where nothing that it finds ends it: with a number of new tokens, "
@@ -37,8 +42,16 @@ KNOWN = (  # (end of a file, function or nothing, what to do)
     ("torch/ao/quantization/observer.py", "", OBSERVES),
     ("torch/ao/quantization/fake_quantize.py", "", OBSERVES),
     ("torch/nn/utils/rnn.py", "", LENGTHS),
-    ("actorflow_compiler/nested/making.py", "", NESTED),
+    ("actorflow_compiler/nested/construction.py", "", NESTED),
 )  # fmt: skip
+CONDITION_LINES = 6  # at most, of a condition that spans several lines
+ALWAYS_FALSE = (  # (end of a file, function, pattern of its code): conditions for which False is always right
+    # transformers warns of padding on the right, and leaves out a mask of ones
+    ("transformers/generation/utils.py", "generate", re.compile(r"\bhas_right_padding = ")),
+    ("transformers/generation/utils.py", "generate", re.compile(r'\bmodel_kwargs\["attention_mask"\] == 1\)\.all\(\)')),
+    # and no embedding takes a token below zero
+    ("transformers/generation/utils.py", "_get_logits_processor", re.compile(r"\bencoder_input_ids < 0\)\.any\(\)")),
+)
 
 
 def remedy(frames: Iterable[FrameSummary]) -> str:
@@ -53,3 +66,18 @@ def remedy(frames: Iterable[FrameSummary]) -> str:
 def cannot_be_traced(node: torch.fx.Node) -> str:
     """What is said of an op that torch's own tracing does not carry."""
     return f"torch cannot make {node.target} a part of a plan; expected: other ops, or this outside of the job"
+
+
+def irrelevant_condition(frame: FrameType | None) -> bool | None:
+    """The answer for the condition in the innermost frame outside torch; None where the answer makes a difference."""
+    while frame is not None and "/torch/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code = frame.f_code
+    for file, function, pattern in ALWAYS_FALSE:
+        if code.co_name == function and code.co_filename.endswith(file):
+            lines = (linecache.getline(code.co_filename, frame.f_lineno + more) for more in range(CONDITION_LINES))
+            if pattern.search("".join(lines)):
+                return False
+    return None

@@ -26,7 +26,7 @@ from actorflow_compiler.core.errors import ActorflowError, CaptureError
 from actorflow_compiler.core.expressions import Source, number_of
 from actorflow_compiler.core.torch_internals import looks_compiling
 from actorflow_compiler.custom_ops.optimizers import READ
-from actorflow_compiler.numbers.numbers import Number, Numbers, expression_of
+from actorflow_compiler.numbers.symbolic import Number, Numbers, expression_of
 from actorflow_compiler.values.reads import place_of
 from actorflow_compiler.values.variables import State
 

@@ -1,6 +1,6 @@
-"""``torch.linalg.lstsq`` goes in, which has outputs whose sizes depend on ranks; the same with fixed sizes comes out.
+"""Give ops whose output sizes depend on values outputs of fixed sizes: ``torch.linalg.lstsq`` and ``torch.bincount``.
 
-``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, below autograd: the gradient is torch's.
+``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, below autograd: the gradients are torch's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.substitutes.decomposed import Table, into
+from actorflow_compiler.substitutes.decomposition_table import Table, into
 
 __all__ = ["OPS", "TABLE"]
 
@@ -19,6 +19,7 @@ aten = torch.ops.aten
 TABLE: Table = {}
 RANKED = ("gelsy", "gelsd", "gelss")  # drivers that find ranks …
 DECOMPOSING = ("gelsd", "gelss")  # … and singular values
+EXACT = (torch.float32, torch.float64)  # dtypes of weights that bincount adds up as they are; others go to float64
 
 
 def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,3 +78,15 @@ def _lstsq(
     if driver not in DECOMPOSING:
         values = values.new_empty(0)
     return solution.squeeze(-1) if vector else solution, residuals, rank, values
+
+
+@into(TABLE)(aten.bincount.default)
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """With ``minlength`` given, as many bins as it says; the call raises for values that have no bin."""
+    if x.dim() != 1 or x.dtype not in (torch.int64, torch.int32) or not minlength:
+        return NotImplemented
+    if weights is None:
+        weights = torch.ones_like(x, dtype=torch.int64)
+    elif weights.dtype not in EXACT:
+        weights = weights.to(torch.float64)
+    return torch.zeros(minlength, dtype=weights.dtype, device=x.device).index_add(0, x, weights)

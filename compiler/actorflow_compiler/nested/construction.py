@@ -13,8 +13,8 @@ from torch import Tensor
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, replaced_nesting
 from actorflow_compiler.masked.tensor import Masked
 from actorflow_compiler.nested.tensor import Lengths, Nested, stop
-from actorflow_compiler.substitutes.packed import Sizes
-from actorflow_compiler.values.remedies import NESTED
+from actorflow_compiler.substitutes.packed_sequences import Sizes
+from actorflow_compiler.values.library_code import NESTED
 
 __all__ = ["nesting"]
 

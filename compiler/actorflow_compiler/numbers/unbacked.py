@@ -23,8 +23,8 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.expressions import FUNCTIONS, Expression, Operand, Source, number_of
 from actorflow_compiler.core.torch_internals import items_from
-from actorflow_compiler.numbers.numbers import Number, expression_of, plain_now, torch_functions
-from actorflow_compiler.numbers.numbers import as_float as stand_in_as_float
+from actorflow_compiler.numbers.symbolic import Number, expression_of, plain_now, torch_functions
+from actorflow_compiler.numbers.symbolic import as_float as stand_in_as_float
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, place_of
 
 __all__ = ["Late", "as_float", "as_int", "is_late", "late_items"]
