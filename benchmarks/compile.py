@@ -21,8 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import actorflow as flow
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument
-from actorflow_compiler.capture.request import Devices, Listeners, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import Listeners, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.hints.hints import resolve
@@ -95,11 +95,11 @@ def one(layers: str, layout: str, devices: int) -> None:
         return loss
 
     state = find(step, model, optimizer)
-    tokens = Argument("tokens", (BATCH, CONTEXT), torch.int64, True)
+    tokens = TensorArgument("tokens", (BATCH, CONTEXT), torch.int64, True)
     laid = compile_step(
         StepRequest(
             UserStep("step", lambda given: [step(*given)], [tokens], state, train=True),
-            Devices(devices),
+            TargetDevices(devices),
             Preferences(resolve(state.modules), goal=goal_of(mode, None)),
             listeners=Listeners(doing=doing),
         )

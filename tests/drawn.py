@@ -10,8 +10,8 @@ from torch import Tensor
 
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument
-from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.hints.hints import resolve
@@ -30,11 +30,11 @@ def drawn(
         return list(made) if isinstance(made, tuple) else [made]
 
     state = find(function)
-    arguments = [Argument(f"x{i}", tuple(x.shape), x.dtype, True) for i, x in enumerate(inputs)]
+    arguments = [TensorArgument(f"x{i}", tuple(x.shape), x.dtype, True) for i, x in enumerate(inputs)]
     laid = compile_step(
         StepRequest(
             UserStep("drawn", step, arguments, state, train=True),
-            Devices(world),
+            TargetDevices(world),
             Preferences(resolve(state.modules), micro_batches),
         )
     )

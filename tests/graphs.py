@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
 from actorflow_compiler.core.op_call import overload
 from actorflow_compiler.core.ops import Arg, Symbol, substitute
 from actorflow_compiler.graph.graph import Graph
@@ -21,7 +21,7 @@ def graph_of(function: Callable[..., object], *given: Tensor) -> Graph:
     """The graph of a function on tensors like these."""
     written = functionalize(make_fx(function, tracing_mode="fake")(*given), remove="mutations")
     traced = make_fx(written, decomposition_table=TABLE, tracing_mode="fake")(*given)
-    names = Names((), tuple((f"x{i}", "argument") for i in range(len(given))))
+    names = PlaceholderNames((), tuple((f"x{i}", "argument") for i in range(len(given))))
     return to_graph(traced, names, {}, False).graph
 
 

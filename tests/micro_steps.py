@@ -15,8 +15,8 @@ from torch.optim import SGD, Optimizer
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument
-from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.custom_ops.optimizers import SCALARS
@@ -410,13 +410,13 @@ def plan_of(
     state = find(run, model=model, optimizer=optimizer)
     tensors = step.batches()[0]
     arguments = [
-        Argument(f"x{i}", tuple(t.shape), t.dtype, t.dim() > 0 and len(t) == len(tensors[0]))
+        TensorArgument(f"x{i}", tuple(t.shape), t.dtype, t.dim() > 0 and len(t) == len(tensors[0]))
         for i, t in enumerate(tensors)
     ]
     laid = compile_step(
         StepRequest(
             UserStep("train", lambda given: _results(run(*given)), arguments, state, train=True, defined="train.py:1"),
-            Devices(world),
+            TargetDevices(world),
             Preferences(resolve(state.modules), micro_batches),
             History(later=later),
         )

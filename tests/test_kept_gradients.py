@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow_compiler.values.gradients import SUFFIX
+from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from scripts.kept_gradients import CASES, cases, difference, inside
 from two_ranks import right_on_two_ranks
 
@@ -53,7 +53,7 @@ def test_a_step_that_clears_first_keeps_nothing_and_says_so_where_it_is_read() -
         train(torch.ones(2, 4))
     assert len(train.plans) == 1
     assert train.plan is not None
-    assert not any(v.name.endswith(SUFFIX) for v in train.plan.variables)
+    assert not any(v.name.endswith(GRADIENT_SUFFIX) for v in train.plan.variables)
     assert layer.weight.grad is not None
     with pytest.raises(flow.StateError, match=r"layer\w*.weight.grad was not kept: an optimizer's step has used it"):
         float(layer.weight.grad.norm())

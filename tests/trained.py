@@ -12,9 +12,9 @@ from actorflow.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
 from actorflow.session.planes import share
-from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
-from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.core.placement import Placement, placement
@@ -103,13 +103,13 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
 
     state = find(step, model=model, optimizer=optimizer)
     arguments = [
-        Argument(name, tuple(t.shape), t.dtype, True)
+        TensorArgument(name, tuple(t.shape), t.dtype, True)
         for name, t in zip(case.names, case.batches([size])[0], strict=True)
     ]
     laid = compile_step(
         StepRequest(
             UserStep("train", lambda tensors: [step(*tensors)], arguments, state, train=True),
-            Devices(layout.world, layout.kind, layout.hardware),
+            TargetDevices(layout.world, layout.kind, layout.hardware),
             Preferences(resolve(state.modules), layout.micro_batches, layout.goal, layout.schedule),
         )
     )

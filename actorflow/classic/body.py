@@ -26,7 +26,7 @@ from actorflow.session.body import JobArguments, JobBody, PreparedCall, Search
 from actorflow_compiler.capture.capture import without_memory
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["Body", "RehearsedCall"]
 
@@ -112,7 +112,7 @@ class Body(JobBody):
 
     # -- state that is made inside of the function -----------------------------------------------------
 
-    def makes_state(self, state: State) -> bool:
+    def makes_state(self, state: ScriptState) -> bool:
         """Whether the function is of the first generation, and is to be rehearsed."""
         return self.first_generation or not MAKERS.isdisjoint(state.named)
 
@@ -120,7 +120,7 @@ class Body(JobBody):
         """What a rehearsal with such arguments has found; None before it."""
         return self._found.get(arguments.key) or self._found.get((arguments.key, arguments.spoken_numbers))
 
-    def rehearse(self, arguments: Arguments, own: Sequence[bool] | None, state: State | None) -> Recording:
+    def rehearse(self, arguments: Arguments, own: Sequence[bool] | None, state: ScriptState | None) -> Recording:
         """Run the function once without memory, which makes its variables and its optimizer.
 
         ``state`` is what the search has found for the function; None says that it makes nothing by itself, and is

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.standins.owned import real
-from actorflow_compiler.capture.capture import Argument
+from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import number_of
 from actorflow_compiler.core.flat import contents
@@ -36,7 +36,7 @@ class Arguments:
     """One call's arguments, taken apart."""
 
     tensors: tuple[Tensor, ...]  # copies on the CPU's side of the call: the script may reuse its own
-    specs: tuple[Argument, ...]
+    specs: tuple[TensorArgument, ...]
     key: tuple[Any, ...]  # everything else that decides which plan runs; hashable
     spoken: str  # for people: train_step(x: float32[8,4], flag=True)
     leaves: tuple[Any, ...]  # what is no tensor, None where a tensor is
@@ -127,7 +127,7 @@ def flatten(
         raise CallError(f"{name}{signature} was called with arguments that do not fit: {error}") from None
     found, structure = pytree.tree_flatten_with_path((list(bound.args), bound.kwargs))
     tensors: list[Tensor] = []
-    specs: list[Argument] = []
+    specs: list[TensorArgument] = []
     leaves: list[Any] = []
     plain: list[Any] = []
     numbers: dict[str, int | float] = {}
@@ -155,14 +155,16 @@ def flatten(
             batch = tensor.shape[0]
         leaves.append(_HERE)
         tensors.append(tensor)
-        specs.append(Argument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch))
+        specs.append(
+            TensorArgument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch)
+        )
         said.append(f"{path}: {_shape_text(specs[-1])}")
     key = (str(structure), tuple(specs), tuple(plain))
     spoken = f"{name}({', '.join(said)})"
     return Arguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
 
 
-def shapes_text(specs: Sequence[Argument]) -> str:
+def shapes_text(specs: Sequence[TensorArgument]) -> str:
     """The arguments, one on each line, with their shapes and what they count as."""
     return "\n".join(f"    {s.name}: {_shape_text(s)}{' (batch)' if s.batch else ''}" for s in specs)
 
@@ -249,7 +251,7 @@ def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
     return room(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _shape_text(spec: Argument) -> str:
+def _shape_text(spec: TensorArgument) -> str:
     return f"{str(spec.dtype).removeprefix('torch.')}[{','.join(map(str, spec.shape))}]"
 
 

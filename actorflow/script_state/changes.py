@@ -47,8 +47,8 @@ from actorflow_compiler.core.errors import CallError, CaptureError
 from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.core.torch_internals import is_read
 from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
-from actorflow_compiler.numbers.symbolic import Milestones, Number, Numbers, plain_now
-from actorflow_compiler.numbers.unbacked import is_late
+from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber, plain_now
+from actorflow_compiler.numbers.unbacked import is_unbacked
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
 __all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
@@ -155,7 +155,7 @@ class Run:
     """
 
     def __init__(
-        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: Numbers | None = None,
+        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
         own: Sequence[Source] = (),
     ) -> None:  # fmt: skip
         self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
@@ -348,7 +348,7 @@ class Run:
             return Change(at, self._sent(where, key), where, GONE, read)
         value = now[key]
         tensors: list[Tensor] = []
-        if any(is_late(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
+        if any(is_unbacked(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
             self._refuse(
                 where, "would be a number that is there only when a call has run (.item() or float() of a tensor)",
                 "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
@@ -481,10 +481,10 @@ def counted(found: Found) -> list[Source]:
     return places
 
 
-def _stand_ins(value: Any) -> list[Number]:
+def _stand_ins(value: Any) -> list[SymNumber]:
     """Those that a value is, or a list or a tuple is made of."""
     items = value if type(value) in (list, tuple) else (value,)
-    return [item for item in items if type(item) is Number]
+    return [item for item in items if type(item) is SymNumber]
 
 
 def _alike(old: Any, new: Any) -> bool:

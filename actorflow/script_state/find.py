@@ -97,8 +97,8 @@ from actorflow.standins.places import (
 from actorflow_compiler.capture.optimizer_state import is_fused
 from actorflow_compiler.core.expressions import has_numbers
 from actorflow_compiler.core.torch_internals import HOOKS, hooks_of, module_hooks, scaler_state, users_step_hooks
-from actorflow_compiler.substitutes.observers import sized
-from actorflow_compiler.values.variables import Held, State, attributes_given
+from actorflow_compiler.substitutes.observers import give_ranges_sizes
+from actorflow_compiler.values.variables import ScriptState, StateTensor, attributes_given
 
 __all__ = ["Found", "Names", "find", "look"]
 
@@ -226,7 +226,7 @@ def find(
     optimizer: Any = None,
     names: Names | None = None,
     more: Mapping[str, Any] = {},
-) -> State:
+) -> ScriptState:
     """Everything of the script's state that ``function`` can reach.
 
     ``model`` and ``optimizer`` (one, a list or a dictionary of them) are taken as well and named
@@ -241,7 +241,7 @@ def find(
 class Found:
     """What a search found."""
 
-    state: State
+    state: ScriptState
     looked: tuple[Looked, ...]  # what holds the values that the function can reach, in the order of the search
     read: tuple[Looked, ...]  # those of them that it can read
     codes: tuple[types.CodeType, ...]  # the user's own that it can run, in the order of the search
@@ -699,7 +699,7 @@ class _Search:
     def module(self, path: str, root: nn.Module) -> None:
         refuse_compiled(path, root)
         self.modules.append((path, root))
-        sized(root.modules())
+        give_ranges_sizes(root.modules())
         for prefix, module in root.named_modules():
             self.once(module)
             self.classes.append(type(module))
@@ -844,11 +844,11 @@ class _Search:
             self.reads[owner] = frozenset(self.others).union(*own)
         return self.reads[owner]
 
-    def state(self) -> State:
+    def state(self) -> ScriptState:
         """What was found, named: modules first, then loose tensors, then what only optimizers hold."""
         looks_at_steps = not self.others.keys().isdisjoint(("state", "state_dict"))
-        state = State(named=frozenset(self.globals.union(self.attributes)), looks_at_steps=looks_at_steps)
-        held: dict[int, Held] = {}
+        state = ScriptState(named=frozenset(self.globals.union(self.attributes)), looks_at_steps=looks_at_steps)
+        held: dict[int, StateTensor] = {}
 
         def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
             left = tensor.left if isinstance(tensor, Owned) else None
@@ -859,7 +859,7 @@ class _Search:
                 tensor = now
             if id(tensor) not in held:
                 name = self.names.give(tensor, wanted)
-                held[id(tensor)] = state.held[name] = Held(name, kind, tensor)
+                held[id(tensor)] = state.held[name] = StateTensor(name, kind, tensor)
                 if made_of is not None:
                     self.names.made_of[name] = made_of
             held[id(tensor)].places.append(place)

@@ -13,7 +13,7 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import Known, Source, Value, evaluate, from_json, to_json
 from actorflow_compiler.numbers.symbolic import expression_of, is_stand_in
-from actorflow_compiler.numbers.unbacked import is_late
+from actorflow_compiler.numbers.unbacked import is_unbacked
 
 __all__ = ["Shape", "describe", "rebuild"]
 
@@ -36,7 +36,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
-    if is_late(value):
+    if is_unbacked(value):
         value = value.decided()
     if value is None or isinstance(value, bool | int | float | str):
         return {"number": to_json(expression_of(value))} if is_stand_in(value) else {"value": value}

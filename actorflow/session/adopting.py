@@ -8,12 +8,14 @@ from collections.abc import Container
 from actorflow.runtime.memory import out_of_memory, ran_out
 from actorflow.session.compiling import Made
 from actorflow.session.context import Context, Running
-from actorflow_compiler.values.variables import WITH_PARAMETERS, State
+from actorflow_compiler.values.variables import WITH_PARAMETERS, ScriptState
 
 __all__ = ["adopt"]
 
 
-def adopt(context: Context, running: Running, made: Made, state: State, number: int, apart: Container[str]) -> None:
+def adopt(
+    context: Context, running: Running, made: Made, state: ScriptState, number: int, apart: Container[str]
+) -> None:
     """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins.
 
     Call ``number`` makes the plan.  Tensors of the script that are ``apart``, by name, stay what they are, and others

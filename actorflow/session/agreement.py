@@ -18,7 +18,7 @@ from actorflow.standins.owned import Owned
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.constrain import show_wish
 from actorflow_compiler.hints.hints import Hints
-from actorflow_compiler.values.variables import State, real_optimizer_state
+from actorflow_compiler.values.variables import ScriptState, real_optimizer_state
 
 __all__ = ["Report", "compare", "differing", "let_go", "report"]
 
@@ -47,7 +47,7 @@ class Report:
 
 
 def report(
-    state: State, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
+    state: ScriptState, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
 ) -> Report:
     """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
     lines = keys.lines(state)

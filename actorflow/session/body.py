@@ -15,11 +15,11 @@ from typing import Any, Self
 from actorflow.script_state.arguments import Arguments
 from actorflow.standins.lazy import known_now
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["JobArguments", "JobBody", "PreparedCall"]
 
-Search = Callable[[Mapping[str, Any]], State]  # what the job holds besides what is found, by names → all of it
+Search = Callable[[Mapping[str, Any]], ScriptState]  # what the job holds besides what is found, by names → all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class JobBody:
         """
         return PreparedCall(arguments, self.function, None)
 
-    def makes_state(self, state: State) -> bool:
+    def makes_state(self, state: ScriptState) -> bool:
         """Whether the function makes parameters or optimizers by itself."""
         return False
 

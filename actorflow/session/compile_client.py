@@ -36,7 +36,7 @@ from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.lines import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import OfInput, OfScalar, Plan, Variable
-from actorflow_compiler.values.gradients import NONE
+from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
 
@@ -127,7 +127,7 @@ class CompileClient:
             job.micro_batches, job.goal, dict(fixed), fresh(state), job in context.jobs, settings.explain, target,
             job.schedule, job.mode, asked.own, asked.kinds(), asked.placements(), Wishes(settings.device_type, kinds),
             found, job.plans.changed(),
-            standing_before(state, NONE if variables is None else variables.gradients.standing),
+            standing_before(state, NO_GRADIENTS if variables is None else variables.gradients.standing),
             not (job.body.makes_state(state) or asks_for_types(found.codes)),
             None if variables is None else variables.values.of,
         )  # fmt: skip

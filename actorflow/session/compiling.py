@@ -31,8 +31,8 @@ from actorflow.session.refused import refused
 from actorflow.session.undo import Stops
 from actorflow.standins.owned import real
 from actorflow.support.progress import working
-from actorflow_compiler.capture.failure_points import Midway
-from actorflow_compiler.capture.request import Devices, History, Listeners, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.failure_points import FailurePoints
+from actorflow_compiler.capture.request import History, Listeners, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core import errors
 from actorflow_compiler.core.collector import young_only
@@ -50,17 +50,17 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hints, resolve
-from actorflow_compiler.numbers.symbolic import Numbers
+from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.modes import EAGER, MODES
 from actorflow_compiler.plan.plan import OfVariable, Plan, Variable
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.values.checks import Check, Checks
-from actorflow_compiler.values.gradients import NONE, SUFFIX, Gradients, Standing
-from actorflow_compiler.values.host_programs import Decisions
+from actorflow_compiler.values.checks import BranchExplorer, Check
+from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, NO_GRADIENTS, GradientEffects, GradientState
+from actorflow_compiler.values.host_programs import ValueDecisions
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
-from actorflow_compiler.values.variables import Held, State
+from actorflow_compiler.values.variables import ScriptState, StateTensor
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
@@ -104,7 +104,7 @@ class Order:
     name: str
     function: Callable[..., object]
     arguments: Arguments
-    state: State
+    state: ScriptState
     hints: Hints
     train: bool
     micro_batches: int
@@ -122,9 +122,9 @@ class Order:
     wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
     found: Found | None = None  # what holds the values that the function can reach
     changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
-    standing: Standing = NONE  # how gradients stand
+    standing: GradientState = NO_GRADIENTS  # how gradients stand
     opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
-    value: Callable[[Held], Tensor] | None = None  # gives what a tensor of the script has now
+    value: Callable[[StateTensor], Tensor] | None = None  # gives what a tensor of the script has now
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,11 @@ class Made:
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
     seed: int  # that torch has on the master
-    gradients: Gradients  # what the step takes and leaves of them
+    gradients: GradientEffects  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
     changes: tuple[Change, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
-    decisions: Decisions  # by values of small variables
+    decisions: ValueDecisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
     checks: tuple[Check, ...]  # of values: its last result says which of them raise
     seeding: Seeding | None  # how it seeds torch's random numbers
@@ -155,10 +155,10 @@ class Planned:
 
     plan: Plan  # scheduled, of all ranks
     shape: tree.Shape  # of what the step returns
-    gradients: Gradients
+    gradients: GradientEffects
     changes: tuple[Change, ...]
     reading: Reading
-    decisions: Decisions
+    decisions: ValueDecisions
     rebound: tuple[Rebinding, ...]  # see ``Made``
     checks: tuple[Check, ...]
     seeding: Seeding | None
@@ -184,13 +184,13 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
         spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
         plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
         written = written_by(plan)
-        alone = {v.name for v in plan.variables if v.name + SUFFIX not in written}  # no gradient of it is kept
+        alone = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # no gradient of it is kept
         lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in alone and v.name not in written}
         changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
         new = {v.name for v in plan.variables} - order.fixed.keys()
         differ = {name: ranks for name, ranks in differing(found).items() if name in new}
         seed = torch.initial_seed()
-        of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(Gradients)}
+        of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(GradientEffects)}
         head = {
             "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
             "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
@@ -223,7 +223,7 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
     own: list[Source] = [] if order.found is None else counted(order.found)
     before: Exception | None = None
     while order.opens:
-        numbers = Numbers()
+        numbers = NumberEnv()
         try:
             return _make_plan(order, world, told, numbers, own)
         except Counting as counting:
@@ -246,15 +246,15 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
 
 
 def _make_plan(
-    order: Order, world: int, told: bool, numbers: Numbers | None, own: Sequence[Source]
+    order: Order, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]
 ) -> Planned:
     """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
 
     ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
     """
     shapes: list[tree.Shape] = []
-    learnt: list[tuple[Gradients, Decisions, Sequence[Check]]] = []
-    checks = Checks()
+    learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
+    checks = BranchExplorer()
     changes: list[list[Change]] = []
     rebound: list[list[Rebinding]] = []
     seeded: list[list[Seeding]] = []
@@ -268,7 +268,7 @@ def _make_plan(
         results: list[Tensor] = []
         found = order.found
         with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
-            lines = None if run is None else Midway(run.so_far)
+            lines = None if run is None else FailurePoints(run.so_far)
             if run is not None:
                 checks.changed = partial(_so_far, run)
             with seeding() as left, checks.running(), contextlib.nullcontext() if lines is None else lines.watching():
@@ -283,7 +283,7 @@ def _make_plan(
             stops.append(Stops(left_at, () if run is None else run.begun(changes[-1])))
         return results
 
-    def learn(gradients: Gradients, decisions: Decisions, checks: Sequence[Check]) -> None:
+    def learn(gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
         for asked in decisions.numbers:
             if often(order.changed.get(asked.where, ()), repr(asked.found)):
                 raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
@@ -309,7 +309,7 @@ def _make_plan(
                         _line_of(order.function),
                         order.own,
                     ),
-                    Devices(world, kind, known),
+                    TargetDevices(world, kind, known),
                     Preferences(order.hints, order.micro_batches, order.goal, order.schedule, order.explain),
                     History(order.fixed, order.fresh, order.later, order.standing),
                     Listeners(doing, learn, numbers, value, checks),
@@ -353,7 +353,7 @@ def _make_plan(
 
 
 def _so_far(run: Run) -> tuple[list[dict[str, Any]], str]:
-    """What a run of a step has changed in Python so far, as it travels; see ``Checks``."""
+    """What a run of a step has changed in Python so far, as it travels; see ``BranchExplorer``."""
     changes, lost = run.so_far()
     return [change.to_json() for change in changes], lost
 
@@ -393,7 +393,7 @@ def _line_of(function: Callable[..., object]) -> str:
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def hints_of(state: State) -> Hints:
+def hints_of(state: ScriptState) -> Hints:
     """The hints for what the search found, under the names of its variables (tied ones have several)."""
     return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 
@@ -463,10 +463,10 @@ def _unpack(data: bytes, name: str) -> Made:
         kind = getattr(errors, head["error"], errors.ClusterError)
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
     plan = verify(from_bytes(data[8 + size :]))
-    gradients = Gradients(**{key: frozenset(names) for key, names in head["gradients"].items()})
+    gradients = GradientEffects(**{key: frozenset(names) for key, names in head["gradients"].items()})
     on = tuple(head["kinds"])
     changes = tuple(Change(**change) for change in head["changes"])
-    reading, decisions = Reading.from_json(head["reading"]), Decisions.from_json(head["decisions"])
+    reading, decisions = Reading.from_json(head["reading"]), ValueDecisions.from_json(head["decisions"])
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
     rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
     written, checks = frozenset(head["written"]), tuple(map(Check.from_json, head["checks"]))

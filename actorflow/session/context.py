@@ -20,7 +20,7 @@ from actorflow.session.jobs import JobLike
 from actorflow.variables.rebound import Rebound
 from actorflow.variables.state import Variables
 from actorflow_compiler.core.errors import CaptureError
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["Context", "Observers", "Running"]
 
@@ -70,7 +70,7 @@ class Context:
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> Iterator[ScriptState]:
         """What the plans that are ready were made with."""
         return (plan.bound.found.state for job in self.jobs for plan in job.plans if plan.parked is None)
 

@@ -26,8 +26,8 @@ from actorflow.variables.rebound import Site
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.values.checks import Check
-from actorflow_compiler.values.gradients import Gradients
-from actorflow_compiler.values.host_programs import Decisions
+from actorflow_compiler.values.gradients import GradientEffects
+from actorflow_compiler.values.host_programs import ValueDecisions
 
 __all__ = ["Compiled", "JobLike", "bound"]
 
@@ -72,11 +72,11 @@ class Compiled:
     inputs: frozenset[str]  # arguments that this rank's sources read
     bound: Bound  # there unless it is parked
     reading: Reading  # what it reads of numbers of the script, and what they have to be
-    gradients: Gradients
+    gradients: GradientEffects
     mirrored: bool  # devices draw random numbers of their own
     key: tuple[Any, ...]
     changes: tuple[Change, ...]  # that each call makes in the script
-    decisions: Decisions  # by values of small variables
+    decisions: ValueDecisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that its step gives other tensors
     checks: tuple[Check, ...]  # its last result says which of them raise
     seeding: Seeding | None  # how it leaves torch's random numbers, where it seeds them

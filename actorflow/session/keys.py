@@ -15,7 +15,7 @@ from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.expressions import has_numbers, number_of
 from actorflow_compiler.core.torch_internals import scaler_settings
 from actorflow_compiler.custom_ops.optimizers import READ
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["GrowingModule", "Keys", "fresh", "lines", "refuse_mixed", "spoken"]
 
@@ -34,7 +34,7 @@ class Keys:
     ``GrowingModule`` makes no difference.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ScriptState) -> None:
         self.state = state
         self._modules = tuple(m for root in state.modules.values() for m in root.modules())
         growing = [m for m in self._modules if isinstance(m, GrowingModule)]
@@ -83,7 +83,7 @@ class Keys:
         return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 
-def fresh(state: State) -> bool:
+def fresh(state: ScriptState) -> bool:
     """Whether an optimizer's coming step is its first one, or one without state, and differs from those after it."""
     return any(
         group.get("dampening") and group.get("momentum")
@@ -93,7 +93,7 @@ def fresh(state: State) -> bool:
     )
 
 
-def refuse_mixed(state: State, used: Collection[str]) -> None:
+def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
     """Raise StateError where a plan of these variables takes some parameters' first step with others' later ones."""
     names = {id(h.tensor): h.name for h in state.held.values()}
     first: dict[bool, str] = {}
@@ -120,7 +120,7 @@ def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
     )
 
 
-def lines(state: State) -> list[str]:
+def lines(state: ScriptState) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
     found = [f"autocast, modes and dtype of torch: {_modes()}"]
@@ -149,12 +149,12 @@ def _precision() -> str:
         return ""
 
 
-def _fused(state: State) -> frozenset[str]:
+def _fused(state: ScriptState) -> frozenset[str]:
     """The optimizers whose rates are read in each call."""
     return frozenset(name for name, optimizer in state.optimizers.items() if is_fused(optimizer))
 
 
-def _optimizers(state: State, fused: frozenset[str]) -> tuple[Any, ...]:
+def _optimizers(state: ScriptState, fused: frozenset[str]) -> tuple[Any, ...]:
     """For each optimizer, for each group: how many parameters, and the settings that are not read at each call.
 
     With them for an optimizer that is not torch's which of them have state: a step without is another one.  Of torch's
@@ -182,7 +182,7 @@ def _kept(kept: Any, parameters: Sequence[torch.Tensor], looked_at: bool, torchs
     return len(kept), *names
 
 
-def _scalers(state: State) -> tuple[Any, ...]:
+def _scalers(state: ScriptState) -> tuple[Any, ...]:
     return tuple(map(scaler_settings, state.scalers.values()))
 
 

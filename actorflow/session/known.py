@@ -12,7 +12,7 @@ from actorflow.script_state.guards import Guards
 from actorflow.session.keys import Keys
 from actorflow.session.numbers import Reading, known_to
 from actorflow.variables.parked import Parked
-from actorflow_compiler.values.host_programs import Decisions
+from actorflow_compiler.values.host_programs import ValueDecisions
 
 __all__ = ["Known"]
 
@@ -57,7 +57,7 @@ class Holding(Protocol):
         """How many there were."""
 
     @property
-    def decisions(self) -> Decisions:
+    def decisions(self) -> ValueDecisions:
         """What it depends on of the values of small variables."""
 
     @property

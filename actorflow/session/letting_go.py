@@ -14,7 +14,7 @@ from actorflow.session.gone import Gone
 from actorflow.session.jobs import Compiled, JobLike
 from actorflow.session.keys import Keys
 from actorflow.variables.parked import names_in, owned_in
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["LettingGo"]
 
@@ -40,7 +40,7 @@ class LettingGo:
 
     # -- plans that are put aside ------------------------------------------------------------------
 
-    def park(self, running: Running, job: JobLike, state: State) -> None:
+    def park(self, running: Running, job: JobLike, state: ScriptState) -> None:
         """Put aside plans of a job for things that it does not work on any more: who else holds them decides."""
         there = names_in(state)
         aside = job.plans.park(lambda plan: owned_in(plan.bound.found.state) <= there)
@@ -71,7 +71,7 @@ class LettingGo:
         return True
 
     @staticmethod
-    def resume(running: Running, state: State, names: Iterable[str]) -> None:
+    def resume(running: Running, state: ScriptState, names: Iterable[str]) -> None:
         """A plan that is to be called reads these variables: take them over as the script has them now."""
         for name in names:
             if name in state.held:
@@ -112,7 +112,7 @@ class LettingGo:
         self._told |= new
         return new
 
-    def with_gone(self, running: Running | None, mine: Report, state: State) -> Report:
+    def with_gone(self, running: Running | None, mine: Report, state: ScriptState) -> Report:
         """This rank's report with what it could drop."""
         if running is None:
             return mine

@@ -31,8 +31,8 @@ from actorflow_compiler.core.expressions import (
     to_json,
 )
 from actorflow_compiler.custom_ops.optimizers import source_of
-from actorflow_compiler.numbers.symbolic import Numbers
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.numbers.symbolic import NumberEnv
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]
 
@@ -95,13 +95,13 @@ def _source(data: Any) -> Source:
     return source
 
 
-def learned(numbers: Numbers, own: Sequence[Source]) -> Reading:
+def learned(numbers: NumberEnv, own: Sequence[Source]) -> Reading:
     """What a capture has left open, and what not; ``own`` are places that the step changes."""
     kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
     return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
-def settled(arguments: Arguments, state: State, train: bool, found: Found | None) -> Reading:
+def settled(arguments: Arguments, state: ScriptState, train: bool, found: Found | None) -> Reading:
     """That all numbers are constants of the plan, but for rates that its ops read by name and its code does not."""
     read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
 
@@ -115,7 +115,7 @@ def settled(arguments: Arguments, state: State, train: bool, found: Found | None
 
 
 def every_number(
-    arguments: Arguments, state: State, train: bool, found: Found | None
+    arguments: Arguments, state: ScriptState, train: bool, found: Found | None
 ) -> Iterator[tuple[Source, Value]]:
     """The numbers that a step can compute with and that are not among what is compared at each call."""
     for path, value in arguments.numbers.items():
@@ -127,7 +127,7 @@ def every_number(
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def known_to(arguments: Arguments, state: State, looked: Sequence[Looked]) -> Known:
+def known_to(arguments: Arguments, state: ScriptState, looked: Sequence[Looked]) -> Known:
     """What gives numbers as they are when a call begins.  Raises CallError for one that is no number any more."""
     before: dict[Source, Value] = {}  # the call itself may change them
 
@@ -139,14 +139,14 @@ def known_to(arguments: Arguments, state: State, looked: Sequence[Looked]) -> Kn
     return now
 
 
-def write(reading: Reading, state: State, known: Known) -> None:
+def write(reading: Reading, state: ScriptState, known: Known) -> None:
     """Put what a call leaves with optimizers."""
     values = [(source, evaluate(expression, known)) for source, expression in reading.written.items()]
     for source, value in values:
         state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
 
 
-def _now(source: Source, arguments: Arguments, state: State, looked: Sequence[Looked]) -> Value:
+def _now(source: Source, arguments: Arguments, state: ScriptState, looked: Sequence[Looked]) -> Value:
     if source.kind == "argument":
         return arguments.numbers[source.name]
     value: Any

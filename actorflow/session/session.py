@@ -36,7 +36,7 @@ from actorflow_compiler.core.expressions import Known
 from actorflow_compiler.custom_ops.random import SEED
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.values.checks import Check
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["PlanReady", "Session"]
 
@@ -140,7 +140,7 @@ class Session:
     def _prepared(self, job: JobLike, arguments: Arguments, given: JobArguments) -> PreparedCall:
         """The call, with what its job's function makes."""
 
-        def search(held: Mapping[str, Any]) -> State:
+        def search(held: Mapping[str, Any]) -> ScriptState:
             state = self.context.look(job, held, arguments).state
             job.keys = Keys(state)
             return state

@@ -10,23 +10,23 @@ from torch import Tensor
 
 from actorflow.standins.owned import Gradient, Owned, real
 from actorflow_compiler.core.errors import StateError
-from actorflow_compiler.values.gradients import NONE, SUFFIX, Gradients, Standing
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, NO_GRADIENTS, GradientEffects, GradientState
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["Kept", "made_by_script", "standing_before"]
 
 
-def standing_before(state: State, known: Standing) -> Standing:
+def standing_before(state: ScriptState, known: GradientState) -> GradientState:
     """How gradients stand as a step begins: as is ``known`` of plans', and those of parameters that no plan has yet."""
     new = {h.name for h in state.held.values() if _eager_gradient(h.tensor) is not None}
-    return Standing(known.kept | new, known.lost)
+    return GradientState(known.kept | new, known.lost)
 
 
-def made_by_script(state: State, kept: Kept | None) -> dict[str, Tensor]:
+def made_by_script(state: ScriptState, kept: Kept | None) -> dict[str, Tensor]:
     """Gradients that no plan has yet, by the names of the variables that they would be."""
     found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
-    later = {} if kept is None else {name: kept.start_of(name + SUFFIX, state) for name in found}
-    return {name + SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
+    later = {} if kept is None else {name: kept.start_of(name + GRADIENT_SUFFIX, state) for name in found}
+    return {name + GRADIENT_SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
 
 
 class Holder(Protocol):
@@ -55,12 +55,12 @@ class Kept:
     """The gradients of what plans own, on one rank."""
 
     def __init__(self, holder: Holder) -> None:
-        self.standing = NONE
+        self.standing = NO_GRADIENTS
         self._holder = holder
         self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
         self._stand_ins: weakref.WeakValueDictionary[str, Gradient] = weakref.WeakValueDictionary()
-        self._after: dict[tuple[Standing, Gradients], Standing] = {}
-        self._fits: dict[tuple[Standing, Gradients], bool] = {}
+        self._after: dict[tuple[GradientState, GradientEffects], GradientState] = {}
+        self._fits: dict[tuple[GradientState, GradientEffects], bool] = {}
 
     @property
     def capturing(self) -> bool:
@@ -83,24 +83,24 @@ class Kept:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def fit(self, gradients: Gradients) -> bool:
+    def fit(self, gradients: GradientEffects) -> bool:
         """Whether they stand as a plan takes them to."""
         key = self.standing, gradients
         if key not in self._fits:
             self._fits[key] = gradients.fit(self.standing)
         return self._fits[key]
 
-    def moved_by(self, gradients: Gradients) -> tuple[str, ...]:
+    def moved_by(self, gradients: GradientEffects) -> tuple[str, ...]:
         """What a call makes of those that are kept, for people: which plan comes next depends on it at once."""
         return () if self._then(gradients).kept == self.standing.kept else ("which gradients there are",)
 
-    def _then(self, gradients: Gradients) -> Standing:
+    def _then(self, gradients: GradientEffects) -> GradientState:
         key = self.standing, gradients
         if key not in self._after:
             self._after[key] = gradients.after(self.standing)
         return self._after[key]
 
-    def called(self, gradients: Gradients) -> None:
+    def called(self, gradients: GradientEffects) -> None:
         """A call of a plan was issued."""
         self.standing = self._then(gradients)
         for name in self._scripts.keys() & (gradients.cleared | gradients.keeps | gradients.loses):
@@ -108,16 +108,16 @@ class Kept:
         if self._stand_ins:
             self._forget(gradients.cleared | gradients.keeps | gradients.loses)
 
-    def start_of(self, variable: str, state: State) -> Tensor | None:
+    def start_of(self, variable: str, state: ScriptState) -> Tensor | None:
         """The value that a gradient begins with as a variable; None for zeros."""
-        name = variable.removesuffix(SUFFIX)
+        name = variable.removesuffix(GRADIENT_SUFFIX)
         held = state.held.get(name)
         eager = None if held is None else _eager_gradient(held.tensor)
         return self._scripts.get(name) if eager is None else eager
 
     def adopted(self, variable: str) -> None:
         """A plan has a gradient as a variable now."""
-        self._scripts.pop(variable.removesuffix(SUFFIX), None)
+        self._scripts.pop(variable.removesuffix(GRADIENT_SUFFIX), None)
 
     def take(self, name: str, parameter: Tensor) -> None:
         """A plan is about to own a parameter, which the script has until now."""
@@ -131,7 +131,7 @@ class Kept:
         names = frozenset(names)
         for name in self._scripts.keys() & names:
             del self._scripts[name]
-        self.standing = Standing(self.standing.kept - names, self.standing.lost - names)
+        self.standing = GradientState(self.standing.kept - names, self.standing.lost - names)
         self._after.clear()
         self._fits.clear()
 
@@ -146,7 +146,7 @@ class Kept:
             return None
         found = self._stand_ins.get(name)
         if found is None:
-            found = self._stand_ins[name] = Gradient.of_parameter(owned, name + SUFFIX, self)
+            found = self._stand_ins[name] = Gradient.of_parameter(owned, name + GRADIENT_SUFFIX, self)
         return found
 
     def copy(self, owned: Owned) -> Tensor | None:
@@ -170,8 +170,8 @@ class Kept:
         self._stands(name, kept=new is not None)
         if new is None:
             return
-        if name + SUFFIX in self._holder.layouts:
-            self._holder.write(name + SUFFIX, new)
+        if name + GRADIENT_SUFFIX in self._holder.layouts:
+            self._holder.write(name + GRADIENT_SUFFIX, new)
         else:
             self._scripts[name] = new.clone()
 
@@ -187,7 +187,7 @@ class Kept:
 
     def _refuse_lost(self, variable: str) -> None:
         """Raise StateError for a gradient that was not kept."""
-        if variable.removesuffix(SUFFIX) in self.standing.lost:
+        if variable.removesuffix(GRADIENT_SUFFIX) in self.standing.lost:
             raise StateError(
                 f"{variable} was not kept: an optimizer's step has used it, and the job that computed it begins with "
                 f"zero_grad(). Let the job return what is wanted of it (a norm, say), or let it call zero_grad() after "
@@ -197,7 +197,7 @@ class Kept:
     def _stands(self, name: str, kept: bool) -> None:
         one = frozenset([name])
         without = self.standing.kept - one
-        self.standing = Standing(without | one if kept else without, self.standing.lost - one)
+        self.standing = GradientState(without | one if kept else without, self.standing.lost - one)
 
     def _forget(self, names: Collection[str]) -> None:
         for name, gradient in [*self._stand_ins.items()]:

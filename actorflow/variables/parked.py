@@ -11,7 +11,7 @@ from torch import Tensor
 from actorflow.script_state.find import PLAIN, Found, Names
 from actorflow.script_state.looked import Looked
 from actorflow.standins.owned import Owned
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["Parked", "names_in", "owned_in"]
 
@@ -19,12 +19,12 @@ CONTAINERS = (list, dict, set)  # what is in them is looked at by itself
 NEVER = ("never",)
 
 
-def names_in(state: State) -> set[str]:
+def names_in(state: ScriptState) -> set[str]:
     """The names of what a search found; they are of the same things wherever they are equal."""
     return {*state.held, *state.modules, *state.optimizers, *state.scalers}
 
 
-def owned_in(state: State) -> set[str]:
+def owned_in(state: ScriptState) -> set[str]:
     """Those of modules, of optimizers and of tensors that plans own: a plain tensor may have others take its place."""
     owned = {name for name, held in state.held.items() if isinstance(held.tensor, Owned)}
     return owned | (names_in(state) - state.held.keys())

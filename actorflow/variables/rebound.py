@@ -21,7 +21,7 @@ from actorflow.script_state.guards import same, say
 from actorflow.script_state.looked import Looked
 from actorflow.standins.lazy import known_now
 from actorflow.standins.owned import Owned, Past, real
-from actorflow_compiler.values.variables import Held, State
+from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["Rebound", "Site", "leaves_of"]
 
@@ -84,7 +84,7 @@ class Site:
             return ""
         return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
 
-    def refresh(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+    def refresh(self, holder: Holder, states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call: take over what the script has put there, and part with what it holds of what was there."""
         self._alone = False
         now = self.looked.values().get(self.key)
@@ -103,22 +103,22 @@ class Site:
             holder.write(self.leaves[number].name_in_plan, real(tensors[number]).detach())
             self.left.append((number, tensors[number]))
 
-    def make_way(self, holder: Holder, states: Callable[[], Iterable[State]]) -> None:
+    def make_way(self, holder: Holder, states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call that puts others there: part with what the script holds."""
         if not self._alone and self._are_held(there=True):
             self.leave_behind(holder, states())
 
-    def leave_behind(self, holder: Holder, states: Iterable[State]) -> None:
+    def leave_behind(self, holder: Holder, states: Iterable[ScriptState]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
         self.left += enumerate(self.leaves)
         self._put(self._with(self._renewed(holder, states)))
 
-    def depart(self, holder: Holder, states: Iterable[State]) -> None:
+    def depart(self, holder: Holder, states: Iterable[ScriptState]) -> None:
         """The same, where the script has put what it holds into other places; what it has put here stays."""
         self.leaves = self._renewed(holder, states)
         self._departed = True
 
-    def _renewed(self, holder: Holder, states: Iterable[State]) -> list[Tensor]:
+    def _renewed(self, holder: Holder, states: Iterable[ScriptState]) -> list[Tensor]:
         """Other stand-ins; those that there were have the value of now, and keep it."""
         others: dict[int, Owned] = {}
         for old in self.leaves:
@@ -194,7 +194,7 @@ class Rebound:
         return [site for ref in self._refs if (site := ref()) is not None]
 
     def adopt(
-        self, places: Iterable[tuple[Looked, Any]], new: Mapping[int, Held], states: Iterable[State]
+        self, places: Iterable[tuple[Looked, Any]], new: Mapping[int, StateTensor], states: Iterable[ScriptState]
     ) -> tuple[Site, ...]:
         """A plan was taken in whose step rebinds these places.
 
@@ -239,7 +239,7 @@ class Rebound:
         of = holders() if sites else ()
         return [site for site in sites if id(site.looked.holder) in of]
 
-    def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+    def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call."""
         sites = [*sites]
         ours = {id(leaf): site for site in sites for leaf in site.leaves}
@@ -249,7 +249,7 @@ class Rebound:
         for site in sites:
             site.refresh(self._holder, states)
 
-    def make_way(self, sites: Iterable[Site], states: Callable[[], Iterable[State]]) -> None:
+    def make_way(self, sites: Iterable[Site], states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call of a plan that puts other tensors there."""
         for site in sites:
             site.make_way(self._holder, states)

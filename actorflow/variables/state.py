@@ -37,8 +37,8 @@ from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape
-from actorflow_compiler.values.gradients import KEPT, SUFFIX
-from actorflow_compiler.values.variables import Held, State
+from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, KEPT_GRADIENT
+from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["OfferedValue", "VariablePart", "Variables"]
 
@@ -170,7 +170,9 @@ class Variables:
         self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
         self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
-        self._found: tuple[State, dict[str, tuple[torch.optim.Optimizer, Held]]] | None = None  # of the last search
+        self._found: tuple[ScriptState, dict[str, tuple[torch.optim.Optimizer, StateTensor]]] | None = (
+            None  # of the last search
+        )
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
         self.states = States(self.read, self.write, self._another, self._created, self._creates.clear)
 
@@ -183,12 +185,12 @@ class Variables:
             return None
         return part(value.detach(), placement, variable.sbp, placement.index(rank)).to(self._device)
 
-    def start_of(self, variable: Variable, state: State) -> Tensor:
+    def start_of(self, variable: Variable, state: ScriptState) -> Tensor:
         """The value that a new variable starts from: the script's, or what its optimizer creates."""
         held = state.held.get(variable.name)
         if held is not None:
             return held.tensor
-        if variable.kind == KEPT:
+        if variable.kind == KEPT_GRADIENT:
             grad = self.gradients.start_of(variable.name, state)
             return torch.zeros((), dtype=dtype_of(variable.dtype)).expand(variable.shape) if grad is None else grad
         slot = self.slot(variable.name, state)
@@ -199,7 +201,7 @@ class Variables:
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
         return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
 
-    def slot(self, name: str, state: State) -> Slot:
+    def slot(self, name: str, state: ScriptState) -> Slot:
         """Where an optimizer's state of this name is kept."""
         if self._found is None or self._found[0] is not state:
             by_id = {id(h.tensor): h for h in state.held.values()}
@@ -228,7 +230,7 @@ class Variables:
         asked, here = OfferedValue(number, variable.name), torch.device("cpu")
         return fetch_part(self._peers, 0, asked, variable.shape, variable.dtype, here)
 
-    def own(self, variable: Variable, state: State, apart: bool = False) -> None:
+    def own(self, variable: Variable, state: ScriptState, apart: bool = False) -> None:
         """Put a stand-in wherever the script holds the variable's tensor.
 
         The tensor itself becomes one; where it is ``apart`` it stays what and where it is.
@@ -247,7 +249,7 @@ class Variables:
             if known is not None:
                 self._taken.append(Taken(owned, *known))
             return
-        if variable.kind == KEPT:
+        if variable.kind == KEPT_GRADIENT:
             self.gradients.adopted(name)
             return
         slot = self.slot(name, state)
@@ -263,7 +265,7 @@ class Variables:
         self._found = None
         self._creates.clear()
 
-    def lend(self, variable: Variable, held: Held) -> None:
+    def lend(self, variable: Variable, held: StateTensor) -> None:
         """The script keeps a tensor that plans only read."""
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
@@ -338,7 +340,7 @@ class Variables:
                 one = self._borrowed[name]
                 one.tensor, one.memory, one.seen, one.get, one.put = None, None, None, _nothing, _nowhere
 
-    def resume(self, held: Held) -> None:
+    def resume(self, held: StateTensor) -> None:
         """A plan that reads it is to be called again."""
         borrowed = self._borrowed.get(held.name)
         if borrowed is None or borrowed.tensor is not None:
@@ -368,8 +370,8 @@ class Variables:
             one = self._owned.get(name)
             if one is not None and one() is None:
                 self._gone[name] = None
-                if name + SUFFIX in self.layouts:
-                    self._gone[name + SUFFIX] = None
+                if name + GRADIENT_SUFFIX in self.layouts:
+                    self._gone[name + GRADIENT_SUFFIX] = None
         return [*self._gone, *(name for name in self._borrowed if name not in used)]
 
     def drop(self, names: Iterable[str]) -> None:
@@ -384,7 +386,7 @@ class Variables:
                 del self._watched[key]
                 self._holding = None
 
-    def _replace(self, held: Held, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
+    def _replace(self, held: StateTensor, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
         tensor = held.tensor
         owned = Owned.of(tensor, held.name, self)

@@ -11,8 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from actorflow.standins.owned import real
-from actorflow_compiler.values.host_programs import Decisions
-from actorflow_compiler.values.variables import Held, State
+from actorflow_compiler.values.host_programs import ValueDecisions
+from actorflow_compiler.values.variables import ScriptState, StateTensor
 
 __all__ = ["Values"]
 
@@ -35,7 +35,7 @@ class Values:
         self._holder = holder
         self._known: dict[str, Tensor] = {}
 
-    def of(self, held: Held) -> Tensor:
+    def of(self, held: StateTensor) -> Tensor:
         """What a tensor of the script has when all calls that were issued are done."""
         name = held.name
         if name not in self._holder.layouts:  # no plan has it: it is the script's
@@ -44,7 +44,7 @@ class Values:
             self._known[name] = self._holder.read(name).cpu()
         return self._known[name]
 
-    def changed(self, decisions: Decisions, state: State) -> str:
+    def changed(self, decisions: ValueDecisions, state: ScriptState) -> str:
         """What a plan depends on that is something else now, for people; nothing where it holds."""
         for asked in decisions.asked:
             now = asked.now([self.of(state.held[name]) for name in asked.program.inputs])
@@ -52,11 +52,11 @@ class Values:
                 return f"what {asked.where} asks for changed from {asked.found!r} to {now!r}"
         return ""
 
-    def moved_by(self, decisions: Decisions) -> tuple[str, ...]:
+    def moved_by(self, decisions: ValueDecisions) -> tuple[str, ...]:
         """What a call makes of values that are known: it cannot be taken back."""
         return tuple(name for name in self._known if name in decisions.moves or name in decisions.loses)
 
-    def called(self, decisions: Decisions) -> None:
+    def called(self, decisions: ValueDecisions) -> None:
         """A call of a plan was issued."""
         before = dict(self._known)
         for name in self.moved_by(decisions):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument
-from actorflow_compiler.capture.request import Devices, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
@@ -49,13 +49,13 @@ def train(
     """Train in the mirrored view, all ranks in this process; ``lists`` are the stacked arguments of every step."""
     state = find(step, model=model, optimizer=optimizer)
     names = ["x", "y"][: len(lists[0])]
-    arguments = [Argument(n, tuple(t.shape), t.dtype, True) for n, t in zip(names, lists[0], strict=True)]
+    arguments = [TensorArgument(n, tuple(t.shape), t.dtype, True) for n, t in zip(names, lists[0], strict=True)]
     laid = compile_step(
         StepRequest(
             UserStep(
                 "train", lambda given: [step(*given)], arguments, state, train=True, own=[True] * len(arguments)
             ),
-            Devices(devices),
+            TargetDevices(devices),
             Preferences(resolve(state.modules)),
         )
     )

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import actorflow as flow
 import actorflow_compiler.infer.lay_out as lay_out_module
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument
-from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument
+from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, P, Split, parse, show
@@ -255,9 +255,13 @@ def compiled(
     return compile_step(
         StepRequest(
             UserStep(
-                "train", lambda given: [step(*given)], [Argument("x", tuple(x.shape), x.dtype, True)], state, train=True
+                "train",
+                lambda given: [step(*given)],
+                [TensorArgument("x", tuple(x.shape), x.dtype, True)],
+                state,
+                train=True,
             ),
-            Devices(world),
+            TargetDevices(world),
             Preferences(hints or resolve(state.modules)),
             History({v.name: v for v in fixed}),
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.graph.graph import call_of, verify
@@ -250,7 +250,7 @@ def test_the_norm_of_many_norms_takes_no_roots_in_between() -> None:
 
     x, y = f(5, 7), f(3)
     module = traced(step, x, y)
-    names = Names((), (("x", "batch"), ("y", "batch")))
+    names = PlaceholderNames((), (("x", "batch"), ("y", "batch")))
     graph = to_graph(module, names, {}, False).graph
     joined = join_norms(graph)
     assert [n.op for n in graph.nodes].count("aten.sqrt.default") == 3

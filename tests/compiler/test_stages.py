@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
 from actorflow.script_state.find import find
-from actorflow_compiler.capture.capture import Argument, capture
-from actorflow_compiler.capture.request import Devices, History, Preferences, StepRequest, UserStep
+from actorflow_compiler.capture.capture import TensorArgument, capture
+from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
@@ -77,11 +77,11 @@ def laid(
         return found
 
     state = find(step, model=model, optimizer=optimizer)
-    argument = Argument("x", (batch, WIDTH), torch.float32, True)
+    argument = TensorArgument("x", (batch, WIDTH), torch.float32, True)
     return compile_step(
         StepRequest(
             UserStep("step", lambda given: [step(*given)], [argument], state, train),
-            Devices(world, hardware=hardware),
+            TargetDevices(world, hardware=hardware),
             Preferences(resolve(state.modules), micro_batches, goal, schedule),
             History(fixed),
         )
@@ -228,7 +228,7 @@ def test_backward_ops_belong_to_the_visit_of_their_forward_ops_in_a_checkpoint_t
 
     state = find(step, model=model)
     graph = capture(
-        lambda tensors: [step(*tensors)], [Argument("x", (4, 8), torch.float32, True)], state, train=True
+        lambda tensors: [step(*tensors)], [TensorArgument("x", (4, 8), torch.float32, True)], state, train=True
     ).graph
     visits = [n.visit for n in graph.nodes if n.phase == "forward"]
     assert visits == sorted(visits)

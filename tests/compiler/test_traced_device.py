@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.core.torch_internals import fake_mode, plain_layers, traced_on
 from actorflow_compiler.infer.notes import tell_traced
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 from trained import find
 
 PRETENDED = Path(__file__).parents[1] / "scripts" / "pretended.py"
@@ -46,8 +46,8 @@ def forward_of(model: nn.Module, shape: tuple[int, ...], device: torch.device) -
         result: torch.Tensor = model(x)
         return result
 
-    state: State = find(step, model=model)
-    batch = [Argument("x", shape, torch.float32, True)]
+    state: ScriptState = find(step, model=model)
+    batch = [TensorArgument("x", shape, torch.float32, True)]
     return capture(lambda tensors: [step(*tensors)], batch, state, train=False, device=device).graph
 
 

@@ -18,7 +18,7 @@ import actorflow as flow
 from actorflow.script_state.find import Names, find
 from actorflow.script_state.ordered import ordered
 from actorflow.standins.owned import Owned
-from actorflow_compiler.values.variables import State, stand_ins
+from actorflow_compiler.values.variables import ScriptState, stand_ins
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -28,7 +28,7 @@ global_scale = torch.ones(3)
 unused_model = nn.Linear(4, 4)
 
 
-def names(state: State) -> list[str]:
+def names(state: ScriptState) -> list[str]:
     return list(state.held)
 
 

@@ -26,7 +26,7 @@ from actorflow.session.compiling import own_seat
 from actorflow_compiler.core.errors import ClusterError, LayoutError
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.hints.hints import Hints
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 CPU, CUDA = placement("cpu", [1]), placement("cuda", [0])
 NAMES = ("NVIDIA H100", "NVIDIA H100")
@@ -202,7 +202,7 @@ def test_a_job_that_is_refused_moves_no_rank_to_another_gpu(taken: list[torch.de
     settled = ("cuda", "cpu", "cuda") * 2
     wanted = placement("cuda", [0, 1, 2])
     order = SimpleNamespace(
-        state=State(), hints=Hints(places={0: wanted}), places=frozenset(), kinds=(),
+        state=ScriptState(), hints=Hints(places={0: wanted}), places=frozenset(), kinds=(),
         wishes=Wishes("cpu", settled),
     )  # fmt: skip
     place = of_node(0, 3)[2]

@@ -21,10 +21,16 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actorflow_compiler import nested
-from actorflow_compiler.capture.data_assignment import DataAssigned
-from actorflow_compiler.capture.from_fx import Capture, Names, to_graph
+from actorflow_compiler.capture.data_assignment import DataAssignmentMode
+from actorflow_compiler.capture.from_fx import Capture, PlaceholderNames, to_graph
 from actorflow_compiler.capture.mirrored import average_gradients, average_updates
-from actorflow_compiler.capture.optimizer_state import STEPPING, Slot, is_fused, marked, stepping
+from actorflow_compiler.capture.optimizer_state import (
+    OPTIMIZER_MARK,
+    StateKey,
+    is_fused,
+    marked_optimizer_steps,
+    optimizer_stand_ins,
+)
 from actorflow_compiler.core.errors import ActorflowError, CaptureError, LayoutError
 from actorflow_compiler.core.expressions import Operand
 from actorflow_compiler.core.lines import with_code
@@ -48,30 +54,45 @@ from actorflow_compiler.hints import tags
 from actorflow_compiler.hints.constrain import apply_to_first
 from actorflow_compiler.hints.hints import Hints, Pattern
 from actorflow_compiler.hints.zero import mark_gradients
-from actorflow_compiler.masked import Selecting, check_results, selected
+from actorflow_compiler.masked import SelectionMode, check_results, selection_mode
 from actorflow_compiler.numbers.indexing import Indexing
 from actorflow_compiler.numbers.ops import RATES, open_numbers
-from actorflow_compiler.numbers.symbolic import Numbers
+from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
-from actorflow_compiler.substitutes.adaptive_softmax import Clusters
-from actorflow_compiler.substitutes.ctc_loss import aligning
-from actorflow_compiler.substitutes.cumulative_batch_norm import averaging
+from actorflow_compiler.substitutes.adaptive_softmax import AdaptiveSoftmaxClusters
+from actorflow_compiler.substitutes.ctc_loss import replaced_ctc_loss
+from actorflow_compiler.substitutes.cumulative_batch_norm import replaced_batch_norm
 from actorflow_compiler.substitutes.decompositions import TABLE
-from actorflow_compiler.substitutes.istft import overlapping
-from actorflow_compiler.substitutes.observers import observing
-from actorflow_compiler.substitutes.packed_sequences import packing
-from actorflow_compiler.substitutes.random_streams import Streams
+from actorflow_compiler.substitutes.istft import replaced_istft
+from actorflow_compiler.substitutes.observers import replaced_observers
+from actorflow_compiler.substitutes.packed_sequences import replaced_sequence_packing
+from actorflow_compiler.substitutes.random_streams import RandomStreams
 from actorflow_compiler.substitutes.random_table import decompositions
-from actorflow_compiler.substitutes.torchscript import Scripts, said_by
-from actorflow_compiler.substitutes.transformer_encoder import encoding
-from actorflow_compiler.values.checks import Again, Check, Checks, Raised
-from actorflow_compiler.values.gradients import KEPT, LOST, NONE, SUFFIX, Standing, Watch, refuse_lost
-from actorflow_compiler.values.higher_order_ops import unrolled
-from actorflow_compiler.values.host_programs import KNOWN, NUMBERS, Asked, Decisions, Program, Small
+from actorflow_compiler.substitutes.torchscript import TorchScriptCalls, torchscript_error
+from actorflow_compiler.substitutes.transformer_encoder import replaced_encoders
+from actorflow_compiler.values.checks import BranchExplorer, Check, ExceptionRecord, Retrace
+from actorflow_compiler.values.gradients import (
+    GRADIENT_SUFFIX,
+    KEPT_GRADIENT,
+    LOST_GRADIENT,
+    NO_GRADIENTS,
+    GradientState,
+    GradientTracker,
+    refuse_lost,
+)
+from actorflow_compiler.values.higher_order_ops import unrolled_higher_order_ops
+from actorflow_compiler.values.host_programs import (
+    KNOWN,
+    NUMBERS,
+    HostProgram,
+    HostProgramFinder,
+    ValueDecisions,
+    ValueGuard,
+)
 from actorflow_compiler.values.library_code import NESTED, cannot_be_traced, remedy
-from actorflow_compiler.values.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, Reads, place_of
-from actorflow_compiler.values.variables import State, attributes_given, group_names, stand_ins
-from actorflow_compiler.values.where_suggestions import rewritten
+from actorflow_compiler.values.reads import ADDRESS, DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE, ValueReadHandler, place_of
+from actorflow_compiler.values.variables import ScriptState, attributes_given, group_names, stand_ins
+from actorflow_compiler.values.where_suggestions import suggested_rewrite
 
 CPU = torch.device("cpu")
 TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
@@ -90,7 +111,7 @@ CALLS = 3  # after which a number that is new in each of them is taken to go on 
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class TensorArgument:
     """A tensor argument of the step."""
 
     name: str
@@ -101,35 +122,38 @@ class Argument:
 
 def capture(
     step: Callable[[list[Tensor]], list[Tensor]],
-    arguments: Sequence[Argument],
-    state: State,
+    arguments: Sequence[TensorArgument],
+    state: ScriptState,
     *,
     train: bool,
     hints: Hints = Hints(),  # noqa: B008 (a frozen value)
     fresh: bool = False,
-    standing: Standing = NONE,
+    standing: GradientState = NO_GRADIENTS,
     sure: Mapping[str, bool] = MappingProxyType({}),
-    made: Mapping[Slot, Tensor] = MappingProxyType({}),
+    made: Mapping[StateKey, Tensor] = MappingProxyType({}),
     mirrored: int = 0,
     device: torch.device = CPU,
-    numbers: Numbers | None = None,
+    numbers: NumberEnv | None = None,
     value: Callable[[str], Tensor] | None = None,
-    checks: Checks | None = None,
+    checks: BranchExplorer | None = None,
 ) -> Capture:
     """Trace ``step(argument tensors) -> result tensors`` and return its logical graph with what is known of its state.
 
-    Of ``hints`` it carries out what names modules, and marks gradients that have a layout of their own.
-    ``fresh`` says that the optimizers have not stepped yet; ``standing``, how gradients stand as the step begins
-    (``sure``: see ``gradients.Watch``; ``made``: see ``stepping``).  ``mirrored`` is the number of devices of a step
-    that each of them runs on values of its own; 0: values are logical.  ``value`` gives the value of a variable that
-    the step asks for, if values can be had; ``numbers`` takes what it does with numbers that calls may change, None:
-    they are constants.  ``checks`` finds out which branches only raise on one side, None: all are refused.
-    ``device`` is where all tensors are taken to be, which decides what autocast does and which
-    kernels torch picks.  Raises CaptureError with the user's line for
-    control flow that depends on data, for state that was not found and for anything that the step itself raises.
+    - ``hints``: those that name modules are applied here, and gradients with a layout of their own are marked.
+    - ``fresh``: the optimizers have not stepped yet.
+    - ``standing``: how gradients stand as the step begins; ``sure``: see ``GradientTracker``.
+    - ``made``: see ``optimizer_stand_ins``.
+    - ``mirrored``: the number of devices, for a step that each device runs on values of its own; 0: values are logical.
+    - ``device``: where all tensors are taken to be; it decides what autocast does and which kernels torch picks.
+    - ``numbers``: records what the step does with Python numbers that calls may change; None: they are constants.
+    - ``value``: returns the value of a variable, for a step that asks for it; None: values cannot be had.
+    - ``checks``: explores branches of which one side raises; None: all data-dependent branches are refused.
+
+    Raises CaptureError with the user's line for control flow that depends on data, for state that was not found and
+    for anything that the step itself raises.
     """
     while True:
-        with contextlib.suppress(Again):
+        with contextlib.suppress(Retrace):
             return _traced(
                 step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing, sure=sure, made=made,
                 mirrored=mirrored, device=device, numbers=numbers, value=value, checks=checks,
@@ -138,20 +162,20 @@ def capture(
 
 def _traced(
     step: Callable[[list[Tensor]], list[Tensor]],
-    arguments: Sequence[Argument],
-    state: State,
+    arguments: Sequence[TensorArgument],
+    state: ScriptState,
     *,
     train: bool,
     hints: Hints,
     fresh: bool,
-    standing: Standing,
+    standing: GradientState,
     sure: Mapping[str, bool],
-    made: Mapping[Slot, Tensor],
+    made: Mapping[StateKey, Tensor],
     mirrored: int,
     device: torch.device,
-    numbers: Numbers | None,
+    numbers: NumberEnv | None,
     value: Callable[[str], Tensor] | None,
-    checks: Checks | None,
+    checks: BranchExplorer | None,
 ) -> Capture:
     """See ``capture``; raises Again where ``checks`` has learnt something, and the step is to be traced again."""
     mode = fake_mode()
@@ -165,14 +189,14 @@ def _traced(
     with (
         contextlib.nullcontext() if numbers is None else open_numbers(),
         stand_ins(state, stand_in) as fakes,
-        stepping(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
+        optimizer_stand_ins(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
     ):
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
         deciding = _Deciding(state, [*fakes], value)
 
-        def found(raises: Tensor, where: str, raised: Raised) -> None:
+        def found(raises: Tensor, where: str, raised: ExceptionRecord) -> None:
             assert checks is not None
             there = {**fakes, **stepped.tensors, **watch.variables_now()}
             raises = torch.ops.actorflow.checked(raises, [*there.values()], "\n".join(there))
@@ -186,23 +210,23 @@ def _traced(
         def standing_now() -> tuple[Any, frozenset[str]]:
             there = {**fakes, **stepped.tensors, **watch.variables_now()}
             trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
-            writes = 0 if trace is None else Small(trace[0].graph, trace[1], (), ()).writes
+            writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
             return ({name: id(t) for name, t in there.items()}, writes), watch.standing_now().loses
 
-        reads = Reads(deciding.decide, late=numbers is not None, checks=checks, found=found)
+        reads = ValueReadHandler(deciding.decide, late=numbers is not None, checks=checks, found=found)
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
-            watch = Watch(state, fakes, standing, sure)
-            kept = {name + SUFFIX: grad for name, grad in watch.variables.items()}
+            watch = GradientTracker(state, fakes, standing, sure)
+            kept = {name + GRADIENT_SUFFIX: grad for name, grad in watch.variables.items()}
             held = {**fakes, **stepped.tensors, **kept}
             outputs = {m: partial(apply_to_first, wish=h.wish, origin=h.origin) for m, h in hints.outputs.items()}
             recording = tags.recording(hints.places, names, outputs, hints.around)
             averaged = average_gradients(fakes, mirrored) if mirrored else contextlib.nullcontext()
             with recording as recorder, mark_gradients(fakes, hints.zero), averaged:
-                selecting = selected(reads.refusal)
+                selecting = selection_mode(reads.refusal)
 
                 @contextlib.contextmanager
                 def backward() -> Iterator[None]:
-                    with watch.backward(), Selecting(), Genuine():
+                    with watch.backward(), SelectionMode(), Genuine():
                         yield
 
                 recorder.during_backward = backward
@@ -229,14 +253,21 @@ def _traced(
                             results.append(torch.stack([raises for raises, _ in checks.found]))
                         return results
 
-                streams, indexing, clusters = Streams(), Indexing(), Clusters(state)
-                assigned = DataAssigned(held.values(), watch.asked)
+                streams, indexing, clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
+                assigned = DataAssignmentMode(held.values(), watch.asked)
                 unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
-                scripts = Scripts([h.tensor for h in state.held.values()])
-                ragged = packing(), nested.nesting(), encoding(), aligning(), indexing.following(), unrolled()
-                layers = overlapping(), scripts.following(), clusters.following(), observing()
-                norms = contextlib.nullcontext() if numbers is None else averaging()
-                with contextlib.ExitStack() as stack, watch.watching(), marked(state, stepped):
+                scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
+                ragged = (
+                    replaced_sequence_packing(),
+                    nested.replaced_nested_tensors(),
+                    replaced_encoders(),
+                    replaced_ctc_loss(),
+                    indexing.following(),
+                    unrolled_higher_order_ops(),
+                )
+                layers = replaced_istft(), scripts.following(), clusters.following(), replaced_observers()
+                norms = contextlib.nullcontext() if numbers is None else replaced_batch_norm()
+                with contextlib.ExitStack() as stack, watch.watching(), marked_optimizer_steps(state, stepped):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
                     own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **KNOWN}
@@ -271,12 +302,12 @@ def _traced(
             numbers=numbers, value=value, checks=checks,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
-    kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT)}
-    info = Names(
-        (*((name, kinds[name]) for name in held), *((name, LOST) for name in watch.inputs)),
+    kinds |= {**dict.fromkeys(stepped.tensors, "optimizer"), **dict.fromkeys(kept, KEPT_GRADIENT)}
+    info = PlaceholderNames(
+        (*((name, kinds[name]) for name in held), *((name, LOST_GRADIENT) for name in watch.inputs)),
         tuple((a.name, "batch" if a.batch else "argument") for a in arguments),
     )
-    parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(SUFFIX) for name in kept}}
+    parameter = {**stepped.parameter, **state.beside, **{name: name.removesuffix(GRADIENT_SUFFIX) for name in kept}}
     captured = to_graph(functional, info, parameter, fresh)
     raising = () if checks is None else tuple(check for _, check in checks.found)
     captured = replace(captured, gradients=gradients, decisions=decisions, checks=raising)
@@ -286,7 +317,7 @@ def _traced(
 
 @contextlib.contextmanager
 def without_memory(
-    state: State, shapes: Sequence[Tensor], *, train: bool
+    state: ScriptState, shapes: Sequence[Tensor], *, train: bool
 ) -> Iterator[tuple[contextlib.AbstractContextManager[Any], list[Tensor]]]:
     """In which a step can be run to see what it does, once and untraced; the state is what it was afterwards.
 
@@ -295,21 +326,28 @@ def without_memory(
     """
     mode = fake_mode()
     stand_in = partial(_stand_in, mode, CPU)
-    with stand_ins(state, stand_in) as fakes, stepping(state, fakes, mode, train):
+    with stand_ins(state, stand_in) as fakes, optimizer_stand_ins(state, fakes, mode, train):
         with mode:
             tensors = [torch.empty(t.shape, dtype=t.dtype) for t in shapes]
         gradients = torch.set_grad_enabled(train and torch.is_grad_enabled())
-        reads = Reads()
-        selecting = selected(reads.refusal)
+        reads = ValueReadHandler()
+        selecting = selection_mode(reads.refusal)
         plainly = mode, looks_compiling(), plain_layers(), _clear_errors(reads), values_not_seen(), gradients, selecting
         with contextlib.ExitStack() as stack:
-            scripts = Scripts([h.tensor for h in state.held.values()])
-            for context in (*plainly, _scaled(state), nested.nesting(), encoding(), scripts.following(), Genuine()):
+            scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
+            for context in (
+                *plainly,
+                _scaled(state),
+                nested.replaced_nested_tensors(),
+                replaced_encoders(),
+                scripts.following(),
+                Genuine(),
+            ):
                 stack.enter_context(context)
             yield mode, tensors
 
 
-def _moved_to(device: torch.device, state: State) -> contextlib.AbstractContextManager[Any]:
+def _moved_to(device: torch.device, state: ScriptState) -> contextlib.AbstractContextManager[Any]:
     """In which tensors that a step makes lie with the others, where a placement moves a script from where it lies."""
     moved = any(h.tensor.device.type not in (device.type, "meta") for h in state.held.values())
     return device if moved else contextlib.nullcontext()
@@ -348,7 +386,7 @@ class _Expanding(torch.fx.Interpreter):
 
     def __init__(
         self, module: torch.fx.GraphModule, known: Mapping[str, str], groups: Mapping[tuple[str, str], str],
-        numbers: Numbers | None,
+        numbers: NumberEnv | None,
     ) -> None:  # fmt: skip
         super().__init__(module)
         self._known, self._groups = known, groups  # placeholder → what it holds; (optimizer, parameter) → group
@@ -380,7 +418,7 @@ class _Expanding(torch.fx.Interpreter):
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
             custom = self._node.meta.get("custom", {})
-            optimizer, rates = custom.get(STEPPING, ""), custom.get(RATES)
+            optimizer, rates = custom.get(OPTIMIZER_MARK, ""), custom.get(RATES)
             names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
             owners = [self._rated(self._groups[optimizer, name], rates) for name in names]
             if expand_fused(target, args, kwargs, owners):
@@ -438,19 +476,17 @@ def _changed_last(node: Any) -> Any:
     return node
 
 
-
-
 class _Deciding:
     """Answers what a traced step asks of small variables that are no parameters.
 
     ``names`` are the trace's first inputs; ``value`` gives what a variable has as the step begins.
     """
 
-    def __init__(self, state: State, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
+    def __init__(self, state: ScriptState, names: Sequence[str], value: Callable[[str], Tensor] | None) -> None:
         scalers = {*state.beside, *state.beside.values()}
         self._known = {h.name for h in state.held.values() if h.kind != "parameter"} - scalers
         self._names, self._value = names, value
-        self._asked: list[Asked] = []
+        self._asked: list[ValueGuard] = []
         self._remedies: dict[str, str] = {}  # by place
 
     def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
@@ -459,7 +495,7 @@ class _Deciding:
         if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
             return None
         node, root = found
-        program = Small(node.graph, root, self._names, self._known).program(node)
+        program = HostProgramFinder(node.graph, root, self._names, self._known).program(node)
         if program is None:
             return None
         with real_tensors():
@@ -468,19 +504,18 @@ class _Deciding:
             return result
         where, remedy = place()
         self._remedies[where] = remedy
-        self._asked.append(Asked(where, method, program, result))
+        self._asked.append(ValueGuard(where, method, program, result))
         return result
 
-    def end(self, trace: torch.fx.GraphModule) -> Decisions:
+    def end(self, trace: torch.fx.GraphModule) -> ValueDecisions:
         """The trace is there.  Raises CaptureError for a variable whose value the step itself makes of other things."""
-        moves, loses = Small(trace.graph, trace, self._names, self._known).moved()
+        moves, loses = HostProgramFinder(trace.graph, trace, self._names, self._known).moved()
         for one in self._asked:
             if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
                 raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}{self._remedies[one.where]}")
-        return Decisions(tuple(self._asked), moves, loses)
+        return ValueDecisions(tuple(self._asked), moves, loses)
 
-
-    def _goes_on(self, asked: Asked, moves: Mapping[str, Program]) -> bool:
+    def _goes_on(self, asked: ValueGuard, moves: Mapping[str, HostProgram]) -> bool:
         """Whether a number is another one in each call, so that each would need a plan of its own."""
         if isinstance(asked.found, bool) or self._value is None:
             return False
@@ -493,14 +528,14 @@ class _Deciding:
         return len({repr(one) for one in found}) == len(found)
 
 
-def _scaled(state: State) -> contextlib.AbstractContextManager[None]:
+def _scaled(state: ScriptState) -> contextlib.AbstractContextManager[None]:
     """In which the scalers of losses leave what they decide to the graph."""
     fused = {o: is_fused(o) and "fused" in o.defaults for o in state.optimizers.values()}
     return scaling_in_the_graph(state.scalers.values(), fused, loss_scaling.masked_step)
 
 
 @contextlib.contextmanager
-def _clear_errors(reads: Reads) -> Iterator[None]:
+def _clear_errors(reads: ValueReadHandler) -> Iterator[None]:
     """Turn what a trace raises into a CaptureError that shows the user's line; a read that was refused comes first."""
     try:
         yield
@@ -517,7 +552,7 @@ def _refuse(place: str, error: Exception) -> NoReturn:
     text = _brief(error)
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
-    more = remedy(frames) or (rewritten(frames) if looks else "")
+    more = remedy(frames) or (suggested_rewrite(frames) if looks else "")
     if any(name in text for name in (RAGGED, *NESTS)):
         raise CaptureError(f"{place}\n  {NESTED}").with_traceback(error.__traceback__) from None
     if more and isinstance(error, AssertionError):
@@ -544,7 +579,7 @@ def _brief(error: Exception) -> str:
             f"torch cannot run {text.removesuffix('.default')} on tensors without values, as they are while a step is "
             f"captured; expected: other ops, or this outside of the job"
         )
-    if said := said_by(text):
+    if said := torchscript_error(text):
         return said
     for end in ENDS:
         text = text.split(end)[0]

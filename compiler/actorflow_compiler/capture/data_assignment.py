@@ -44,7 +44,7 @@ def _by_user(frame: FrameType | None) -> bool:
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
-class DataAssigned(TorchFunctionMode):
+class DataAssignmentMode(TorchFunctionMode):
     """The mode in which a step is traced; ``kept`` are the tensors that outlive it.
 
     ``asked`` is told of each tensor whose gradient code of the user's asks for.

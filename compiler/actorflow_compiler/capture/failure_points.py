@@ -17,12 +17,12 @@ from actorflow_compiler.core.lines import Lines
 from actorflow_compiler.core.torch_internals import before_each_op
 from actorflow_compiler.hints.tags import in_backward
 
-__all__ = ["Midway"]
+__all__ = ["FailurePoints"]
 
 BY_VALUE = ("linalg", "cholesky", "multinomial", "assert", "ctc_loss")  # in names of ops that may refuse any values
 
 
-class Midway:
+class FailurePoints:
     """What one run of a step has changed by the lines whose ops may fail.
 
     ``so_far`` says what it has changed up to now, and what of that cannot be told, for people.

@@ -25,9 +25,9 @@ from actorflow_compiler.numbers.ops import AS_IT_IS, NUMBER
 from actorflow_compiler.plan.plan import Constant
 from actorflow_compiler.substitutes.random_table import is_random
 from actorflow_compiler.values.checks import CHECKED, Check
-from actorflow_compiler.values.gradients import KEPT, LOST, Gradients
-from actorflow_compiler.values.host_programs import Decisions
-from actorflow_compiler.values.predicated_updates import guarded
+from actorflow_compiler.values.gradients import KEPT_GRADIENT, LOST_GRADIENT, GradientEffects
+from actorflow_compiler.values.host_programs import ValueDecisions
+from actorflow_compiler.values.predicated_updates import predicate_updates
 from actorflow_compiler.values.reads import DEPENDS_ON_VALUES, LOOKS_AT_A_VALUE
 from actorflow_compiler.values.variables import WITH_PARAMETERS
 
@@ -60,7 +60,7 @@ LARGEST_CONSTANT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class PlaceholderNames:
     """What the trace's placeholders are, in order."""
 
     state: tuple[tuple[str, str], ...]  # (name, kind of variable, or LOST for the gradient of the parameter so named)
@@ -75,12 +75,14 @@ class Capture:
     kinds: Mapping[str, str]  # variable → "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
     constants: tuple[Constant, ...]
     parameter: Mapping[str, str]  # optimizer's state or gradient → its parameter
-    gradients: Gradients = field(default_factory=Gradients)  # of its parameters and of other calls
-    decisions: Decisions = field(default_factory=Decisions)  # by values of small variables
+    gradients: GradientEffects = field(default_factory=GradientEffects)  # of its parameters and of other calls
+    decisions: ValueDecisions = field(default_factory=ValueDecisions)  # by values of small variables
     checks: tuple[Check, ...] = ()  # if there are any, the last result says for each whether it raises
 
 
-def to_graph(module: torch.fx.GraphModule, names: Names, parameter: Mapping[str, str], fresh: bool) -> Capture:
+def to_graph(
+    module: torch.fx.GraphModule, names: PlaceholderNames, parameter: Mapping[str, str], fresh: bool
+) -> Capture:
     """Convert a trace.
 
     ``parameter`` maps optimizer state to parameters; ``fresh`` says that no optimizer has stepped yet.
@@ -92,7 +94,7 @@ class _Converter:
     def __init__(
         self,
         module: torch.fx.GraphModule,
-        names: Names,
+        names: PlaceholderNames,
         parameter: Mapping[str, str],
         fresh: bool,
     ) -> None:
@@ -131,7 +133,7 @@ class _Converter:
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
         nodes = _forward_again(self.nodes, set(self.updates.values()))
         graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
-        graph = guarded(graph, self.checks)
+        graph = predicate_updates(graph, self.checks)
         graph = self.without_idle_gradients(pair_rows(unsort(verify(prune(merge_equal(graph, is_random))))))
         used = {i.name for i in graph.inputs if i.kind == "constant"}
         return Capture(
@@ -152,11 +154,11 @@ class _Converter:
             name, kind = self.names.state[index]
             if kind in WITH_PARAMETERS:
                 self.after_backward.add(value)
-            if kind == KEPT:
+            if kind == KEPT_GRADIENT:
                 self.kept.add(value)
-            if kind == LOST:
+            if kind == LOST_GRADIENT:
                 self.lost.add(value)
-            self.inputs.append(Input(value, name, LOST if kind == LOST else "variable"))
+            self.inputs.append(Input(value, name, LOST_GRADIENT if kind == LOST_GRADIENT else "variable"))
         else:
             self.inputs.append(Input(value, *self.names.arguments[index - len(self.names.state)]))
         self.value[fx_node] = value

@@ -26,15 +26,15 @@ from actorflow_compiler.core.errors import ActorflowError, CaptureError
 from actorflow_compiler.core.expressions import Source, number_of
 from actorflow_compiler.core.torch_internals import looks_compiling
 from actorflow_compiler.custom_ops.optimizers import READ
-from actorflow_compiler.numbers.symbolic import Number, Numbers, expression_of
+from actorflow_compiler.numbers.symbolic import NumberEnv, SymNumber, expression_of
 from actorflow_compiler.values.reads import place_of
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
 FUSABLE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-STEPPING = "optimizer"  # of what an op is marked with: whose step it is of
+OPTIMIZER_MARK = "optimizer"  # of what an op is marked with: whose step it is of
 CHECKS_DEVICE = "_need_device_dtype_check_for_fused"  # of an optimizer: whether its step looks at where it runs
-Slot = tuple[str, str, str]  # (optimizer, parameter, key)
-NOTHING: Mapping[Slot, Tensor] = MappingProxyType({})
+StateKey = tuple[str, str, str]  # (optimizer, parameter, key)
+NOTHING: Mapping[StateKey, Tensor] = MappingProxyType({})
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -49,25 +49,25 @@ def is_torchs(optimizer: Optimizer) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class TracedOptimizers:
     """The state of the optimizers while a step is traced."""
 
     optimizers: Mapping[str, Optimizer]
     names: Mapping[int, str]  # of the parameters' stand-ins, by id
     tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
     parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
-    made: dict[Slot, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
-    unknown: dict[Slot, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
+    made: dict[StateKey, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
+    unknown: dict[StateKey, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
     before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
     hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)  # by id of the optimizer: its first
     # step makes that, and the script's code does not see it before
 
-    def variable(self, slot: Slot, tensor: Tensor) -> None:
+    def variable(self, slot: StateKey, tensor: Tensor) -> None:
         """Make a stand-in a variable."""
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
 
-    def hide(self, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor]) -> None:
+    def hide(self, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> None:
         """Let an optimizer keep nothing of the parameters of which it has kept nothing ``before``, until it steps."""
         fresh = [fakes[name] for name, held in state.held.items() if name in fakes and not before.get(held.tensor)]
         self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
@@ -96,7 +96,7 @@ class Stepped:
                     if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
                         self._refuse(title, key, before, now)
                     written.append((values, key, before, value(now).detach().clone()))
-            elif type(before) is Number:
+            elif type(before) is SymNumber:
                 self._counted(title, key, before, now)
             elif type(now) is not type(before) or now != before:
                 self._refuse(title, key, before, now)
@@ -119,16 +119,16 @@ class Stepped:
             if not isinstance(before, Tensor) and values.get(key) is not before
         ), "")  # fmt: skip
 
-    def _counted(self, title: str, key: str, before: Number, now: Any) -> None:
+    def _counted(self, title: str, key: str, before: SymNumber, now: Any) -> None:
         """A number that an optimizer holds of a parameter is another one after the step."""
         assert isinstance(before.expression, Source)
         if now is before:
             return
-        if type(now) is not Number and not number_of(now):
+        if type(now) is not SymNumber and not number_of(now):
             self._refuse(title, key, before.value, now)
         before.numbers.written[before.expression] = expression_of(now)
 
-    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[Slot, dict[Any, Any], Any]]:
+    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[StateKey, dict[Any, Any], Any]]:
         """State that was not there before: tensors, and what a script keeps beside those of torch's optimizers."""
         for title, optimizer in self.optimizers.items():
             torchs = is_torchs(optimizer)  # which hold tensors: numbers there are the script's
@@ -152,10 +152,10 @@ def _said(value: object) -> str:
 
 
 @contextlib.contextmanager
-def stepping(
-    state: State, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[Slot, Tensor] = NOTHING,
-    graded: Collection[str] = (), numbers: Numbers | None = None,
-) -> Iterator[Stepped]:  # fmt: skip
+def optimizer_stand_ins(
+    state: ScriptState, fakes: Mapping[str, Tensor], mode: Any, train: bool, made: Mapping[StateKey, Tensor] = NOTHING,
+    graded: Collection[str] = (), numbers: NumberEnv | None = None,
+) -> Iterator[TracedOptimizers]:  # fmt: skip
     """Give every optimizer stand-in state, in its fused or capturable form; restore it at the end.
 
     ``graded`` are parameters that have a gradient already, by which they are stepped even where they are frozen.
@@ -164,7 +164,7 @@ def stepping(
     """
     saved: list[tuple[Optimizer, Any, list[dict[str, Any]], Any]] = []
     names = {id(fake): name for name, fake in fakes.items()}
-    found = Stepped(state.optimizers, names)
+    found = TracedOptimizers(state.optimizers, names)
     try:
         for name, optimizer in sorted(state.optimizers.items(), key=lambda item: is_torchs(item[1])):
             groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
@@ -242,9 +242,7 @@ def _floats(value: Any) -> Any:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool | int | float) else value
 
 
-def counts_of(
-    title: str, optimizer: Optimizer, names: Mapping[int, str]
-) -> Iterator[tuple[Source, int | float]]:
+def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[Source, int | float]]:
     """The numbers that an optimizer holds of parameters, as they are now; ``names`` are the parameters', by id."""
     for p, values in optimizer.state.items() if not is_torchs(optimizer) else ():
         if id(p) in names:
@@ -260,7 +258,7 @@ def _put(group: dict[str, Any], source: Source, value: Any) -> None:
         group[source.key] = type(old)(value if i == source.index else item for i, item in enumerate(old))
 
 
-def _by_stand_ins(kept: Any, state: State, fakes: Mapping[str, Tensor]) -> Any:
+def _by_stand_ins(kept: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> Any:
     """What an optimizer keeps, with the stand-ins of parameters in their places."""
     names = {id(held.tensor): name for name, held in state.held.items()}
     found = _empty_like(kept)
@@ -292,7 +290,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def _make_state(
-    title: str, optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
+    title: str, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
     graded: Collection[int],
 ) -> None:  # fmt: skip
     """Let an optimizer of torch's make its state, by a step without gradients, of which its hooks hear nothing."""
@@ -320,7 +318,7 @@ def _make_state(
 
 
 def _keep_others(
-    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any
+    optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any
 ) -> None:  # fmt: skip
     """Let an optimizer of torch's have what the script keeps with its state, too."""
     for name, held in state.held.items():
@@ -331,8 +329,8 @@ def _keep_others(
 
 
 def _stand_in(
-    optimizer: Optimizer, before: Any, state: State, fakes: Mapping[str, Tensor], mode: Any,
-    numbers: Numbers | None = None, title: str = "",
+    optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
+    numbers: NumberEnv | None = None, title: str = "",
 ) -> None:  # fmt: skip
     """Give an optimizer stand-ins for the state that it has: tensors, and with ``numbers`` counts, too."""
     by_id = {id(h.tensor): h.name for h in state.held.values()}
@@ -359,7 +357,7 @@ def _alike(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def marked(state: State, stepped: Stepped) -> Iterator[None]:
+def marked_optimizer_steps(state: ScriptState, stepped: TracedOptimizers) -> Iterator[None]:
     """In which each op of an optimizer's step is marked with its name: several may step one parameter.
 
     What an optimizer makes in its first step is there from then on.
@@ -368,7 +366,7 @@ def marked(state: State, stepped: Stepped) -> Iterator[None]:
 
     def mark(optimizer: Optimizer, begins: bool) -> None:
         custom = dict(fx_traceback.current_meta.get("custom") or {})
-        custom.pop(STEPPING, None)
+        custom.pop(OPTIMIZER_MARK, None)
         if begins and needs_closure(optimizer):
             raise CaptureError(
                 f"{place_of(traceback.extract_stack())}\n  {type(optimizer).__name__} computes the loss as often as "
@@ -383,7 +381,9 @@ def marked(state: State, stepped: Stepped) -> Iterator[None]:
             )
         if begins:
             stepped.show(optimizer, [p for p in stepped.hidden.get(id(optimizer), ()) if p.grad is not None])
-        fx_traceback.current_meta["custom"] = custom | ({STEPPING: titles.get(id(optimizer), "")} if begins else {})
+        fx_traceback.current_meta["custom"] = custom | (
+            {OPTIMIZER_MARK: titles.get(id(optimizer), "")} if begins else {}
+        )
 
     hooks = (
         register_optimizer_step_pre_hook(lambda optimizer, *_: mark(optimizer, True)),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from actorflow_compiler.capture.capture import Argument, capture
+from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.capture.from_fx import Capture
 from actorflow_compiler.capture.mirrored import on_each_device
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
@@ -16,13 +16,13 @@ from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.graph.graph import verify
 from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import Hints
-from actorflow_compiler.numbers.symbolic import Numbers
+from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.substitutes.decompositions import join_norms
-from actorflow_compiler.values.checks import Check, Checks
-from actorflow_compiler.values.gradients import NONE, Gradients, Standing
-from actorflow_compiler.values.host_programs import Decisions
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.checks import BranchExplorer, Check
+from actorflow_compiler.values.gradients import NO_GRADIENTS, GradientEffects, GradientState
+from actorflow_compiler.values.host_programs import ValueDecisions
+from actorflow_compiler.values.variables import ScriptState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class UserStep:
 
     name: str  # of the job
     function: Callable[[list[Tensor]], list[Tensor]]  # argument tensors → result tensors
-    arguments: Sequence[Argument]
-    state: State  # that the function reads and changes
+    arguments: Sequence[TensorArgument]
+    state: ScriptState  # that the function reads and changes
     train: bool  # False: it only predicts
     defined: str = ""  # the line that it begins in, "train.py:12", for errors
     own: Sequence[bool] | None = None  # mirrored view: for each argument, whether dim 0 is for the devices' own items
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class TargetDevices:
     """What it is compiled for."""
 
     world: int  # ranks
@@ -65,7 +65,7 @@ class History:
     fixed: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))  # already laid out
     fresh: bool = False  # no optimizer has stepped yet
     later: bool = False  # the job has run with another batch, so that this one may go in fewer pieces
-    standing: Standing = NONE  # of gradients that other calls have left
+    standing: GradientState = NO_GRADIENTS  # of gradients that other calls have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,12 @@ class Listeners:
     """What is told, or asked, while the step is compiled."""
 
     doing: Callable[[str], None] = lambda _: None  # the name of each pass as it begins
-    learn: Callable[[Gradients, Decisions, Sequence[Check]], None] = lambda *_: None  # what the step does with these
-    numbers: Numbers | None = None  # takes what it does with numbers that calls may change; None: they are constants
+    learn: Callable[[GradientEffects, ValueDecisions, Sequence[Check]], None] = lambda *_: (
+        None
+    )  # what the step does with these
+    numbers: NumberEnv | None = None  # takes what it does with numbers that calls may change; None: they are constants
     value: Callable[[str], Tensor] | None = None  # gives what a variable has now; None: values cannot be had
-    checks: Checks | None = None  # takes the branches that only raise on one side; None: all are refused
+    checks: BranchExplorer | None = None  # takes the branches that only raise on one side; None: all are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class StepRequest:
     """One compilation."""
 
     step: UserStep
-    devices: Devices
+    devices: TargetDevices
     preferences: Preferences
     history: History = field(default_factory=History)
     listeners: Listeners = field(default_factory=Listeners)

@@ -26,7 +26,7 @@ CASTS = frozenset({"aten._to_copy.default", "aten.clone.default"})
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class SortedRows:
     """A value that is another one, reordered along ``dim`` by a sort."""
 
     sort: int  # which one, by the position of its node
@@ -54,7 +54,7 @@ class _Walk:
         self.nodes: list[Node] = []
         self.made: dict[int, Node] = {}
         self.same: dict[int, int] = {}  # value → an equal one for which nothing need be sorted
-        self.of: dict[int, Reordered] = {}
+        self.of: dict[int, SortedRows] = {}
         self.alike: set[int] = set()  # values whose rows may as well be in any other order
         self.step: dict[int, int] = {}  # value → k where its element i is i // k
         # values → the sort that they have to do with
@@ -135,7 +135,7 @@ class _Walk:
             if dim is None:
                 self.same[o] = new
             else:
-                self.of[o] = Reordered(sort, dim, new)
+                self.of[o] = SortedRows(sort, dim, new)
 
         def at_value(i: int) -> Ref:
             return Ref(values[i])
@@ -193,7 +193,7 @@ def _sort(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
     walk.step[before] = 1
     for o, value in zip(n.outs, (keys, before), strict=True):
         if o >= 0:
-            walk.of[o] = Reordered(number, 0, value)
+            walk.of[o] = SortedRows(number, 0, value)
 
 
 def _arange(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
@@ -233,7 +233,7 @@ def _index(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
         return
     if walk.metas[source].shape[0] * times == walk.metas[index].shape[0]:
         value = source if times == 1 else walk.repeat(n, source, times)
-        walk.of[n.outs[0]] = Reordered(found.sort, 0, value)
+        walk.of[n.outs[0]] = SortedRows(found.sort, 0, value)
 
 
 def _index_put(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None:
@@ -246,7 +246,7 @@ def _index_put(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> No
         return
     if index in walk.inverse:
         if source not in walk.of and walk.metas[source] == walk.metas[base]:
-            walk.of[n.outs[0]] = Reordered(walk.inverse[index], 0, source)
+            walk.of[n.outs[0]] = SortedRows(walk.inverse[index], 0, source)
         return
     found = walk.of.get(index)
     times = walk.step.get(found.value) if found else None
@@ -293,7 +293,7 @@ def _product(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]) -> None
     dims, (out,) = len(walk.metas[right].shape), n.outs
     x = walk.rows_of(left, sort)
     if x is not None and dims == 3 and right not in walk.of:
-        walk.of[out] = Reordered(sort, 0, _grouped(walk, n, x, right, sort))
+        walk.of[out] = SortedRows(sort, 0, _grouped(walk, n, x, right, sort))
         return
     x, grad = walk.rows_of(left, sort, 1), walk.rows_of(right, sort)
     if x is not None and grad is not None:
@@ -310,7 +310,7 @@ def _product_backward(walk: _Walk, n: Node, call: OpCall, reads: tuple[int, ...]
     if x is None or grad is None:
         return
     if n.outs[0] >= 0:
-        walk.of[n.outs[0]] = Reordered(sort, 0, _grouped(walk, n, grad, _transposed(walk, n, weight), sort))
+        walk.of[n.outs[0]] = SortedRows(sort, 0, _grouped(walk, n, grad, _transposed(walk, n, weight), sort))
     if n.outs[1] >= 0:
         walk.same[n.outs[1]] = _grouped_weight(walk, n, x, grad, sort, walk.metas[n.outs[1]])
 

@@ -20,7 +20,7 @@ from actorflow_compiler.hints.hints import Hint, Hints, Zero
 from actorflow_compiler.hints.zero import GRADIENT
 from actorflow_compiler.plan.plan import Variable
 from actorflow_compiler.plan.region import device_shape
-from actorflow_compiler.values.gradients import KEPT
+from actorflow_compiler.values.gradients import KEPT_GRADIENT
 from actorflow_compiler.values.variables import WITH_PARAMETERS
 
 CASTS = frozenset({"aten._to_copy.default"})  # of a part before it is gathered: autocast
@@ -55,7 +55,9 @@ def lay_variables(
             alike = parameter.shape == meta.shape
             placement = parameter.placement
             wish = fit_hint(name, meta, hint if alike else None, placement)
-            if alike and (kind != KEPT or name not in fixed):  # what one plan has left the next takes as it lies
+            if alike and (
+                kind != KEPT_GRADIENT or name not in fixed
+            ):  # what one plan has left the next takes as it lies
                 lies = fixed.get(name, parameter).sbp  # they differ where inference has chosen both
                 wish = tuple(e if e or lie == B else lie for e, lie in zip(wish, lies, strict=True))
                 wish = wish if zero is None else add_zero(wish, meta.shape, zero, placement)

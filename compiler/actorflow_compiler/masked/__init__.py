@@ -4,7 +4,7 @@
 function of torch what it is over one: row by row, a reduction, a loss, or nothing that a plan could do.
 """
 
-from actorflow_compiler.masked.calls import Selecting, check_results, selected
-from actorflow_compiler.masked.tensor import Masked
+from actorflow_compiler.masked.calls import SelectionMode, check_results, selection_mode
+from actorflow_compiler.masked.tensor import MaskedRows
 
-__all__ = ["Masked", "Selecting", "check_results", "selected"]
+__all__ = ["MaskedRows", "SelectionMode", "check_results", "selection_mode"]

@@ -1,6 +1,6 @@
 """Calls of torch's functions in a step go in; those that select by values, or work on what was selected, are rewritten.
 
-``Selecting`` is the mode of a capture in which that is so.
+``SelectionMode`` is the mode of a capture in which that is so.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from actorflow_compiler.core.torch_internals import without_functions_of_autogra
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called
 from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
-from actorflow_compiler.masked.tensor import Masked, counted, read, refuse, tensors_in
+from actorflow_compiler.masked.tensor import MaskedRows, counted, read, refuse, tensors_in
 
-__all__ = ["Selecting", "check_results", "selected"]
+__all__ = ["SelectionMode", "check_results", "selection_mode"]
 
 _ = gathers, losses, products, reduce, rows, shapes  # which enter their rules
 PROPERTIES = (
@@ -49,12 +49,12 @@ AUGMENTED = {f"{name}_": name for name in ("add", "sub", "mul", "div", "floor_di
 MAKES = (torch.zeros, torch.ones, torch.full)
 
 
-def _sizes(v: Masked) -> tuple[Any, ...]:
+def _sizes(v: MaskedRows) -> tuple[Any, ...]:
     """The shape, with a tensor where the number of rows is."""
     return tuple(v._chosen.count if d == v._at else n for d, n in enumerate(v._whole.shape))
 
 
-def _numel(v: Masked) -> Any:
+def _numel(v: MaskedRows) -> Any:
     each = v._whole.numel() // max(1, v._whole.shape[v._at])
     return v._chosen.count if each == 1 else v._chosen.count * each
 
@@ -94,7 +94,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in((args, kwargs))
-    if called(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], Masked):
+    if called(func) == "masked_select" and len(args) == 2 and not kwargs and isinstance(args[0], MaskedRows):
         return get_item(args[0], args[1])
     return refuse(rows[0], f"{called(func)} numbers", "which is where among them depends on values",
            instead="the mask of both: (mask & (x > 0)).nonzero()")  # fmt: skip
@@ -103,12 +103,12 @@ def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 tensor.rules.append(call)
 
 
-class Selecting(TorchFunctionMode):
+class SelectionMode(TorchFunctionMode):
     """In which what selects by values gives selections of known size."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(issubclass(t, Masked) for t in types):
+        if any(issubclass(t, MaskedRows) for t in types):
             return call(func, args, kwargs)
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
             if not is_selecting(func, args, kwargs):
@@ -132,7 +132,7 @@ class Selecting(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selecting]]:
+def selection_mode(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], SelectionMode]]:
     """In which a step is captured; gives what makes the mode, for backward passes, which run outside of it.
 
     ``refusal`` makes the error of what selected rows cannot be used for.
@@ -144,10 +144,10 @@ def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selec
 
     tensor.refusing.append(refusal)
     plain = builtins.len
-    builtins.len = lambda of: _sizes(of)[0] if type(of) is Masked else plain(of)
+    builtins.len = lambda of: _sizes(of)[0] if type(of) is MaskedRows else plain(of)
     try:
-        with without_functions_of_autograd(check), Selecting():
-            yield Selecting
+        with without_functions_of_autograd(check), SelectionMode():
+            yield SelectionMode
     finally:
         builtins.len = plain
         tensor.refusing.pop()
@@ -156,7 +156,7 @@ def selected(refusal: Callable[[str], Exception]) -> Iterator[Callable[[], Selec
 def check_results(results: Any) -> None:
     """Raise CaptureError where a step returns selected rows."""
     for v in pytree.tree_leaves(results):
-        if isinstance(v, Masked):
+        if isinstance(v, MaskedRows):
             told = v._chosen.told
             refuse(
                 v, "the step returns, or keeps,", "a result has a fixed size",

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.rules import bound, called, rule
 from actorflow_compiler.masked.selecting import BROADCAST, masked_select
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     common,
     filled,
     normal,
@@ -31,7 +31,7 @@ def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
     v, index = given["input"], given["index"]
     rows = tensors_in(given)
-    if not (isinstance(v, Masked) and isinstance(index, Masked)) or v._at != index._at:
+    if not (isinstance(v, MaskedRows) and isinstance(index, MaskedRows)) or v._at != index._at:
         refuse(rows[0], f"{called(func)} takes indices for all rows and", "both have to be selected by the same mask")
     chosen = common(rows)
     if given.get("dim") is None or normal(given["dim"], v._whole.dim()) == v._at:
@@ -45,8 +45,8 @@ def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Of a table the rows that are selected, or some columns of selected rows."""
     given = bound(("input", "dim", "index"), args, kwargs)
     v, dim, index = given["input"], given["dim"], given["index"]
-    if isinstance(v, Masked):
-        if normal(dim, v._whole.dim()) == v._at or isinstance(index, Masked):
+    if isinstance(v, MaskedRows):
+        if normal(dim, v._whole.dim()) == v._at or isinstance(index, MaskedRows):
             refuse(v, "index_select takes some of", "which is where depends on values")
         return wrap(func(v._whole, dim, index), v._at, v._chosen)
     dim = normal(dim, v.dim())
@@ -61,8 +61,8 @@ def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
     v, dim, index, source = (given[k] for k in ("input", "dim", "index", "source"))
     rows = tensors_in(given)
-    both = isinstance(index, Masked) and isinstance(source, Masked)
-    if isinstance(v, Masked) or not both or given.get("alpha", 1) != 1:
+    both = isinstance(index, MaskedRows) and isinstance(source, MaskedRows)
+    if isinstance(v, MaskedRows) or not both or given.get("alpha", 1) != 1:
         refuse(rows[0], f"{called(func)} takes, beside others,", "indices and rows have to be selected alike")
     common(rows)
     d = normal(dim, v.dim())
@@ -76,7 +76,7 @@ def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Into a whole tensor, by the mask that has selected what is scattered."""
     given = bound(("input", "mask", "source"), args, kwargs)
     x, mask, source = given["input"], given["mask"], given["source"]
-    if isinstance(x, Masked) or isinstance(mask, Masked):
+    if isinstance(x, MaskedRows) or isinstance(mask, MaskedRows):
         refuse(tensors_in(given)[0], "masked_scatter writes among", "which is where depends on values")
     x, mask = BROADCAST(x, mask)
     flat, found = source.reshape(-1), masked_select(x, mask)
@@ -97,7 +97,7 @@ def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], "scatter writes, beside others,", "all have to be selected by the same mask")
     chosen, index = common(rows), kwargs["index"] if "index" in kwargs else args[2]
     plain, named_plain = pytree.tree_map(
-        lambda a: a if not isinstance(a, Masked) else filled(a, 0) if a is index else a._whole, (args, kwargs)
+        lambda a: a if not isinstance(a, MaskedRows) else filled(a, 0) if a is index else a._whole, (args, kwargs)
     )
     out = func(*plain, **named_plain)
     return args[0] if called(func).endswith("_") else wrap(out, rows[0]._at, chosen)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.torch_internals import constant_in_trace, constant_of, node_of, real_tensors
 
-__all__ = ["Key", "known_indices", "version"]
+__all__ = ["MaskKey", "known_indices", "version"]
 
 aten = torch.ops.aten
 MOST = 300  # ops that are compared, or computed, before it is given up
@@ -33,17 +33,17 @@ def version(tensor: Tensor) -> int:
     return sum(_writes(n) and any(_memory(c) is root for c in n.all_input_nodes) for n in node.graph.nodes)
 
 
-class Key:
+class MaskKey:
     """Of one tensor, as it is now."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version, self._node = tensor, version(tensor), _made_by(tensor)
 
     def __hash__(self) -> int:
-        return hash(Key)
+        return hash(MaskKey)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Key):
+        if not isinstance(other, MaskKey):
             return NotImplemented
         if self._tensor is other._tensor:
             return self._version == other._version

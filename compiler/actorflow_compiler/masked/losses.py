@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.reduce import mean, total
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
-from actorflow_compiler.masked.tensor import Masked, common, filled, refuse, tensors_in, wrap
+from actorflow_compiler.masked.tensor import MaskedRows, common, filled, refuse, tensors_in, wrap
 
 __all__: list[str] = []
 
@@ -26,7 +26,7 @@ OF_ROWS = (  # losses of each row of a matrix
 )  # fmt: skip
 
 
-def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[Masked], str]:
+def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[MaskedRows], str]:
     """Arguments by name, the selections among them, and the reduction."""
     given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
     rows = tensors_in(given)
@@ -37,7 +37,7 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[di
     return given, rows, given.pop("reduction", "mean")
 
 
-def _reduced(losses: Masked, reduction: str) -> Any:
+def _reduced(losses: MaskedRows, reduction: str) -> Any:
     return {"mean": mean, "sum": total}[reduction](losses) if reduction != "none" else losses
 
 
@@ -46,7 +46,9 @@ def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     given, _, reduction = _given(func, args, kwargs)
     safe = OF_ELEMENTS[name]
     if safe is not None:
-        given = {k: wrap(filled(v, safe), v._at, v._chosen) if isinstance(v, Masked) else v for k, v in given.items()}
+        given = {
+            k: wrap(filled(v, safe), v._at, v._chosen) if isinstance(v, MaskedRows) else v for k, v in given.items()
+        }
     losses = pointwise(func, (), {**given, "reduction": "none"})
     if reduction == "batchmean":
         n = losses._chosen.count if losses._at == 0 else losses._whole.shape[0]
@@ -62,7 +64,7 @@ def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
     if called(func) in ("multi_margin_loss", "multilabel_margin_loss"):
         given["target"] = filled(given["target"], 0)
-    plain = {k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}
+    plain = {k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}
     return _reduced(wrap(func(**plain, reduction="none"), 0, chosen), reduction)
 
 
@@ -76,7 +78,7 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """Rows that do not count have the class that is ignored: what a mean is divided by is right by itself."""
     given, rows, reduction = _given(func, args, kwargs)
     x, target, chosen = given["input"], given["target"], common(rows)
-    pair = isinstance(x, Masked) and isinstance(target, Masked)
+    pair = isinstance(x, MaskedRows) and isinstance(target, MaskedRows)
     if not pair or x._at or target._at or x._whole.dim() < 2 or len(rows) > 2:
         refuse(
             rows[0], f"{called(func)} pairs", "scores and targets have to be selected by the same mask",
@@ -99,13 +101,13 @@ def alike(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     one, other = given["x1"], given["x2"]
     rows = tensors_in(given)
     chosen = common(rows)
-    dims = max(x._whole.dim() if isinstance(x, Masked) else x.dim() for x in (one, other))
+    dims = max(x._whole.dim() if isinstance(x, MaskedRows) else x.dim() for x in (one, other))
     dim = -1 if distance else given.get("dim", 1)
     backs = {r._at - r._whole.dim() for r in rows}
-    plain = [x for x in (one, other) if not isinstance(x, Masked)]
+    plain = [x for x in (one, other) if not isinstance(x, MaskedRows)]
     (back, *others) = backs
     if others or dim % dims == dims + back or any(p.dim() >= -back and p.shape[back] != 1 for p in plain):
         refuse(rows[0], f"{called(func)} pairs others with", "rows can be paired with rows of the same mask alone")
-    out = func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()})
+    out = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     at = dims + back
     return wrap(out, at - (out.dim() < dims and dim % dims < at), chosen)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.rules import RULES, bound, called, named, rule
 from actorflow_compiler.masked.selecting import BROADCAST
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     common,
     counted,
     filled,
@@ -75,7 +75,7 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if others:
         pairs(rows[0], f"{name} pairs")
     for leaf in pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and not isinstance(leaf, Masked) and leaf.dim() >= -at and leaf.shape[at] != 1:
+        if isinstance(leaf, Tensor) and not isinstance(leaf, MaskedRows) and leaf.dim() >= -at and leaf.shape[at] != 1:
             mask = chosen.told.mask
             refuse(
                 rows[0], f"{name} pairs a tensor of shape {list(leaf.shape)} with", "it has a row for each, also for "
@@ -85,7 +85,7 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     divides = name in DIVIDE
 
     def operand(leaf: Any, number: int) -> Any:
-        if not isinstance(leaf, Masked):
+        if not isinstance(leaf, MaskedRows):
             return leaf
         return leaf._whole if safe is None or (divides and number == 0) else filled(leaf, safe)
 
@@ -98,9 +98,9 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As another dtype, or where another tensor is."""
     v, *others = args
-    if not isinstance(v, Masked):
-        return func(v, *(o._whole if isinstance(o, Masked) else o for o in others), **kwargs)
-    out = func(v._whole, *(o._whole if isinstance(o, Masked) else o for o in others), **kwargs)
+    if not isinstance(v, MaskedRows):
+        return func(v, *(o._whole if isinstance(o, MaskedRows) else o for o in others), **kwargs)
+    out = func(v._whole, *(o._whole if isinstance(o, MaskedRows) else o for o in others), **kwargs)
     return wrap(out, v._at, v._chosen) if isinstance(out, Tensor) else out
 
 
@@ -111,7 +111,7 @@ def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     zero = pointwise(torch.add, (tensors[0], 0), {})
     for t in tensors[1:]:
         zero = pointwise(torch.logical_or, (zero, t), {})  # refuses what does not fit
-    whole = BROADCAST(*(t._whole if isinstance(t, Masked) else t for t in tensors))
+    whole = BROADCAST(*(t._whole if isinstance(t, MaskedRows) else t for t in tensors))
     return tuple(wrap(t, zero._at, zero._chosen) for t in whole)
 
 
@@ -136,7 +136,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(v._whole, *rest, **kwargs) if made is None else made
 
 
-def of_count(make: Any, sizes: Any) -> Masked | None:
+def of_count(make: Any, sizes: Any) -> MaskedRows | None:
     """What is made for each row, where one of some sizes is a selection's count; None where none is."""
     counts = [counted(s) for s in sizes]
     found = [(at, chosen) for at, chosen in enumerate(counts) if chosen is not None]
@@ -150,7 +150,7 @@ def of_count(make: Any, sizes: Any) -> Masked | None:
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``x.exp_()``: as out of place, and into the memory of x."""
     first = args[0]
-    if not isinstance(first, Masked):
+    if not isinstance(first, MaskedRows):
         refuse(
             tensors_in((args, kwargs))[0], f"{called(func)} changes a whole tensor by", "they are fewer than its rows"
         )

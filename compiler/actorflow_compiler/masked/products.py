@@ -8,7 +8,7 @@ import torch
 
 from actorflow_compiler.masked.rules import bound, called, rule
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     common,
     filled,
     pairs,
@@ -34,7 +34,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     chosen = common(rows)
 
     def role(x: Any, second: bool) -> str:
-        if not isinstance(x, Masked):
+        if not isinstance(x, MaskedRows):
             return ""
         dims = x._whole.dim()
         inner = dims - 2 if second and dims > 1 else dims - 1
@@ -42,7 +42,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return "inner" if x._at == inner else "outer" if x._at == outer else "batch"
 
     roles = role(a, False), role(b, True)
-    plain = [x._whole if isinstance(x, Masked) else x for x in (a, b)]
+    plain = [x._whole if isinstance(x, MaskedRows) else x for x in (a, b)]
     if roles == ("inner", "inner"):
         return torch.matmul(filled(a, 0), filled(b, 0))
     out_dims = (
@@ -50,10 +50,10 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
     if "inner" in roles or roles == ("outer", "outer"):
         pairs(rows[0], "a product of matrices pairs")
-    one, other, x = (a, b, plain[1]) if isinstance(a, Masked) else (b, a, plain[0])
+    one, other, x = (a, b, plain[1]) if isinstance(a, MaskedRows) else (b, a, plain[0])
     if "batch" in roles:
         back = one._at - one._whole.dim()
-        if isinstance(other, Masked):
+        if isinstance(other, MaskedRows):
             if other._at - other._whole.dim() != back:
                 refuse(one, "a product of matrices pairs other dims with", "rows can be paired with rows alone")
         elif x.dim() >= -back and x.shape[back] != 1:
@@ -83,10 +83,10 @@ def einsum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], "einsum sums over", "only equations with an arrow and without dots are known")
     ins, out = equation.replace(" ", "").split("->")
     terms = ins.split(",")
-    letters = {term[o._at] for term, o in zip(terms, operands, strict=True) if isinstance(o, Masked)}
+    letters = {term[o._at] for term, o in zip(terms, operands, strict=True) if isinstance(o, MaskedRows)}
     (letter, *others) = letters
-    plain_has = any(letter in t for t, o in zip(terms, operands, strict=True) if not isinstance(o, Masked))
+    plain_has = any(letter in t for t, o in zip(terms, operands, strict=True) if not isinstance(o, MaskedRows))
     if others or plain_has or any(t.count(letter) > 1 for t in terms):
         refuse(rows[0], "einsum pairs", "rows can be paired with rows of the same mask alone")
-    found = func(equation, *(filled(o, 0) if isinstance(o, Masked) else o for o in operands))
+    found = func(equation, *(filled(o, 0) if isinstance(o, MaskedRows) else o for o in operands))
     return wrap(found, out.index(letter), chosen) if letter in out else found

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.rules import bound, called, rule
-from actorflow_compiler.masked.tensor import Masked, filled, normal, refuse, tensors_in, wrap
+from actorflow_compiler.masked.tensor import MaskedRows, filled, normal, refuse, tensors_in, wrap
 from actorflow_compiler.substitutes.decomposition_table import widened
 
 __all__ = ["mean", "total"]
@@ -35,20 +35,20 @@ NAMES = ("input", "dim", "keepdim")
 AGAINST = {"max": "float('-inf')", "argmax": "float('-inf')", "min": "float('inf')", "argmin": "float('inf')"}
 
 
-class Over:
+class ReductionDims:
     """The dims that a call reduces over."""
 
-    def __init__(self, v: Masked, dim: int | Sequence[int] | None) -> None:
+    def __init__(self, v: MaskedRows, dim: int | Sequence[int] | None) -> None:
         dims = v._whole.dim()
         several = range(dims) if dim is None or dim == () or dim == [] else [dim] if isinstance(dim, int) else dim
         self.dims = sorted(normal(d, dims) for d in several)
         self.rows = v._at in self.dims
 
-    def at(self, v: Masked, keepdim: bool) -> int:
+    def at(self, v: MaskedRows, keepdim: bool) -> int:
         """Where the rows are afterwards."""
         return v._at if keepdim else v._at - sum(d < v._at for d in self.dims)
 
-    def count(self, v: Masked) -> Tensor:
+    def count(self, v: MaskedRows) -> Tensor:
         """How many elements count in each sum over rows."""
         each = math.prod(v._whole.shape[d] for d in self.dims if d != v._at)
         return v._chosen.count if each == 1 else v._chosen.count * each
@@ -70,7 +70,9 @@ def _several(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return (args[0], more) if plain and all(isinstance(d, int) and not isinstance(d, bool) for d in more) else args
 
 
-def _rowwise(func: Any, over: Over, v: Masked, keepdim: bool, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _rowwise(
+    func: Any, over: ReductionDims, v: MaskedRows, keepdim: bool, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The reduction within each row."""
     at = over.at(v, keepdim)
     return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *args, **kwargs))
@@ -82,7 +84,7 @@ def summed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args = _several(func, args, kwargs)
     given = _first(func, args, kwargs)
     v = given["input"]
-    over = Over(v, given.get("dim"))
+    over = ReductionDims(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     if called(func) == "logsumexp" and not v._whole.is_floating_point():
@@ -103,7 +105,7 @@ def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return pointwise(torch.maximum if name == "max" else torch.minimum, (*args, *kwargs.values()), {})
     given = _first(func, args, kwargs)
     v, dim = given["input"], given.get("dim")
-    over = Over(v, dim)
+    over = ReductionDims(v, dim)
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     if dim is not None and name in ("max", "min"):
@@ -122,7 +124,7 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args = _several(func, args, kwargs)
     given = _first(func, args, kwargs)
     v, dtype = given["input"], given.get("dtype")
-    over = Over(v, given.get("dim"))
+    over = ReductionDims(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     if called(func) == "nanmean":
@@ -137,24 +139,26 @@ def averaged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return mean(v, over, bool(given.get("keepdim")), dtype)
 
 
-def mean(v: Masked, over: Over | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    v: MaskedRows, over: ReductionDims | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     """Of all elements that count, or over some dims, with the rows' among them."""
-    over = over or Over(v, None)
+    over = over or ReductionDims(v, None)
     whole = filled(v, 0) if dtype is None else filled(v, 0).to(dtype)
     return (widened(whole).sum(over.dims, keepdim) / over.count(v)).to(dtype or v._whole.dtype)
 
 
-def total(v: Masked) -> Tensor:
+def total(v: MaskedRows) -> Tensor:
     """The sum of all elements that count."""
     return widened(filled(v, 0)).sum().to(v._whole.dtype)
 
 
-def _variance(v: Masked, over: Over, correction: float, keepdim: bool) -> Tensor:
+def _variance(v: MaskedRows, over: ReductionDims, correction: float, keepdim: bool) -> Tensor:
     n = over.count(v)
     wide = filled(v, 0)
     wide = widened(wide)
     away = wide - wide.sum(over.dims, True) / n
-    away = filled(Masked(away, v._at, v._chosen), 0)
+    away = filled(MaskedRows(away, v._at, v._chosen), 0)
     return away.square().sum(over.dims, keepdim) / (n - correction).clamp(min=0)
 
 
@@ -165,7 +169,7 @@ def spread(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain = len(args) > 1 and isinstance(args[1], bool)  # x.var(False)
     given = _first(func, args, kwargs, ("input", "unbiased") if plain else ("input", "dim", "unbiased", "keepdim"))
     v, keepdim = given["input"], bool(given.get("keepdim"))
-    over = Over(v, given.get("dim"))
+    over = ReductionDims(v, given.get("dim"))
     if not over.rows:
         return _rowwise(func, over, v, keepdim, args[1:], _rest(kwargs))
     if v._whole.is_complex() or not v._whole.is_floating_point():
@@ -187,7 +191,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     order = given.get("ord", given.get("p", None))
     linear = func is torch.linalg.norm
     matrix = linear and order is not None and (v._whole.dim() == 2 if dim is None else not isinstance(dim, int))
-    over = Over(v, dim)
+    over = ReductionDims(v, dim)
     if not over.rows and not (matrix and order == "nuc"):
         return _rowwise(func, over, v, bool(given.get("keepdim")), args[1:], _rest(kwargs))
     usual = order in (None, "fro") or (isinstance(order, int | float) and order >= 1)
@@ -206,7 +210,7 @@ def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     second = ("input", "q", "dim", "keepdim") if "quantile" in name else ("input", "k", "dim", "keepdim")
     given = _first(func, args, kwargs, second if name not in (*WITHIN[:5], "aminmax") else NAMES)
     v, dim = given["input"], given.get("dim", -1 if name in ("mode", "kthvalue") else None)
-    over = Over(v, dim)
+    over = ReductionDims(v, dim)
     if over.rows or "quantile" in name:
         line = v._chosen.told.rewritten("float('nan')")  # which nanmedian and nanquantile leave out
         instead = line.replace(f".{name}(", f".nan{name}(")

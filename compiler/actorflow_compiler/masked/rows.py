@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
 from actorflow_compiler.masked.selecting import of_rows
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     alone,
     common,
     filled,
@@ -109,13 +109,18 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
     rows = tensors_in(given)
     three = [given[k] for k in ("query", "key", "value")]
-    if any(not isinstance(v, Masked) or v._at or v._whole.dim() < 3 for v in three) or given.get("dropout_p"):
+    if any(not isinstance(v, MaskedRows) or v._at or v._whole.dim() < 3 for v in three) or given.get("dropout_p"):
         refuse(rows[0], "attention looks among", "each of them has to look within itself, without dropout", "0")
     extra = given.get("attn_mask")
-    if extra is not None and not isinstance(extra, Masked) and extra.dim() == three[0]._whole.dim() and len(extra) > 1:
+    if (
+        extra is not None
+        and not isinstance(extra, MaskedRows)
+        and extra.dim() == three[0]._whole.dim()
+        and len(extra) > 1
+    ):
         refuse(rows[0], "attention's mask has a row for each of", "also for those that were left out")
     chosen = common(rows)
-    return wrap(func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()}), 0, chosen)
+    return wrap(func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}), 0, chosen)
 
 
 @rule("multi_head_attention_forward")
@@ -123,21 +128,21 @@ def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``nn.MultiheadAttention`` within each row, which torch has in dim 1."""
     given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
     three = [given[k] for k in ("query", "key", "value")]
-    if any(not isinstance(v, Masked) or v._at != 1 or v._whole.dim() != 3 for v in three) or (
+    if any(not isinstance(v, MaskedRows) or v._at != 1 or v._whole.dim() != 3 for v in three) or (
         given.get("dropout_p") and given.get("training", True)
     ):
-        refuse(three[0] if isinstance(three[0], Masked) else tensors_in(given)[0], "attention looks among",
+        refuse(three[0] if isinstance(three[0], MaskedRows) else tensors_in(given)[0], "attention looks among",
                "each of them has to look within itself, without dropout", "0")  # fmt: skip
     chosen = common(tensors_in(given))
     extra, padding = given.get("attn_mask"), given.get("key_padding_mask")
     if extra is not None and extra.dim() != 2:
         refuse(three[0], "attention's mask has a row for each of", "also for those that were left out")
-    if padding is not None and not isinstance(padding, Masked):
+    if padding is not None and not isinstance(padding, MaskedRows):
         refuse(three[0], "key_padding_mask is that of others beside", "it has a row for each, also for those that the "
                "mask leaves out", instead=f"the same rows of it: key_padding_mask[{chosen.told.mask}]")  # fmt: skip
     if padding is not None:
         given["key_padding_mask"] = filled(padding, 0)  # a row without anything to look at would be NaN
-    out, weights = func(**{k: v._whole if isinstance(v, Masked) else v for k, v in given.items()})
+    out, weights = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     return wrap(out, 1, chosen), weights if weights is None else wrap(weights, 0, chosen)
 
 
@@ -147,8 +152,14 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     states = state if isinstance(state, list | tuple) else (state,)
     batch_first = args[-1]
     drops = len(args) > 5 and args[5] and args[6]  # dropout, train
-    known = isinstance(v, Masked) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1)
-    if not known or len(args) != 9 or any(not isinstance(s, Masked) or s._at != 1 for s in states) or drops or kwargs:
+    known = isinstance(v, MaskedRows) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1)
+    if (
+        not known
+        or len(args) != 9
+        or any(not isinstance(s, MaskedRows) or s._at != 1 for s in states)
+        or drops
+        or kwargs
+    ):
         refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
                "state for each of them or none, and without dropout")  # fmt: skip
     chosen = common(tensors_in(args))
@@ -161,7 +172,7 @@ def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell``: rows and their states."""
     rows = tensors_in((args, kwargs))
     states = args[1] if isinstance(args[1], list | tuple) else (args[1],)
-    if any(not isinstance(s, Masked) or s._at or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
+    if any(not isinstance(s, MaskedRows) or s._at or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
         refuse(rows[0], f"{called(func)} takes, beside others,", "the state has a row for each of them, too",
                instead="a state for the same rows: h[mask]")  # fmt: skip
     chosen = common(rows)
@@ -194,7 +205,7 @@ def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(names, args, kwargs)
     v = given["input"]
     if (
-        not isinstance(v, Masked)
+        not isinstance(v, MaskedRows)
         or len(tensors_in(given)) > 1
         or given.get("max_norm")
         or given.get("scale_grad_by_freq")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.masked.keys import Key, known_indices, version
-from actorflow_compiler.masked.selection_source import Told, here
+from actorflow_compiler.masked.keys import MaskKey, known_indices, version
+from actorflow_compiler.masked.selection_source import SelectionSource, selection_here
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     Selection,
     common,
     filled,
@@ -39,7 +39,7 @@ def is_mask(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) and x.dim() > 0
 
 
-def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | None = None) -> Masked:
+def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: SelectionSource | None = None) -> MaskedRows:
     """``x[:, …, mask]`` with ``at`` full slices before the mask."""
     count = mask.dim()
     if x.shape[at : at + count] != mask.shape:
@@ -47,7 +47,7 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | N
             f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of the indexed tensor "
             f"{list(x.shape)}"
         )
-    told = told or here(x.dim() - at - count)
+    told = told or selection_here(x.dim() - at - count)
     if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
         rows = select(x, mask.select(-1, 0), at, told=told)
         chosen = repeated(rows._chosen, mask.shape[-1])
@@ -55,7 +55,7 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Told | N
         made._plainly = _plain(x, at, mask)
         return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
-    chosen = Selection(flat, Key(mask) if key is None else key, told, mask.shape)
+    chosen = Selection(flat, MaskKey(mask) if key is None else key, told, mask.shape)
     made = of_rows(x.flatten(at, at + count - 1), at, chosen)
     made._plainly = _plain(x, at, mask)
     return made
@@ -68,26 +68,26 @@ def _plain(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
     return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
-def of_rows(whole: Tensor, at: int, chosen: Selection) -> Masked:
+def of_rows(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
     """With zeros in rows that do not count, whatever was there."""
     return wrap(filled(wrap(whole, at, chosen), 0), at, chosen)
 
 
-def masked_select(x: Tensor, mask: Tensor) -> Masked:
+def masked_select(x: Tensor, mask: Tensor) -> MaskedRows:
     """``torch.masked_select``."""
-    if isinstance(x, Masked) or isinstance(mask, Masked):
-        again: Masked = get_item(x, mask)
+    if isinstance(x, MaskedRows) or isinstance(mask, MaskedRows):
+        again: MaskedRows = get_item(x, mask)
         return again
-    key = Key(mask)
+    key = MaskKey(mask)
     whole, spread = BROADCAST(x, mask)
     return select(whole, spread, key=key if spread.shape == mask.shape else (key, spread.shape))
 
 
-def positions(x: Tensor) -> Masked:
+def positions(x: Tensor) -> MaskedRows:
     """``x.nonzero()``: a table with a row for each element that counts."""
     mask = x if x.dtype == torch.bool else x != 0
     flat = mask.reshape(-1).clone()
-    chosen = Selection(flat, Key(mask), here(0), mask.shape)
+    chosen = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
     index = torch.arange(flat.shape[0], device=x.device)
     each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
     made = of_rows(torch.stack(each, 1), 0, chosen)
@@ -95,7 +95,7 @@ def positions(x: Tensor) -> Masked:
     return made
 
 
-def position(table: Masked, d: int) -> Masked:
+def position(table: MaskedRows, d: int) -> MaskedRows:
     """The indices along one dim."""
     made = wrap(table._whole[:, d], 0, table._chosen)
     made._index = d % len(table._chosen.shape)
@@ -118,7 +118,7 @@ def where(condition: Tensor) -> Any:
     return nonzero(condition, as_tuple=True)
 
 
-def numbered(chosen: Selection) -> Masked:
+def numbered(chosen: Selection) -> MaskedRows:
     """``torch.arange(len(rows))``: the number of each row among those that count."""
     made = of_rows(chosen.mask.cumsum(0) - 1, 0, chosen)
     made._index = EACH
@@ -161,7 +161,7 @@ def _as_tuple(x: Tensor, index: Any) -> Index:
 
 
 def _is_rows(x: Any) -> bool:
-    return isinstance(x, Masked)
+    return isinstance(x, MaskedRows)
 
 
 def _without_known(index: Index) -> Index:
@@ -175,7 +175,7 @@ def _without_known(index: Index) -> Index:
 
 def get_item(x: Tensor, index: Any) -> Any:
     """``x[index]`` where one of them is a selection, or a mask is in the index."""
-    if isinstance(x, Masked):
+    if isinstance(x, MaskedRows):
         return _of_selected(x, index)
     found = _without_known(_as_tuple(x, index))
     if tensors_in(found):
@@ -231,7 +231,7 @@ def _by_rows(x: Tensor, index: Index) -> Any:
     return of_rows(found, lead, chosen)
 
 
-def _of_selected(v: Masked, index: Any) -> Any:
+def _of_selected(v: MaskedRows, index: Any) -> Any:
     """Selected rows, indexed."""
     entries = _without_known(_as_tuple(v, index))
     rows = tensors_in(entries)
@@ -271,7 +271,7 @@ def _of_selected(v: Masked, index: Any) -> Any:
     return wrap(v._whole[entries], at, v._chosen)
 
 
-def _each_at(v: Masked, own: Masked, others: Sequence[Any]) -> Masked:
+def _each_at(v: MaskedRows, own: MaskedRows, others: Sequence[Any]) -> MaskedRows:
     """``rows[torch.arange(len(rows)), y]``: of each row an element by indices of its own."""
     if any(not (isinstance(o, int) or (_is_rows(o) and o.dim() == 1)) for o in others):
         refuse(v, "an index has", "beside their own numbers only one number for each of them is known")
@@ -288,22 +288,22 @@ def _said(entry: Any) -> str:
     return "…" if isinstance(entry, Tensor) else str(entry)
 
 
-def _again(v: Masked, mask: Masked) -> Masked:
+def _again(v: MaskedRows, mask: MaskedRows) -> MaskedRows:
     """What a mask selects of what is selected already."""
     chosen = common([v, mask])
     dims = mask._whole.dim()
     if v._at != 0 or mask._at != 0 or v._whole.shape[:dims] != mask._whole.shape:
         refuse(v, "a mask selects among", f"it is of shape {list(mask._whole.shape)}, and they {list(v._whole.shape)}")
     both = filled(mask, False)
-    key = ("and", chosen.key, Key(mask._whole))
-    made = Selection(both.reshape(-1).clone(), key, here(v._whole.dim() - dims), both.shape)
+    key = ("and", chosen.key, MaskKey(mask._whole))
+    made = Selection(both.reshape(-1).clone(), key, selection_here(v._whole.dim() - dims), both.shape)
     return of_rows(v._whole.flatten(0, dims - 1), 0, made)
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``, in place."""
     entries = _as_tuple(x, index)
-    if isinstance(x, Masked):
+    if isinstance(x, MaskedRows):
         if isinstance(value, Tensor) and not _fits_columns(x, entries, value):
             refuse(x, "an assignment changes some of", "only numbers can be assigned there", "0")
         if len(entries) == 1 and _is_rows(entries[0]):
@@ -312,7 +312,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             return
         if tensors_in(entries) or len(entries) <= x._at or entries[x._at] != FULL:
             refuse(x, "an assignment changes some of", "which ones depends on values", "0")
-        x._whole[entries] = value._whole if isinstance(value, Masked) else value
+        x._whole[entries] = value._whole if isinstance(value, MaskedRows) else value
         return
     rows = tensors_in(entries)
     mask: Tensor | None = None
@@ -321,11 +321,11 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         if [r._position for r in rows] == [*range(len(chosen.shape))] and len(rows) == len(entries):
             mask, key = chosen.mask.view(chosen.shape), chosen.key
     elif len(entries) == 1 and is_mask(entries[0]):
-        mask, key = entries[0], Key(entries[0])
+        mask, key = entries[0], MaskKey(entries[0])
     if not rows and isinstance(value, Tensor) and not _is_rows(value) and _learns(value) and _where(x, entries, value):
         return
-    if mask is None or not isinstance(value, Masked):
-        if (rows and mask is None) or isinstance(value, Masked):
+    if mask is None or not isinstance(value, MaskedRows):
+        if (rows and mask is None) or isinstance(value, MaskedRows):
             refuse(
                 (rows or [value])[0], "an assignment has", "it has to be to a mask, of rows of the same mask",
                 instead="x[mask] = y[mask], or x = torch.where(mask, y, x)",
@@ -344,14 +344,14 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     x.copy_(torch.where(mask.view(*mask.shape, *[1] * rest), new, x))
 
 
-def _fits_columns(x: Masked, entries: Index, value: Tensor) -> bool:
+def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
     """Whether ``x[:, columns] = value`` gives each row what is its own, or all of them the same."""
     plain = all(entry is None or (isinstance(entry, slice | int) and not isinstance(entry, bool)) for entry in entries)
     if not plain or len(entries) <= x._at or x._whole[entries].dim() == 0:
         return False
-    changed: Masked = _of_selected(x, entries)  # refuses where it is of some of the rows
+    changed: MaskedRows = _of_selected(x, entries)  # refuses where it is of some of the rows
     before = changed.dim() - value.dim()  # how many dims it broadcasts over
-    if isinstance(value, Masked):
+    if isinstance(value, MaskedRows):
         common([x, value])
         return before >= 0 and before + value._at == changed._at
     return before > changed._at or (before >= 0 and value.shape[changed._at - before] == 1)

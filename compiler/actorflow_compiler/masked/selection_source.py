@@ -14,11 +14,11 @@ from types import FrameType
 
 from actorflow_compiler.core.lines import is_users
 
-__all__ = ["Told", "here"]
+__all__ = ["SelectionSource", "selection_here"]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SelectionSource:
     """A selection as its line writes it; ``line`` is ``file:number: code``."""
 
     line: str
@@ -48,9 +48,9 @@ class Told:
         line = self.code.replace(self.written, whole) if self.written in self.code else whole
         return f"the whole tensor, with a number that does not count there: {line}"
 
-    def refusal(self, what: str, why: str, instead: str, here: str) -> str:
-        """What is found, and what is expected; ``here`` is the line that is refused."""
-        at = "" if not self.line or self.line == here else f" ({self.line})"
+    def refusal(self, what: str, why: str, instead: str, selection_here: str) -> str:
+        """What is found, and what is expected; ``selection_here`` is the line that is refused."""
+        at = "" if not self.line or self.line == selection_here else f" ({self.line})"
         return (
             f"{what} the rows that {self.written} selects{at}: {why}. A plan has fixed sizes: of rows that values "
             f"select it computes what each gives by itself, and sums, means, losses and other reductions over them; "
@@ -58,19 +58,19 @@ class Told:
         )
 
 
-def here(dims: int) -> Told:
+def selection_here(dims: int) -> SelectionSource:
     """The innermost line of the user's that is running, where it selects."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
-        return Told("")
+        return SelectionSource("")
     path, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(path, number).strip()
     found = _selecting(frame)
     if found is None:
-        return Told(f"{path}:{number}: {code}", code, dims=dims)
-    return Told(f"{path}:{number}: {code}", code, *found[:3], dims, not found[1])
+        return SelectionSource(f"{path}:{number}: {code}", code, dims=dims)
+    return SelectionSource(f"{path}:{number}: {code}", code, *found[:3], dims, not found[1])
 
 
 def _selecting(frame: FrameType) -> tuple[str, str, str] | None:

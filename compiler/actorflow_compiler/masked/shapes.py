@@ -12,7 +12,7 @@ from torch import Tensor
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
 from actorflow_compiler.masked.selecting import position
 from actorflow_compiler.masked.tensor import (
-    Masked,
+    MaskedRows,
     Selection,
     alone,
     common,
@@ -40,7 +40,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shape, at, dims = v._whole.shape, v._at, v._whole.dim()
     if name in ("view_as", "reshape_as"):
         like = args[1]
-        sizes = [-1 if isinstance(like, Masked) and d == like._at else n for d, n in enumerate(_shape(like))]
+        sizes = [-1 if isinstance(like, MaskedRows) and d == like._at else n for d, n in enumerate(_shape(like))]
     elif name == "unflatten":
         given = bound(("input", "dim", "sizes"), args, kwargs)
         d = normal(given["dim"], dims)
@@ -97,7 +97,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _shape(x: Tensor) -> Sequence[int]:
-    return x._whole.shape if isinstance(x, Masked) else x.shape
+    return x._whole.shape if isinstance(x, MaskedRows) else x.shape
 
 
 @rule("unsqueeze")
@@ -133,7 +133,7 @@ def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._chosen)
 
 
-def _where_to(v: Masked, move: Any) -> int:
+def _where_to(v: MaskedRows, move: Any) -> int:
     """Where the rows' dim goes."""
     marks = torch.empty_strided([2 + d for d in range(v._whole.dim())], [0] * v._whole.dim(), device="meta")
     return [*move(marks).shape].index(2 + v._at)
@@ -146,8 +146,8 @@ def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if called(func) == "expand_as":
         like = args[1]
         if (
-            not isinstance(v, Masked)
-            or not isinstance(like, Masked)
+            not isinstance(v, MaskedRows)
+            or not isinstance(like, MaskedRows)
             or v._at - v._whole.dim() != like._at - like._whole.dim()
         ):
             refuse(tensors_in(args)[0], "expand_as repeats something for", "both have to be selected by the same mask")
@@ -216,7 +216,7 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], f"{name} puts others behind", "rows can be behind rows alone")
     masks, keys = [], []
     for t in tensors:
-        if isinstance(t, Masked):
+        if isinstance(t, MaskedRows):
             masks.append(t._chosen.mask)
             keys.append(t._chosen.key)
         else:
@@ -224,7 +224,7 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             keys.append(t.shape[d])
     mask = torch.cat(masks)
     chosen = Selection(mask, ("cat", *keys), rows[0]._chosen.told, mask.shape)
-    return wrap(torch.cat([t._whole if isinstance(t, Masked) else t for t in tensors], d), d, chosen)
+    return wrap(torch.cat([t._whole if isinstance(t, MaskedRows) else t for t in tensors], d), d, chosen)
 
 
 for _name in ("T", "mT", "H", "mH"):

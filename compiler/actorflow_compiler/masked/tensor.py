@@ -19,12 +19,12 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.keys import version
-from actorflow_compiler.masked.selection_source import Told
+from actorflow_compiler.masked.selection_source import SelectionSource
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
-from actorflow_compiler.values.where_suggestions import rewritten
+from actorflow_compiler.values.where_suggestions import suggested_rewrite
 
 __all__ = [
-    "Masked",
+    "MaskedRows",
     "Selection",
     "alone",
     "common",
@@ -54,7 +54,12 @@ class Selection:
     """
 
     def __init__(
-        self, mask: Tensor, key: Hashable, told: Told, shape: Sequence[int], each: tuple[Selection, int] | None = None
+        self,
+        mask: Tensor,
+        key: Hashable,
+        told: SelectionSource,
+        shape: Sequence[int],
+        each: tuple[Selection, int] | None = None,
     ) -> None:
         self.mask, self.key, self.told, self.each = mask, key, told, each
         self.shape = tuple(shape)
@@ -69,7 +74,7 @@ class Selection:
         return self._count
 
 
-class Masked(Tensor):
+class MaskedRows(Tensor):
     """The rows of ``_whole`` along dim ``_at`` that ``_chosen`` says count.
 
     What reaches it without a rule is refused; it never runs a kernel.  ``_raw`` makes the tensor whose size depends on
@@ -85,10 +90,10 @@ class Masked(Tensor):
     _begun: int  # the version of ``_whole`` as it was wrapped
 
     @staticmethod
-    def __new__(cls, whole: Tensor, at: int, chosen: Selection) -> Masked:
+    def __new__(cls, whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
         """Wrap; nothing is copied."""
         shape, dtype, device = whole.shape, whole.dtype, whole.device
-        made: Masked = make_wrapper(cls, shape, dtype=dtype, device=device, requires_grad=whole.requires_grad)
+        made: MaskedRows = make_wrapper(cls, shape, dtype=dtype, device=device, requires_grad=whole.requires_grad)
         assert shape[at] == chosen.mask.shape[0], (shape, at, chosen.mask.shape)
         made._whole, made._at, made._chosen = whole, at, chosen
         made._plainly = made._index = None
@@ -118,7 +123,7 @@ class Masked(Tensor):
         refuse(
             self, "len() asks for the number of", "it has to be a number at once",
             instead=f"{self._chosen.told.named}.sum(), or x.shape[0], which is a tensor and divides as well"
-            + rewritten(traceback.extract_stack(sys._getframe(1))),
+            + suggested_rewrite(traceback.extract_stack(sys._getframe(1))),
         )  # fmt: skip
 
     def __iter__(self) -> Any:
@@ -132,7 +137,7 @@ def counted(size: Any) -> Selection | None:
     return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
 
-def refuse(of: Masked, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:
+def refuse(of: MaskedRows, what: str, why: str, fill: str = "0", instead: str = "") -> NoReturn:
     """Raise CaptureError, at the user's line, for what cannot be done to selected rows.
 
     ``what`` is followed by "the rows that … selects".  Expected is ``instead``, or the line with ``fill`` where the
@@ -150,14 +155,14 @@ def read(name: str) -> Exception:
     return refusing[-1](text) if refusing else CaptureError(text)
 
 
-def tensors_in(tree: Any) -> list[Masked]:
+def tensors_in(tree: Any) -> list[MaskedRows]:
     """The selections among arguments."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Masked)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, MaskedRows)]
 
 
-def wrap(whole: Tensor, at: int, chosen: Selection) -> Masked:
+def wrap(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
     """What was computed row by row of a selection."""
-    return Masked(whole, at, chosen)
+    return MaskedRows(whole, at, chosen)
 
 
 def rows_of(chosen: Selection, whole: Tensor, at: int) -> Tensor:
@@ -165,7 +170,7 @@ def rows_of(chosen: Selection, whole: Tensor, at: int) -> Tensor:
     return chosen.mask.view([-1 if d == at else 1 for d in range(whole.dim())])
 
 
-def filled(v: Masked, value: float | bool) -> Tensor:
+def filled(v: MaskedRows, value: float | bool) -> Tensor:
     """The whole tensor with ``value`` in rows that do not count."""
     if v._whole.dtype == torch.bool:
         rows = rows_of(v._chosen, v._whole, v._at)
@@ -179,7 +184,7 @@ def same(a: Selection, b: Selection) -> bool:
     return a is b or a.key == b.key
 
 
-def common(of: Sequence[Masked]) -> Selection:
+def common(of: Sequence[MaskedRows]) -> Selection:
     """The selection that all are of; refuses others."""
     first = of[0]
     for other in of[1:]:
@@ -201,7 +206,7 @@ def repeated(chosen: Selection, times: int) -> Selection:
     return Selection(mask, ("each", chosen.key, times), chosen.told, (*chosen.shape, times), (chosen, times))
 
 
-def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Masked, int]:
+def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[MaskedRows, int]:
     """The first argument, which alone may be selected."""
     rows = tensors_in((args, kwargs))
     if not args or args[0] is not rows[0] or len(rows) > 1:
@@ -209,7 +214,7 @@ def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Mas
     return rows[0], rows[0]._at
 
 
-def pairs(v: Masked, what: str) -> NoReturn:
+def pairs(v: MaskedRows, what: str) -> NoReturn:
     """Refuse what meets each other row."""
     mask = v._chosen.told.named
     refuse(

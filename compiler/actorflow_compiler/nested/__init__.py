@@ -5,9 +5,9 @@ function of torch what it is over packed rows.
 """
 
 from actorflow_compiler.nested.calls import call
-from actorflow_compiler.nested.construction import nesting
-from actorflow_compiler.nested.tensor import Nested, check_results, rules
+from actorflow_compiler.nested.construction import replaced_nested_tensors
+from actorflow_compiler.nested.tensor import NestedRows, check_results, rules
 
-__all__ = ["Nested", "check_results", "nesting"]
+__all__ = ["NestedRows", "check_results", "replaced_nested_tensors"]
 
 rules.append(call)

@@ -11,7 +11,7 @@ from torch import Tensor
 from actorflow_compiler.masked.rules import bound
 from actorflow_compiler.nested.rules import rule
 from actorflow_compiler.nested.shapes import padded
-from actorflow_compiler.nested.tensor import Nested, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
 
 __all__: list[str] = []
 
@@ -29,7 +29,7 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 nested_in((q, k, v))[0], f"F.scaled_dot_product_attention with {name}",
                 "there it knows neither masks nor dropout", "expected: is_causal=True, or padded tensors and a mask",
             )  # fmt: skip
-    if not all(isinstance(t, Nested) and t._at == t._rows.dim() - 2 for t in (q, k, v)):
+    if not all(isinstance(t, NestedRows) and t._at == t._rows.dim() - 2 for t in (q, k, v)):
         refuse(
             nested_in((q, k, v))[0], "F.scaled_dot_product_attention",
             "queries, keys and values are all nested, and their last dim but one is the ragged one",
@@ -49,7 +49,7 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return q.like(torch.cat(parts, at))
 
 
-def _padded(x: Nested) -> Tensor:
+def _padded(x: NestedRows) -> Tensor:
     size = [*x._rows.shape]
     size[x._at] = max(x._lengths.of)
     return padded(x, 0.0, size)

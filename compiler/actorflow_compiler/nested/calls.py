@@ -14,7 +14,7 @@ from actorflow_compiler.masked.tensor import read
 from actorflow_compiler.nested import attention, pointwise, reduce, shapes
 from actorflow_compiler.nested.rules import RULES
 from actorflow_compiler.nested.shapes import sizes
-from actorflow_compiler.nested.tensor import Nested, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
 
 __all__ = ["call"]
 
@@ -26,7 +26,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = called(func)
     if name in READS:
         raise read(name)
-    rule = PROPERTIES.get(name) if args and isinstance(args[0], Nested) else None
+    rule = PROPERTIES.get(name) if args and isinstance(args[0], NestedRows) else None
     if rule is not None and len(args) == 1:
         return rule(args[0])
     found = RULES.get(func)
@@ -38,7 +38,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return found(func, tuple(args), kwargs)
 
 
-def _values(x: Nested) -> Tensor:
+def _values(x: NestedRows) -> Tensor:
     if x._jagged:
         return x._rows
     if x._at:
@@ -46,43 +46,43 @@ def _values(x: Nested) -> Tensor:
     return x._rows.flatten()
 
 
-def _no_gradient(x: Nested) -> None:
+def _no_gradient(x: NestedRows) -> None:
     refuse(x, "grad", "nothing keeps a gradient for it", "expected: gradients of the tensors that it is made of")
 
 
-def _data(x: Nested) -> Nested:
+def _data(x: NestedRows) -> NestedRows:
     return x.like(x._rows.detach())
 
 
-def _dims(x: Nested) -> int:
+def _dims(x: NestedRows) -> int:
     return x._rows.dim() + 1
 
 
-def _layout(x: Nested) -> torch.layout:
+def _layout(x: NestedRows) -> torch.layout:
     return torch.jagged if x._jagged else torch.strided
 
 
-def _numel(x: Nested) -> int:
+def _numel(x: NestedRows) -> int:
     return x._rows.numel()
 
 
-def _is_nested(x: Nested) -> bool:
+def _is_nested(x: NestedRows) -> bool:
     return True
 
 
-def _each(x: Nested) -> Sequence[Tensor]:
+def _each(x: NestedRows) -> Sequence[Tensor]:
     return x.each if x._jagged else [*x.each]
 
 
-def _of_rows(name: str) -> Callable[[Nested], Any]:
-    def ask(x: Nested) -> Any:
+def _of_rows(name: str) -> Callable[[NestedRows], Any]:
+    def ask(x: NestedRows) -> Any:
         found = getattr(x._rows, name)
         return found() if callable(found) else found
 
     return ask
 
 
-PROPERTIES: dict[str, Callable[[Nested], Any]] = {
+PROPERTIES: dict[str, Callable[[NestedRows], Any]] = {
     "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "data": _data, "values": _values, "ndim": _dims,
     "dim": _dims, "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
     **{

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, replaced_nesting
-from actorflow_compiler.masked.tensor import Masked
-from actorflow_compiler.nested.tensor import Lengths, Nested, stop
-from actorflow_compiler.substitutes.packed_sequences import Sizes
+from actorflow_compiler.masked.tensor import MaskedRows
+from actorflow_compiler.nested.tensor import NestedRows, SequenceLengths, stop
+from actorflow_compiler.substitutes.packed_sequences import KnownSizes
 from actorflow_compiler.values.library_code import NESTED
 
-__all__ = ["nesting"]
+__all__ = ["replaced_nested_tensors"]
 
 
 @contextlib.contextmanager
-def nesting() -> Iterator[None]:
+def replaced_nested_tensors() -> Iterator[None]:
     """In which the functions of ``torch.nested`` make tensors of ours."""
     made: dict[str, Callable[..., Any]] = {
         "nested_tensor": _copied, "_nested_tensor_from_tensor_list": _listed,
@@ -36,43 +36,45 @@ def nesting() -> Iterator[None]:
 def _copied(
     tensors: Sequence[Any], *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Nested:  # fmt: skip
+) -> NestedRows:  # fmt: skip
     """A nested tensor of its own, through which no gradient goes."""
     with torch.no_grad():
         made = _packed([torch.as_tensor(t) for t in tensors], False, dtype, device)
     return made.requires_grad_(requires_grad)  # type: ignore[return-value]
 
 
-def _listed(tensors: Sequence[Tensor], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> Nested:
+def _listed(tensors: Sequence[Tensor], dtype: Any, layout: Any, device: Any, pin_memory: Any) -> NestedRows:
     return _packed(tensors, False, dtype, device)
 
 
-def _jagged(tensors: Sequence[Tensor], offsets: Any, dtype: Any = None, device: Any = None) -> tuple[Nested, Tensor]:
+def _jagged(
+    tensors: Sequence[Tensor], offsets: Any, dtype: Any = None, device: Any = None
+) -> tuple[NestedRows, Tensor]:
     made = _packed(tensors, True, dtype, device)
     return made, made.offsets()
 
 
-def _whole(buffer: Tensor, sizes: Tensor, *_: Any) -> Nested:
+def _whole(buffer: Tensor, sizes: Tensor, *_: Any) -> NestedRows:
     """Sequences that are all of one length, of a tensor with a batch dim that has been flattened."""
     each = _known(sizes)
     rest = each[0][1:]
-    return Nested(buffer.reshape(-1, *rest), 0, Lengths([size[0] for size in each]), False)
+    return NestedRows(buffer.reshape(-1, *rest), 0, SequenceLengths([size[0] for size in each]), False)
 
 
 def _view_of(
     values: Tensor, offsets: Tensor, ragged_idx: int = 1, min_seqlen: int | None = None, max_seqlen: int | None = None
-) -> Nested:
+) -> NestedRows:
     at = ragged_idx - 1
     if min_seqlen is not None and min_seqlen == max_seqlen and min_seqlen > 0:
         of = [min_seqlen] * (values.shape[at] // min_seqlen)
-        return Nested(values, at, Lengths.over(offsets, of), True)
+        return NestedRows(values, at, SequenceLengths.over(offsets, of), True)
     return _view(values, offsets, None, ragged_idx)
 
 
 def _view(
     values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_idx: int = 1, min_seqlen: Any = None,
     max_seqlen: Any = None,
-) -> Nested:  # fmt: skip
+) -> NestedRows:  # fmt: skip
     if lengths is not None:
         stop(f"a nested tensor with holes (offsets and lengths) is made here; {NESTED}")
     ends = _known(offsets)
@@ -80,10 +82,10 @@ def _view(
     size = values.shape[ragged_idx - 1]
     if ends[0] != 0 or ends[-1] != size or min(of, default=0) < 0:
         stop(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")
-    return Nested(values, ragged_idx - 1, Lengths.over(offsets, of), True)
+    return NestedRows(values, ragged_idx - 1, SequenceLengths.over(offsets, of), True)
 
 
-def _narrowed(*_: Any) -> Nested:
+def _narrowed(*_: Any) -> NestedRows:
     stop("torch.nested.narrow makes a nested tensor with holes here; expected: "
          "torch.nested.as_nested_tensor([x[i, a:b], …], layout=torch.jagged)")  # fmt: skip
 
@@ -96,18 +98,18 @@ def _known(numbers: Tensor) -> Any:
         stop(NESTED)
 
 
-def _packed(tensors: Sequence[Tensor], jagged: bool, dtype: Any, device: Any) -> Nested:
+def _packed(tensors: Sequence[Tensor], jagged: bool, dtype: Any, device: Any) -> NestedRows:
     if not tensors:
         stop("a nested tensor of nothing is made here; expected: a list with a tensor at least")
     for tensor in tensors:
-        if isinstance(tensor, Masked):
+        if isinstance(tensor, MaskedRows):
             stop(f"{NESTED}; what a mask selects has no constant length")
-    if any(isinstance(tensor, Nested) for tensor in tensors):
+    if any(isinstance(tensor, NestedRows) for tensor in tensors):
         stop("a nested tensor of nested tensors is made here; expected: plain tensors in the list")
     if len({(tensor.dim(), tensor.dtype) for tensor in tensors}) > 1 or not tensors[0].dim():
         found = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:4])
         stop(f"a nested tensor is made of {found} here; expected: as many dims, one at least, and one dtype")
-    plain = [tensor.as_subclass(Tensor) if isinstance(tensor, Sizes) else tensor for tensor in tensors]
+    plain = [tensor.as_subclass(Tensor) if isinstance(tensor, KnownSizes) else tensor for tensor in tensors]
     ragged = [d for d in range(plain[0].dim()) if len({tensor.shape[d] for tensor in plain}) > 1] or [0]
     if len(ragged) > 1:
         found = ", ".join(str(list(tensor.shape)) for tensor in plain[:4])
@@ -116,4 +118,6 @@ def _packed(tensors: Sequence[Tensor], jagged: bool, dtype: Any, device: Any) ->
     (at,) = ragged
     rows = torch.cat(plain, at)
     to = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
-    return Nested(rows.to(**to) if to else rows, at, Lengths([tensor.shape[at] for tensor in plain]), jagged)
+    return NestedRows(
+        rows.to(**to) if to else rows, at, SequenceLengths([tensor.shape[at] for tensor in plain]), jagged
+    )

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.masked.pointwise import DROPS, FINITE, SAFE
 from actorflow_compiler.masked.rules import bound, called
 from actorflow_compiler.nested.rules import rule
-from actorflow_compiler.nested.tensor import Nested, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
 
 __all__ = ["pointwise"]
 
@@ -31,15 +31,15 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for other in others:
         _check_alike(first, other, name)
     plain_args, plain_kwargs = pytree.tree_map_only(
-        Tensor, lambda t: t._rows if isinstance(t, Nested) else _beside(first, t, name), (list(args), kwargs)
+        Tensor, lambda t: t._rows if isinstance(t, NestedRows) else _beside(first, t, name), (list(args), kwargs)
     )
     given = func(*plain_args, **plain_kwargs)
-    if args and isinstance(args[0], Nested) and given is args[0]._rows:
+    if args and isinstance(args[0], NestedRows) and given is args[0]._rows:
         return args[0]  # it was changed in place
     return pytree.tree_map_only(Tensor, first.like, given)
 
 
-def _check_alike(one: Nested, other: Nested, name: str) -> None:
+def _check_alike(one: NestedRows, other: NestedRows, name: str) -> None:
     alike = one._jagged == other._jagged and one._at == other._at and one._lengths.of == other._lengths.of
     if not alike or one._rows.dim() != other._rows.dim():
         refuse(other, f"{name} with another nested tensor", "only sequences of the same lengths are put together")
@@ -50,7 +50,7 @@ def _check_alike(one: Nested, other: Nested, name: str) -> None:
         )  # fmt: skip
 
 
-def _beside(x: Nested, tensor: Tensor, name: str) -> Tensor:
+def _beside(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
     """A plain operand in a shape that broadcasts with packed rows."""
     dims, behind = x._rows.dim(), x._rows.dim() - x._at
     if tensor.dim() > dims + 1 or (tensor.dim() >= behind and tensor.shape[-behind] != 1):
@@ -64,7 +64,7 @@ def _beside(x: Nested, tensor: Tensor, name: str) -> Tensor:
     return repeated(x, tensor.squeeze(x._at + 1), x._at)
 
 
-def repeated(x: Nested, each: Tensor, at: int) -> Tensor:
+def repeated(x: NestedRows, each: Tensor, at: int) -> Tensor:
     """For each packed row, at dim ``at``, what ``each`` has in its first dim for the sequence that it is of."""
     parts = [each[i].unsqueeze(at).expand(*each.shape[1 : at + 1], length, *each.shape[at + 1 :])
              for i, length in enumerate(x._lengths.of)]  # fmt: skip
@@ -77,12 +77,12 @@ def last_dims(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = called(func)
     given = bound(("input", "normalized_shape" if "norm" in name else "weight"), args[:2], {})
     x, about = given.get("input", kwargs.get("input")), given.get("normalized_shape", kwargs.get("normalized_shape"))
-    if not isinstance(x, Nested) or len(nested_in((args, kwargs))) > 1:
+    if not isinstance(x, NestedRows) or len(nested_in((args, kwargs))) > 1:
         refuse(nested_in((args, kwargs))[0], f"{name}, as a weight,")
     over = 0 if name == "embedding" else len(about) if about is not None else 1
     if x._at >= x._rows.dim() - over:
         refuse(x, f"{name} over the ragged dim")
-    args, kwargs = pytree.tree_map_only(Nested, lambda n: n._rows, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(NestedRows, lambda n: n._rows, (args, kwargs))
     return x.like(func(*args, **kwargs))
 
 
@@ -91,7 +91,7 @@ def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Each row times a matrix, or one for each sequence."""
     given = bound(("input", "other", "mat2"), args, kwargs)
     x, other = given["input"], given["other"] if "other" in given else given["mat2"]
-    if not isinstance(x, Nested) or isinstance(other, Nested):
+    if not isinstance(x, NestedRows) or isinstance(other, NestedRows):
         refuse(nested_in((args, kwargs))[0], called(func), instead="expected: nt @ weight, with plain weights, or "
                "F.scaled_dot_product_attention")  # fmt: skip
     if x._at == x._rows.dim() - 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actorflow_compiler.masked.rules import bound, called
 from actorflow_compiler.nested.rules import dim_of_rows, rule
-from actorflow_compiler.nested.tensor import Nested, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
 
 __all__ = ["along"]
 
@@ -39,7 +39,7 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("max", "min")
 def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of all elements."""
-    if len(args) > 1 or kwargs or not isinstance(args[0], Nested):
+    if len(args) > 1 or kwargs or not isinstance(args[0], NestedRows):
         name = called(func)
         refuse(nested_in((args, kwargs))[0], f"{name} along a dim", instead=f"expected: nt.a{name}(dim)")
     return func(args[0]._rows)

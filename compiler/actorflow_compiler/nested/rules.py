@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actorflow_compiler.masked.rules import Rule, named
-from actorflow_compiler.nested.tensor import Nested, refuse
+from actorflow_compiler.nested.tensor import NestedRows, refuse
 
 __all__ = ["RULES", "dim_of_rows", "rule"]
 
@@ -26,7 +26,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def dim_of_rows(x: Nested, dim: int, name: str) -> int:
+def dim_of_rows(x: NestedRows, dim: int, name: str) -> int:
     """Where a dim of a nested tensor is among its packed rows.  Raises for the batch dim."""
     dims = x._rows.dim() + 1
     if not -dims <= dim < dims:

@@ -13,15 +13,15 @@ from torch import Tensor
 from actorflow_compiler.masked.rules import bound, called
 from actorflow_compiler.nested.pointwise import pointwise
 from actorflow_compiler.nested.rules import RULES, dim_of_rows, rule
-from actorflow_compiler.nested.tensor import Nested, Ragged, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, RaggedSize, nested_in, refuse
 
 __all__ = ["padded", "sizes"]
 
 
-def sizes(x: Nested) -> tuple[Any, ...]:
+def sizes(x: NestedRows) -> tuple[Any, ...]:
     """The shape, in which the ragged dim has no number unless all sequences of a strided tensor are of one length."""
     lengths = set(x._lengths.of)
-    ragged: Any = lengths.pop() if len(lengths) == 1 and not x._jagged else Ragged(x._lengths)
+    ragged: Any = lengths.pop() if len(lengths) == 1 and not x._jagged else RaggedSize(x._lengths)
     return (len(x), *(ragged if d == x._at else size for d, size in enumerate(x._rows.shape)))
 
 
@@ -46,7 +46,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not shape or shape[0] != len(x):
         refuse(x, f"{name} to {_text(shape)}", f"the batch has {len(x)} sequences", told)
     own = sizes(x)[x._at + 1]
-    there = [d for d, n in enumerate(shape) if isinstance(n, Ragged)] or [d for d, n in enumerate(shape) if n == -1]
+    there = [d for d, n in enumerate(shape) if isinstance(n, RaggedSize)] or [d for d, n in enumerate(shape) if n == -1]
     if not there and isinstance(own, int):  # all are of one length
         there = [x._at + 1]
     if len(there) != 1 or not _is_size(shape[there[0]], own):
@@ -70,14 +70,14 @@ def _is_size(n: Any, own: Any) -> bool:
 
 
 def _text(shape: Sequence[Any]) -> str:
-    return f"({', '.join('ragged' if isinstance(n, Ragged) else str(n) for n in shape)})"
+    return f"({', '.join('ragged' if isinstance(n, RaggedSize) else str(n) for n in shape)})"
 
 
 @rule("view_as", "reshape_as")
 def view_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With the dims of another one."""
     x, other = args
-    if not isinstance(other, Nested) or not isinstance(x, Nested):
+    if not isinstance(other, NestedRows) or not isinstance(x, NestedRows):
         refuse(nested_in(args)[0], called(func))
     return view(getattr(Tensor, called(func).removesuffix("_as")), (x, *sizes(other)), {})
 
@@ -174,7 +174,7 @@ def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(("tensors", "dim"), args, kwargs)
     tensors = given["tensors"]
     first = nested_in(tensors)[0]
-    if not all(isinstance(t, Nested) for t in tensors):
+    if not all(isinstance(t, NestedRows) for t in tensors):
         refuse(first, "cat with plain tensors")
     d = _beside_ragged(first, given.get("dim", 0), "cat")
 
@@ -199,13 +199,13 @@ def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One sequence, or parts of the dims behind the ragged one."""
     x, index = args
-    if isinstance(x, Nested) and isinstance(index, int):
+    if isinstance(x, NestedRows) and isinstance(index, int):
         return x.each[index]
-    if isinstance(x, Nested) and isinstance(index, tuple) and index and index[0] is Ellipsis:
+    if isinstance(x, NestedRows) and isinstance(index, tuple) and index and index[0] is Ellipsis:
         plain = all(isinstance(i, int | slice) for i in index[1:])
         if plain and len(index) - 1 < x._rows.dim() - x._at:
             return x.like(x._rows[index])
-    if isinstance(x, Nested) and isinstance(index, tuple) and index and isinstance(index[0], int):
+    if isinstance(x, NestedRows) and isinstance(index, tuple) and index and isinstance(index[0], int):
         return x.each[index[0]][index[1:]]
     return refuse(
         nested_in(args)[0], "[ ]", instead="expected: nt[i], with a number, nt[..., a:b] over dims that are not "
@@ -218,7 +218,7 @@ def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     given = bound(("input", "padding", "output_size"), args, kwargs)
     x = given["input"]
     wanted: Any = given.get("output_size")
-    if not isinstance(x, Nested):
+    if not isinstance(x, NestedRows):
         refuse(nested_in((args, kwargs))[0], "to_padded_tensor")
     own = [*x._rows.shape]
     own[x._at] = max(x._lengths.of)
@@ -226,13 +226,13 @@ def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     if wanted is not None and (len(size) != len(own) or wanted[0] not in (len(x), -1)):
         refuse(x, f"to_padded_tensor with output_size={_text(wanted)}", f"it has {len(x)} sequences and "
                f"{len(own)} dims behind them")  # fmt: skip
-    size = [n if isinstance(m, Ragged) or m == -1 else m for m, n in zip(size, own, strict=True)]
+    size = [n if isinstance(m, RaggedSize) or m == -1 else m for m, n in zip(size, own, strict=True)]
     if any(m < n for m, n in zip(size, own, strict=True)):
         refuse(x, f"to_padded_tensor with output_size={_text(wanted)}", f"the largest sequence is {_text(own)}")
     return padded(x, given["padding"], size)
 
 
-def padded(x: Nested, value: float, size: Sequence[int]) -> Tensor:
+def padded(x: NestedRows, value: float, size: Sequence[int]) -> Tensor:
     """The sequences side by side, each filled up to a size."""
 
     def fill(rows: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def padded(x: Nested, value: float, size: Sequence[int]) -> Tensor:
 RULES.update(dict.fromkeys((torch.nested.to_padded_tensor, Tensor.to_padded_tensor), to_padded))
 
 
-def _beside_ragged(x: Nested, dim: int, name: str) -> int:
+def _beside_ragged(x: NestedRows, dim: int, name: str) -> int:
     d = dim_of_rows(x, dim, name)
     if d == x._at:
         refuse(x, f"{name} along the ragged dim", instead="expected: a loop over nt.unbind()")

@@ -19,7 +19,7 @@ from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.tensor import refusing
 from actorflow_compiler.values.reads import place_of
 
-__all__ = ["Lengths", "Nested", "Ragged", "check_results", "nested_in", "refuse", "rules", "stop"]
+__all__ = ["SequenceLengths", "NestedRows", "RaggedSize", "check_results", "nested_in", "refuse", "rules", "stop"]
 
 rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
 INSTEAD = (
@@ -27,7 +27,7 @@ INSTEAD = (
 )
 
 
-class Lengths:
+class SequenceLengths:
     """How long the sequences of nested tensors are; those of one jagged tensor are no other's, as in PyTorch."""
 
     def __init__(self, of: Sequence[int]) -> None:
@@ -42,9 +42,9 @@ class Lengths:
         return found
 
     @classmethod
-    def over(cls, offsets: Tensor, of: Sequence[int]) -> Lengths:
+    def over(cls, offsets: Tensor, of: Sequence[int]) -> SequenceLengths:
         """Those that ``offsets`` say; the same for one tensor of offsets, as in PyTorch, until it is written."""
-        known: Lengths | None = _by_offsets.get(offsets)
+        known: SequenceLengths | None = _by_offsets.get(offsets)
         if known is None or known.of != tuple(of):
             known = cls(of)
             _by_offsets[offsets] = known
@@ -54,14 +54,14 @@ class Lengths:
 _by_offsets: Any = WeakIdKeyDictionary()  # tensor → Lengths
 
 
-class Ragged:
+class RaggedSize:
     """The size of a dim in which sequences differ: what a shape has there, good for ``view`` and comparisons."""
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: SequenceLengths) -> None:
         self.lengths = lengths
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ragged) and other.lengths is self.lengths
+        return isinstance(other, RaggedSize) and other.lengths is self.lengths
 
     def __hash__(self) -> int:
         return id(self.lengths)
@@ -77,7 +77,7 @@ class Ragged:
     __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __str__ = __repr__ = _no_number
 
 
-class Nested(Tensor):
+class NestedRows(Tensor):
     """Sequences of ``_lengths`` side by side along dim ``_at`` of ``_rows``, as one tensor with a batch dim before.
 
     What reaches it without a rule is refused; it never runs a kernel.
@@ -85,22 +85,22 @@ class Nested(Tensor):
 
     _rows: Tensor
     _at: int
-    _lengths: Lengths
+    _lengths: SequenceLengths
     _jagged: bool  # its layout; else strided
 
     @staticmethod
-    def __new__(cls, rows: Tensor, at: int, lengths: Lengths, jagged: bool) -> Nested:
+    def __new__(cls, rows: Tensor, at: int, lengths: SequenceLengths, jagged: bool) -> NestedRows:
         """Wrap; nothing is copied."""
-        made: Nested = make_wrapper(
+        made: NestedRows = make_wrapper(
             cls, rows.shape, dtype=rows.dtype, device=rows.device, requires_grad=rows.requires_grad
         )
         assert rows.shape[at] == sum(lengths.of), (rows.shape, at, lengths.of)
         made._rows, made._at, made._lengths, made._jagged = rows, at, lengths, jagged
         return made
 
-    def like(self, rows: Tensor, at: int | None = None) -> Nested:
+    def like(self, rows: Tensor, at: int | None = None) -> NestedRows:
         """Other rows of the same sequences."""
-        return Nested(rows, self._at if at is None else at, self._lengths, self._jagged)
+        return NestedRows(rows, self._at if at is None else at, self._lengths, self._jagged)
 
     @property
     def each(self) -> tuple[Tensor, ...]:
@@ -140,9 +140,9 @@ class Nested(Tensor):
         return iter(self.unbind())
 
 
-def nested_in(tree: Any) -> list[Nested]:
+def nested_in(tree: Any) -> list[NestedRows]:
     """The nested tensors among arguments."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Nested)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, NestedRows)]
 
 
 def stop(text: str) -> NoReturn:
@@ -152,7 +152,7 @@ def stop(text: str) -> NoReturn:
     raise CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(1)))}\n  {text}")
 
 
-def refuse(of: Nested, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
+def refuse(of: NestedRows, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
     """Raise CaptureError for what cannot be done to a nested tensor."""
     stop(f"{what} is called with a nested tensor, whose sequences are {_few(of._lengths)} long; {why}; {instead}")
 
@@ -164,6 +164,6 @@ def check_results(results: Any) -> None:
                "expected: nt.values(), nt.unbind() or torch.nested.to_padded_tensor(nt, 0.0)")  # fmt: skip
 
 
-def _few(lengths: Lengths) -> str:
+def _few(lengths: SequenceLengths) -> str:
     texts = [str(n) for n in lengths.of]
     return ", ".join([*texts[:4], "…"] if len(texts) > 5 else texts)

@@ -20,9 +20,9 @@ from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.expressions import apart
 from actorflow_compiler.core.torch_internals import is_fake, node_of, replaced_functions, replaced_indexing
 from actorflow_compiler.numbers.ops import number_tensor
-from actorflow_compiler.numbers.symbolic import Number, Numbers, expression_of
-from actorflow_compiler.numbers.unbacked import is_late
-from actorflow_compiler.values.host_programs import Small
+from actorflow_compiler.numbers.symbolic import NumberEnv, SymNumber, expression_of
+from actorflow_compiler.numbers.unbacked import is_unbacked
+from actorflow_compiler.values.host_programs import HostProgramFinder
 from actorflow_compiler.values.reads import place_of
 
 __all__ = ["STANDS_FOR_A_VIEW", "Indexing"]
@@ -39,7 +39,7 @@ class _Taken:
     whole: Tensor
     before: int
     place: str
-    numbers: Numbers | None  # of the stand-ins that it was taken by, if it was by nothing else
+    numbers: NumberEnv | None  # of the stand-ins that it was taken by, if it was by nothing else
 
 
 class Indexing:
@@ -71,7 +71,7 @@ class Indexing:
             copy, whole = node_of(one.copy), node_of(one.whole)
             if one.whole._version == one.before or copy is None or whole is None:
                 continue
-            if Small(copy[0].graph, copy[1], (), ()).outdated(copy[0], whole[0]) and not self._notes(one):
+            if HostProgramFinder(copy[0].graph, copy[1], (), ()).outdated(copy[0], whole[0]) and not self._notes(one):
                 raise CaptureError(
                     f"{one.place}\n  what x[i] gives is used after x has changed, and has changed with it, with i "
                     f"data; expected: x[i].clone(), if what it was before is wanted, else x[i] once more"
@@ -101,8 +101,8 @@ class Indexing:
         found = plain(x, _first(index, at))
         vars(found if found._base is None else found._base)[STANDS_FOR_A_VIEW] = True
         given = [n for item in (index if isinstance(index, tuple) else (index,)) for n in _ends(item) if _is_open(n)]
-        numbers = next((n.numbers for n in given if type(n) is Number), None)
-        numbers = numbers if all(type(n) is Number for n in given) else None
+        numbers = next((n.numbers for n in given if type(n) is SymNumber), None)
+        numbers = numbers if all(type(n) is SymNumber for n in given) else None
         self._taken.append(_Taken(found, found._version, whole, whole._version, _here(), numbers))
         return found
 
@@ -134,7 +134,7 @@ def _numbers(x: Tensor, index: Any) -> At:
     """Where in an index numbers are that calls may change, or slices between such."""
     items = index if isinstance(index, tuple) else (index,)
     ends = [end for item in items for end in _ends(item) if _is_open(end)]
-    if not ends or any(type(end) is Number and _here() in end.numbers.views for end in ends):
+    if not ends or any(type(end) is SymNumber and _here() in end.numbers.views for end in ends):
         return {}
     taken = [_dims(item) for item in items]
     rest = x.dim() - sum(taken)
@@ -176,7 +176,7 @@ def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
         return _between(item, size, device)
     if not isinstance(item, int):
         return None
-    if is_late(item):
+    if is_unbacked(item):
         return _counted(item.tensor.to(device), size)
     if -size <= item < 0:  # which is a condition of the plan
         item = item + size
@@ -194,14 +194,14 @@ def _between(item: slice, size: int, device: torch.device) -> Tensor | None:
     count = apart(_operand(stop), _operand(start))
     if count is None or count <= 0:
         return None
-    if not (is_late(start) or is_late(stop)) and not (start >= 0 and stop <= size):
+    if not (is_unbacked(start) or is_unbacked(stop)) and not (start >= 0 and stop <= size):
         return None
     first: Tensor = number_tensor(start, torch.int64, device)
     return first + torch.arange(count, device=device)
 
 
 def _operand(end: Any) -> Any:
-    return end.expression if is_late(end) else expression_of(end)
+    return end.expression if is_unbacked(end) else expression_of(end)
 
 
 def _dims(item: Any) -> int:
@@ -231,7 +231,7 @@ def _narrowed(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     if values.keys() != {*names} or not _is_number(start) or type(length) is not int:
         return NotImplemented
     dim = int(values["dim"]) % x.dim()
-    if not is_late(start) and not (start >= 0 and start + length <= x.shape[dim]):
+    if not is_unbacked(start) and not (start >= 0 and start + length <= x.shape[dim]):
         return NotImplemented
     return x[(slice(None),) * dim + (slice(start, start + length),)]
 
@@ -260,7 +260,7 @@ def _rolled(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a stand-in of this capture, or comes later."""
-    return (type(value) is Number and not value.numbers.ended) or is_late(value)
+    return (type(value) is SymNumber and not value.numbers.ended) or is_unbacked(value)
 
 
 BY_NUMBERS: dict[str, Callable[[Tensor, Sequence[Any], Mapping[str, Any]], Any]] = {

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.numbers.symbolic import Number, expression_of, open_math, plain, plain_now, torch_functions
-from actorflow_compiler.numbers.unbacked import Late, is_late, late_items
+from actorflow_compiler.numbers.symbolic import SymNumber, expression_of, open_math, plain, plain_now, torch_functions
+from actorflow_compiler.numbers.unbacked import UnbackedNumber, is_unbacked, unbacked_items
 
 __all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "number_tensor", "open_numbers"]
 
@@ -141,7 +141,7 @@ def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 @contextmanager
 def open_numbers() -> Iterator[None]:
     """In which torch and ``math`` leave stand-ins open where they can."""
-    with OpenNumbers(), open_math(), late_items():
+    with OpenNumbers(), open_math(), unbacked_items():
         yield
 
 
@@ -164,7 +164,7 @@ def _asked(value: Any) -> bool:
 def _holds(value: Any) -> bool:
     """Whether a stand-in is in an argument."""
     kind = type(value)
-    if kind is Number or kind is Late:
+    if kind is SymNumber or kind is UnbackedNumber:
         return True
     if kind in (list, tuple):
         return any(map(_holds, value))
@@ -188,22 +188,22 @@ def _is_settled(value: Any) -> bool:
     """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
     if type(value) in (list, tuple, dict):
         return _holds(value)
-    return type(value) is Number and value.numbers.ended
+    return type(value) is SymNumber and value.numbers.ended
 
 
 def _settled(value: Any) -> Any:
     """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
-    return value.decided() if is_late(value) else plain(value)
+    return value.decided() if is_unbacked(value) else plain(value)
 
 
 def _opens(value: Any) -> bool:
     """Whether a value is a stand-in for a number, or one that comes later."""
-    return type(value) is Number or type(value) is Late
+    return type(value) is SymNumber or type(value) is UnbackedNumber
 
 
 def _sample(value: Any) -> Any:
     """A number of the same kind."""
-    return plain_now(value) if not is_late(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
+    return plain_now(value) if not is_unbacked(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
 
 
 def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -213,9 +213,9 @@ def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """A stand-in, or what comes later, as a tensor of the graph; anything else itself."""
-    if is_late(value):
+    if is_unbacked(value):
         return value.tensor.to(dtype)
-    if type(value) is not Number:
+    if type(value) is not SymNumber:
         return value
     name = value.numbers.name(value.expression)
     return torch.ops.actorflow.number(name, dtype=dtype, device=device)
@@ -229,7 +229,7 @@ def _beside(values: Sequence[Any]) -> list[Any]:
         dtype = like.dtype if v is None else torch.result_type(like, _sample(v))
         like = like if like.dtype == dtype else torch.empty_like(like, dtype=dtype)
     exact = like.ndim > 0 and like.dtype in (torch.bfloat16, torch.float16)  # of what comes later, beside these
-    return [v.tensor if exact and is_late(v) else _tensor(v, like.dtype, like.device) for v in values]
+    return [v.tensor if exact and is_unbacked(v) else _tensor(v, like.dtype, like.device) for v in values]
 
 
 def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -256,13 +256,13 @@ def _scaled(
     elif not all(t.dtype == x.dtype for t in others):
         return NotImplemented
     else:
-        made = op(x, *others, _tensor(value, x.dtype, x.device) if type(value) is Number else _as_tensor(value))
+        made = op(x, *others, _tensor(value, x.dtype, x.device) if type(value) is SymNumber else _as_tensor(value))
     return x.copy_(made) if func.__name__.endswith("_") else made
 
 
 def _as_tensor(value: Any) -> Tensor:
     """What comes later, or a tensor that torch would take the value of."""
-    found = value.tensor if is_late(value) else value
+    found = value.tensor if is_unbacked(value) else value
     assert isinstance(found, Tensor)
     return found
 
@@ -285,7 +285,7 @@ def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or not _opens(weight) or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return NotImplemented
 
-    def written_out(n: Number) -> Tensor:
+    def written_out(n: SymNumber) -> Tensor:
         return torch.lerp(x, y, _tensor(n, x.dtype, x.device))
 
     return _scaled(func, torch.ops.actorflow.lerp_to, x, (y,), weight, written_out)
@@ -300,8 +300,8 @@ def _bounds(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     bounds = {name: b.item() if _asked(b) else b for name, b in bounds.items()}
     if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_opens, bounds.values())):
         return NotImplemented
-    one = next((b for b in bounds.values() if type(b) is Number), None)
-    both = [b if _opens(b) or b is None or one is None else Number(b, b, one.numbers) for b in bounds.values()]
+    one = next((b for b in bounds.values() if type(b) is SymNumber), None)
+    both = [b if _opens(b) or b is None or one is None else SymNumber(b, b, one.numbers) for b in bounds.values()]
     found = _beside([x, *both])[1:]
     dtype, device = next((b.dtype, b.device) for b in found if isinstance(b, Tensor))
     found = [b if b is None or isinstance(b, Tensor) else torch.full((), b, dtype=dtype, device=device) for b in found]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.expressions import FUNCTIONS, Condition, Expression, Operand, Source, of_python, sources
 
-__all__ = ["Milestones", "Number", "Numbers", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
+__all__ = ["Milestones", "SymNumber", "NumberEnv", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"} | {
     function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
@@ -29,7 +29,7 @@ torch_functions: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = 
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
 
 
-class Numbers:
+class NumberEnv:
     """What one run of a step makes of numbers: the expressions that its graph reads, and its conditions."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class Numbers:
         """The step has run: who looks at stand-ins from now on decides nothing."""
         self.ended = True
 
-    def stand_in(self, source: Source, value: Any) -> Number:
+    def stand_in(self, source: Source, value: Any) -> SymNumber:
         """A stand-in for a number of the script."""
         self.kinds[source] = type(value).__name__
-        return Number(source, value, self)
+        return SymNumber(source, value, self)
 
     def name(self, expression: Operand) -> str:
         """The name by which a plan reads the value of an expression."""
@@ -90,12 +90,12 @@ class Numbers:
         return value
 
 
-class Number:
+class SymNumber:
     """A stand-in for an int or a float."""
 
     __slots__ = ("expression", "numbers", "value")
 
-    def __init__(self, expression: Operand, value: Any, numbers: Numbers) -> None:
+    def __init__(self, expression: Operand, value: Any, numbers: NumberEnv) -> None:
         self.expression, self.value, self.numbers = expression, value, numbers
 
     @property  # type: ignore[misc]  # for isinstance(x, float), as numbers are asked for in Python
@@ -130,7 +130,7 @@ class Number:
         of_numpy = type(value) is np.float64 and known  # and so it will be in each call
         if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
             return FUNCTIONS[function](*map(plain, operands))
-        return Number(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
+        return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
 
     def _decided(self, function: str, *operands: Any) -> Any:
         return plain(self._made(function, *operands))
@@ -186,10 +186,10 @@ class Number:
     def __reduce_ex__(self, protocol: Any) -> Any:
         return plain(self).__reduce_ex__(protocol)
 
-    def __copy__(self) -> Number:
+    def __copy__(self) -> SymNumber:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Number:
+    def __deepcopy__(self, memo: Any) -> SymNumber:
         return self
 
     def __round__(self, digits: Any = None) -> Any:
@@ -216,7 +216,7 @@ class Number:
         return getattr(plain(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in Number.__slots__:
+        if name in SymNumber.__slots__:
             object.__setattr__(self, name, value)
         else:
             self._refuse(name)
@@ -243,9 +243,9 @@ def as_float(*args: Any) -> Any:
     return one if type(one.value) is float else one._made("float", one)
 
 
-def is_stand_in(value: object) -> TypeGuard[Number]:
+def is_stand_in(value: object) -> TypeGuard[SymNumber]:
     """Whether a value is a stand-in, whatever ``isinstance`` says of it."""
-    return type(value) is Number
+    return type(value) is SymNumber
 
 
 def _is_number(value: object) -> bool:
@@ -260,24 +260,24 @@ def _comes_later(value: object) -> bool:
 
 def expression_of(value: Any) -> Operand:
     """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
-    if type(value) is Number:
+    if type(value) is SymNumber:
         return of_python(value.value) if value.numbers.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
 def plain_now(value: Any) -> Any:
     """What a stand-in stands for, with no condition; any other value itself."""
-    return value.value if type(value) is Number else value
+    return value.value if type(value) is SymNumber else value
 
 
 def plain(value: Any) -> Any:
     """What a stand-in stands for, which the plan is then made for; any other value itself."""
-    return value.numbers.settle(value.expression, value.value) if type(value) is Number else value
+    return value.numbers.settle(value.expression, value.value) if type(value) is SymNumber else value
 
 
 def _power(base: Any, exponent: Any) -> Any:
     """A power: of a negative base it would be complex for some exponents, and of whole numbers a float for some."""
-    one = base if type(base) is Number else exponent
+    one = base if type(base) is SymNumber else exponent
     if not (base > 0 and (exponent >= 0 or type(plain_now(exponent)) is float)):
         return plain(base) ** plain(exponent)
     return one._made("pow", base, exponent)
@@ -286,14 +286,14 @@ def _power(base: Any, exponent: Any) -> Any:
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     function = FUNCTIONS[name]
 
-    def forward(self: Number, other: Any) -> Any:
+    def forward(self: SymNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return REFLECTED[name](other, self) if name in REFLECTED else function(plain(self), other)
         if not _is_number(other):
             return NotImplemented
         return self._made(name, self, other)
 
-    def backward(self: Number, other: Any) -> Any:
+    def backward(self: SymNumber, other: Any) -> Any:
         return self._made(name, other, self) if _is_number(other) else NotImplemented
 
     return forward, backward
@@ -303,7 +303,7 @@ def _compared(name: str) -> Callable[[Any, Any], Any]:
     function = FUNCTIONS[name]
     mirrored = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}.get(name, name)
 
-    def compare(self: Number, other: Any) -> Any:
+    def compare(self: SymNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return FUNCTIONS[mirrored](other, self)
         if not _is_number(other):
@@ -325,20 +325,20 @@ REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
     _forward, _backward = _binary(_name)
-    setattr(Number, f"__{_name}__", _forward)
-    setattr(Number, f"__r{_name}__", _backward)
+    setattr(SymNumber, f"__{_name}__", _forward)
+    setattr(SymNumber, f"__r{_name}__", _backward)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Number, f"__{_name}__", _compared(_name))
+    setattr(SymNumber, f"__{_name}__", _compared(_name))
 for _name in ("and", "or", "xor", "lshift", "rshift"):
 
-    def _bits(self: Number, other: Any, name: str = _name) -> Any:
+    def _bits(self: SymNumber, other: Any, name: str = _name) -> Any:
         return getattr(plain(self), f"__{name}__")(plain(other))
 
-    def _bits_of(self: Number, other: Any, name: str = _name) -> Any:
+    def _bits_of(self: SymNumber, other: Any, name: str = _name) -> Any:
         return getattr(plain(other), f"__{name}__")(plain(self))
 
-    setattr(Number, f"__{_name}__", _bits)
-    setattr(Number, f"__r{_name}__", _bits_of)
+    setattr(SymNumber, f"__{_name}__", _bits)
+    setattr(SymNumber, f"__r{_name}__", _bits_of)
 
 
 @contextmanager
@@ -351,7 +351,7 @@ def open_math() -> Iterator[None]:
             later: Any = next(filter(_comes_later, args), None)
             if later is not None and hasattr(torch, name):
                 return later.made(getattr(torch, name), *args)
-            one = next((a for a in args if type(a) is Number), None)
+            one = next((a for a in args if type(a) is SymNumber), None)
             if one is None or not all(map(_is_number, args)):
                 return function(*args)
             return one._made(f"math.{name}", *args)

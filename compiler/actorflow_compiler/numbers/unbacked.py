@@ -23,23 +23,21 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.expressions import FUNCTIONS, Expression, Operand, Source, number_of
 from actorflow_compiler.core.torch_internals import items_from
-from actorflow_compiler.numbers.symbolic import Number, expression_of, plain_now, torch_functions
+from actorflow_compiler.numbers.symbolic import SymNumber, expression_of, plain_now, torch_functions
 from actorflow_compiler.numbers.symbolic import as_float as stand_in_as_float
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, place_of
 
-__all__ = ["Late", "as_float", "as_int", "is_late", "late_items"]
+__all__ = ["UnbackedNumber", "as_float", "as_int", "is_unbacked", "unbacked_items"]
 
 _names = count()
 
 
-class Late:
+class UnbackedNumber:
     """The value that a tensor without dims will have."""
 
     __slots__ = ("ask", "expression", "refusal", "tensor", "text")
 
-    def __init__(
-        self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None
-    ) -> None:
+    def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None) -> None:
         self.tensor, self.refusal = tensor, refusal
         # how it comes of other whole numbers that come later: each of them has a name of its own
         self.expression = Source("later", str(next(_names))) if expression is None else expression
@@ -61,14 +59,14 @@ class Late:
             raise self.refusal()
         return found
 
-    def made(self, function: Callable[..., Any], *operands: Any) -> Late:
+    def made(self, function: Callable[..., Any], *operands: Any) -> UnbackedNumber:
         """A function of numbers, this among them, as one of tensors."""
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
             tensor = function(*(_operand(o, whole) for o in operands))
-        made = [o.expression if type(o) is Late else expression_of(o) for o in operands] if whole else []
+        made = [o.expression if type(o) is UnbackedNumber else expression_of(o) for o in operands] if whole else []
         name = SUMS.get(function) if whole else None
-        found = Late(_widest(tensor), self.refusal, None if name is None else Expression(name, tuple(made)))
+        found = UnbackedNumber(_widest(tensor), self.refusal, None if name is None else Expression(name, tuple(made)))
         found.ask, found.text = self.ask, self.text
         return found
 
@@ -78,19 +76,19 @@ class Late:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if ufunc in (np.isfinite, np.isinf, np.isnan) and method == "__call__" and not kwargs:
             return _of_kind(ufunc.__name__, self)
-        plain = (value.decided() if type(value) is Late else value for value in inputs)
+        plain = (value.decided() if type(value) is UnbackedNumber else value for value in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.array(self.decided(), *args, **kwargs)
 
-    def __neg__(self) -> Late:
+    def __neg__(self) -> UnbackedNumber:
         return self.made(torch.neg, self)
 
-    def __pos__(self) -> Late:
+    def __pos__(self) -> UnbackedNumber:
         return self
 
-    def __abs__(self) -> Late:
+    def __abs__(self) -> UnbackedNumber:
         return self.made(torch.abs, self)
 
     def __mod__(self, other: Any) -> Any:
@@ -119,16 +117,16 @@ class Late:
             raise AttributeError(name)
         return getattr(self.decided(), name)
 
-    def __copy__(self) -> Late:
+    def __copy__(self) -> UnbackedNumber:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Late:
+    def __deepcopy__(self, memo: Any) -> UnbackedNumber:
         return self
 
 
-def is_late(value: object) -> TypeGuard[Late]:
+def is_unbacked(value: object) -> TypeGuard[UnbackedNumber]:
     """Whether a value is one that comes later, whatever ``isinstance`` says of it."""
-    return type(value) is Late
+    return type(value) is UnbackedNumber
 
 
 def as_int(*args: Any) -> Any:
@@ -136,9 +134,9 @@ def as_int(*args: Any) -> Any:
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
         one = one.item() if one.dtype != torch.bool else one
-    if type(one) is Number:
+    if type(one) is SymNumber:
         return one if isinstance(one, int) else one._made("int", one)
-    return one if type(one) is Late and isinstance(one, int) else int(*args)
+    return one if type(one) is UnbackedNumber and isinstance(one, int) else int(*args)
 
 
 def as_float(*args: Any) -> Any:
@@ -146,9 +144,9 @@ def as_float(*args: Any) -> Any:
     one = args[0] if len(args) == 1 else None
     if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
         one = one.item() if one.dtype != torch.bool else one
-    if type(one) is Late:
+    if type(one) is UnbackedNumber:
         return one if isinstance(one, float) else one.made(torch.mul, one, 1.0)
-    return stand_in_as_float(one) if type(one) is Number else float(*args)
+    return stand_in_as_float(one) if type(one) is SymNumber else float(*args)
 
 
 def _is_number(value: object) -> bool:
@@ -157,7 +155,7 @@ def _is_number(value: object) -> bool:
 
 def _operand(value: Any, whole: bool) -> Any:
     """A number as it is computed with beside others; ``whole``: by what gives whole numbers for whole numbers."""
-    if type(value) is not Late:
+    if type(value) is not UnbackedNumber:
         return value
     return value.tensor if whole else value.tensor.to(torch.float64)
 
@@ -172,12 +170,12 @@ def _widest(tensor: Tensor) -> Tensor:
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     function = FUNCTIONS[name]
 
-    def forward(self: Late, other: Any) -> Any:
+    def forward(self: UnbackedNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return REFLECTED[name](other, self)
         return self.made(function, self, other) if _is_number(other) else NotImplemented
 
-    def backward(self: Late, other: Any) -> Any:
+    def backward(self: UnbackedNumber, other: Any) -> Any:
         return self.made(function, other, self) if _is_number(other) else NotImplemented
 
     return forward, backward
@@ -194,12 +192,12 @@ REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
 }
 for _name in REFLECTED:
     _forward, _backward = _binary(_name)
-    setattr(Late, f"__{_name}__", _forward)
-    setattr(Late, f"__r{_name}__", _backward)
+    setattr(UnbackedNumber, f"__{_name}__", _forward)
+    setattr(UnbackedNumber, f"__r{_name}__", _backward)
 
 
 def _compared(name: str) -> Callable[..., Any]:
-    def compare(self: Late, other: Any) -> Any:
+    def compare(self: UnbackedNumber, other: Any) -> Any:
         if not _is_number(other):
             return NotImplemented
         return bool(FUNCTIONS[name](self.tensor, _operand(other, whole=True)))  # which may be known, or is refused
@@ -212,33 +210,33 @@ def _wanted(name: str) -> Callable[..., Any]:
 
 
 def _said(name: str) -> Callable[..., str]:
-    def say(self: Late, *args: Any) -> str:
+    def say(self: UnbackedNumber, *args: Any) -> str:
         return self.text() or str(getattr(self.decided(), name)(*args))
 
     return say
 
 
 for _name in ("repr", "str", "format"):
-    setattr(Late, f"__{_name}__", _said(f"__{_name}__"))
+    setattr(UnbackedNumber, f"__{_name}__", _said(f"__{_name}__"))
 for _name in (
     "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "rfloordiv", "rmod", "divmod",
     "rdivmod",
 ):  # fmt: skip
-    setattr(Late, f"__{_name}__", _wanted(f"__{_name}__"))
+    setattr(UnbackedNumber, f"__{_name}__", _wanted(f"__{_name}__"))
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Late, f"__{_name}__", _compared(_name))
+    setattr(UnbackedNumber, f"__{_name}__", _compared(_name))
 
 
 @contextmanager
-def late_items() -> Iterator[None]:
+def unbacked_items() -> Iterator[None]:
     """In which ``x.item()`` gives what comes later, which ``min``, ``max`` and ``math.isfinite`` take, too."""
 
     def late(tensor: Tensor) -> Any:
         place = place_of(traceback.extract_stack())
         value = tensor.detach().reshape(()).clone()  # the tensor may change, and a number does not
-        return Late(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
+        return UnbackedNumber(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
 
     before = {"min": builtins.min, "max": builtins.max}
     builtins.min = _choosing(before["min"], torch.lt)
@@ -269,7 +267,7 @@ def _asking(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _of_kind(name: str, value: Any) -> bool:
     """Whether a number that comes later is finite, infinite or none: a decision, which may be known, or is refused."""
-    return bool(getattr(torch, name)(value.tensor if type(value) is Late else value))
+    return bool(getattr(torch, name)(value.tensor if type(value) is UnbackedNumber else value))
 
 
 def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
@@ -278,27 +276,30 @@ def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
     def choose(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_later, args)):
             return plain(*args, **kwargs)
-        one = next((a for a in args if type(a) is Late), None)
-        like = next(a.tensor if type(a) is Late else a for a in args if _later(a))
+        one = next((a for a in args if type(a) is UnbackedNumber), None)
+        like = next(a.tensor if type(a) is UnbackedNumber else a for a in args if _later(a))
         chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_beside(a, like) for a in args])
-        return chosen if one is None else Late(_widest(chosen.detach()), one.refusal)
+        return chosen if one is None else UnbackedNumber(_widest(chosen.detach()), one.refusal)
 
     return choose
 
 
 def _later(value: object) -> bool:
-    return type(value) is Late or isinstance(value, Tensor)
+    return type(value) is UnbackedNumber or isinstance(value, Tensor)
 
 
 def _has_no_dims(value: Any) -> bool:
-    return type(value) is Late or type(value) is Number or (isinstance(value, Tensor) and not value.ndim) or (
-        number_of(value)
+    return (
+        type(value) is UnbackedNumber
+        or type(value) is SymNumber
+        or (isinstance(value, Tensor) and not value.ndim)
+        or (number_of(value))
     )
 
 
 def _beside(value: Any, like: Tensor) -> Tensor:
     """A number as a tensor of the dtype that torch gives it beside another tensor."""
-    if type(value) is Late:
+    if type(value) is UnbackedNumber:
         return value.tensor
     if isinstance(value, Tensor):
         return value

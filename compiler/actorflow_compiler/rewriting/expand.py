@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.capture.from_fx import Names, to_graph
+from actorflow_compiler.capture.from_fx import PlaceholderNames, to_graph
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import fake_mode
@@ -119,7 +119,7 @@ def trace(call: OpCall, function: Callable[..., Any]) -> Graph | None:
             module = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*tensors)
         except NotImplementedError:
             return None
-    names = Names((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
+    names = PlaceholderNames((), tuple((f"operand{i}", "argument") for i in range(len(tensors))))
     return to_graph(module, names, {}, False).graph
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from actorflow_compiler.core.torch_internals import AdaptiveOutput, accumulates_into, is_fake, next_nodes, step_hooks
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Clusters"]
+__all__ = ["AdaptiveSoftmaxClusters"]
 
 ABSENT = (
     "no target of the batch is in one of the clusters of an AdaptiveLogSoftmaxWithLoss, whose gradient torch leaves "
@@ -32,10 +32,10 @@ BY_HAND = "weights that no optimizer changes"
 OF_FIRST = "an optimizer that makes its state of the first gradient"
 
 
-class Clusters:
+class AdaptiveSoftmaxClusters:
     """Which weights of a step have a gradient only where a target is in their cluster."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ScriptState) -> None:
         self._optimizers = [*state.optimizers.values()]
         self._used: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the weight: it, whether it has a gradient
         self._needed: dict[int, tuple[Tensor, Tensor, str]] = {}  # the same, which has to be so, and why

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import is_fake
 
-__all__ = ["OPS", "aligning"]
+__all__ = ["OPS", "replaced_ctc_loss"]
 
 MEAN, SUM = 1, 2  # torch's numbers for reductions
 
@@ -92,7 +92,7 @@ TRACED = _known_to_torch()
 
 
 @contextlib.contextmanager
-def aligning() -> Iterator[None]:
+def replaced_ctc_loss() -> Iterator[None]:
     """In which ``torch.ctc_loss`` is made of the ops of this file."""
     plain = torch.ctc_loss
 

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 import torch.nn.modules.batchnorm
 from torch import Tensor
 
-from actorflow_compiler.numbers.unbacked import Late, is_late
+from actorflow_compiler.numbers.unbacked import UnbackedNumber, is_unbacked
 
-__all__ = ["averaging"]
+__all__ = ["replaced_batch_norm"]
 
 
 @contextlib.contextmanager
-def averaging() -> Iterator[None]:
+def replaced_batch_norm() -> Iterator[None]:
     """In which the weight of a batch in the statistics of a batch norm may come later."""
     layers: Any = torch.nn.modules.batchnorm
     functional: Any = F
@@ -30,7 +30,7 @@ def averaging() -> Iterator[None]:
         x: Tensor, mean: Tensor | None, var: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
         training: bool = False, momentum: Any = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
-        if not is_late(momentum):
+        if not is_unbacked(momentum):
             made: Tensor = plain(x, mean, var, weight, bias, training, momentum, eps)
         elif not training or mean is None or var is None:  # it is not looked at
             made = plain(x, mean, var, weight, bias, training, 0.0, eps)
@@ -49,11 +49,11 @@ def averaging() -> Iterator[None]:
 def _as_float(count: Any) -> Any:
     """``float(count)`` of a count in a tensor."""
     value = count.item() if isinstance(count, Tensor) else count
-    return value if is_late(value) else float(value)
+    return value if is_unbacked(value) else float(value)
 
 
 def _averaged(
-    plain: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, share: Late,
+    plain: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, share: UnbackedNumber,
     eps: float,
 ) -> Tensor:  # fmt: skip
     """A batch norm that moves its statistics by ``share`` towards those of the batch, of all its pieces at once."""

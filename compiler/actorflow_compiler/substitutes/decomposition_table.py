@@ -14,7 +14,7 @@ Table = dict[torch._ops.OpOverload, Decomposition]
 NARROW = (torch.float16, torch.bfloat16)  # sums of these are made in float32
 
 
-def into(table: Table) -> Callable[..., Callable[[Decomposition], Decomposition]]:
+def registering_into(table: Table) -> Callable[..., Callable[[Decomposition], Decomposition]]:
     """What enters functions into a table: ``@into(table)(op, another_op)``."""
 
     def of(*ops: torch._ops.OpOverload) -> Callable[[Decomposition], Decomposition]:

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.graph.graph import Graph, Node, prune
-from actorflow_compiler.substitutes.decomposition_table import Table, into, widened
+from actorflow_compiler.substitutes.decomposition_table import Table, registering_into, widened
 from actorflow_compiler.substitutes.losses import LOSSES
 
 aten = torch.ops.aten
 TABLE: Table = {**LOSSES}
 BATCH_NORM: Table = {}
 
-_for = into(TABLE)
-_for_split_batch = into(BATCH_NORM)
+_for = registering_into(TABLE)
+_for_split_batch = registering_into(BATCH_NORM)
 
 
 def _dims(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:

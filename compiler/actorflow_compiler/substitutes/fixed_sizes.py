@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.substitutes.decomposition_table import Table, into
+from actorflow_compiler.substitutes.decomposition_table import Table, registering_into
 
 __all__ = ["OPS", "TABLE"]
 
@@ -56,7 +56,7 @@ def _known_to_torch() -> Any:
 TRACED = _known_to_torch()
 
 
-@into(TABLE)(aten.linalg_lstsq.default)
+@registering_into(TABLE)(aten.linalg_lstsq.default)
 def _lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -80,7 +80,7 @@ def _lstsq(
     return solution.squeeze(-1) if vector else solution, residuals, rank, values
 
 
-@into(TABLE)(aten.bincount.default)
+@registering_into(TABLE)(aten.bincount.default)
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
     """With ``minlength`` given, as many bins as it says; the call raises for values that have no bin."""
     if x.dim() != 1 or x.dtype not in (torch.int64, torch.int32) or not minlength:

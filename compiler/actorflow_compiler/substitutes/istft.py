@@ -11,11 +11,11 @@ from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import answering_equal, is_fake
 
-__all__ = ["overlapping"]
+__all__ = ["replaced_istft"]
 
 
 @contextlib.contextmanager
-def overlapping() -> Iterator[None]:
+def replaced_istft() -> Iterator[None]:
     """In which ``torch.istft`` raises where windows leave a gap by a branch of Python's, which a step may have.
 
     torch compares tensors in the middle of it, and stops there without their values.

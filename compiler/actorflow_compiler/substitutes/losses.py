@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.custom_ops.split_classes import TRACED
-from actorflow_compiler.substitutes.decomposition_table import NARROW, Table, into, widened
+from actorflow_compiler.substitutes.decomposition_table import NARROW, Table, registering_into, widened
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions
 LOSSES: Table = {}
 
-_for = into(LOSSES)
+_for = registering_into(LOSSES)
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:

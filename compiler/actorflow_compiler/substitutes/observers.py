@@ -20,7 +20,7 @@ from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import is_fake
 from actorflow_compiler.values.reads import place_of
 
-__all__ = ["OPS", "observing", "sized"]
+__all__ = ["OPS", "replaced_observers", "give_ranges_sizes"]
 
 UNSIZED = (
     "an observer of ranges for each channel has seen no values yet, so that its ranges have no size; expected: one "
@@ -57,7 +57,7 @@ def _(low: Any, high: Any, least: int, most: int, symmetric: bool) -> Any:
 OPS: dict[str, Callable[..., Any]] = {"quantised": quantised}
 
 
-def sized(modules: Iterable[nn.Module]) -> None:
+def give_ranges_sizes(modules: Iterable[nn.Module]) -> None:
     """Give ranges for each channel of layers' weights their size, where they have none."""
     for layer in modules:
         if isinstance(layer, torch.jit.ScriptModule):  # whose modules are in no dictionary, and of no class of torch.ao
@@ -84,7 +84,7 @@ def sized(modules: Iterable[nn.Module]) -> None:
 
 
 @contextlib.contextmanager
-def observing() -> Iterator[None]:
+def replaced_observers() -> Iterator[None]:
     """In which ranges follow by plain ops."""
     observer: Any = importlib.import_module("torch.ao.quantization.observer")
     fake: Any = importlib.import_module("torch.ao.quantization.fake_quantize")

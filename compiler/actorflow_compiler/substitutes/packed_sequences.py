@@ -18,43 +18,45 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.torch_internals import is_fake, plain_tensor, real_tensors, replaced_in_vf
 
-__all__ = ["packing"]
+__all__ = ["replaced_sequence_packing"]
 
 LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-class Sizes(Tensor):
+class KnownSizes(Tensor):
     """Whole numbers that are known; ops on them alone are, too."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(isinstance(leaf, Tensor) and is_fake(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
-            args, kwargs = pytree.tree_map_only(Sizes, lambda s: torch.tensor(known(s).tolist()), (args, kwargs))
+            args, kwargs = pytree.tree_map_only(
+                KnownSizes, lambda s: torch.tensor(plain_sizes(s).tolist()), (args, kwargs)
+            )
             return func(*args, **kwargs)
         with real_tensors():
-            args, kwargs = pytree.tree_map_only(Sizes, known, (args, kwargs))
-            return pytree.tree_map_only(Tensor, sizes, func(*args, **kwargs))
+            args, kwargs = pytree.tree_map_only(KnownSizes, plain_sizes, (args, kwargs))
+            return pytree.tree_map_only(Tensor, known_sizes, func(*args, **kwargs))
 
 
-def sizes(tensor: Tensor) -> Tensor:
-    """A tensor of the host as ``Sizes``."""
+def known_sizes(tensor: Tensor) -> Tensor:
+    """A tensor of the host as ``KnownSizes``."""
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(Sizes)
+        return tensor.as_subclass(KnownSizes)
 
 
-def known(tensor: Tensor) -> Tensor:
+def plain_sizes(tensor: Tensor) -> Tensor:
     """The same as a plain tensor."""
     return plain_tensor(tensor)
 
 
 @contextlib.contextmanager
-def packing() -> Iterator[None]:
+def replaced_sequence_packing() -> Iterator[None]:
     """In which sequences are packed and padded by plain ops, and recurrent layers run over packed ones."""
 
     def over(layer: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            return layer(*(known(a) if isinstance(a, Sizes) else a for a in args))
+            return layer(*(plain_sizes(a) if isinstance(a, KnownSizes) else a for a in args))
 
         return run
 
@@ -81,7 +83,7 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
     parts = [x[t : t + times, :count].flatten(0, 1) for t, _, times, count in _runs(rows)]
     with real_tensors():
         batch_sizes = torch.tensor(rows)
-    return torch.cat(parts), sizes(batch_sizes)
+    return torch.cat(parts), known_sizes(batch_sizes)
 
 
 def _pad(

@@ -17,12 +17,12 @@ from actorflow_compiler.core.torch_internals import real_tensors
 from actorflow_compiler.custom_ops.random import mixed
 from actorflow_compiler.values.reads import place_of
 
-__all__ = ["UNSEEDED", "Streams"]
+__all__ = ["UNSEEDED", "RandomStreams"]
 
 UNSEEDED = 0x6163746F72666C6F  # what generators are seeded with while a step runs: a number that no script takes
 
 
-class Streams:
+class RandomStreams:
     """Numbers the draws of one trace.
 
     A draw advances its generator by one real number, so that its state tells where in the sequence

@@ -18,7 +18,7 @@ from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.op_call import OpCall, bind, overload
 from actorflow_compiler.custom_ops.quantiles import binomial_quantile, poisson_quantile
 from actorflow_compiler.graph.graph import Node
-from actorflow_compiler.substitutes.random_streams import Streams
+from actorflow_compiler.substitutes.random_streams import RandomStreams
 
 aten = torch.ops.aten
 Given = Mapping[str, Any]  # an op's arguments by their names, defaults filled in
@@ -29,7 +29,7 @@ ROUNDS = 8  # of rejection sampling; each accepts at least 95%
 class Draw:
     """Uniform numbers for one op: every call of it is a stream of its own."""
 
-    def __init__(self, streams: Streams, given: Given) -> None:
+    def __init__(self, streams: RandomStreams, given: Given) -> None:
         self._streams, self._generator = streams, given.get("generator")
         like = next((v for v in given.values() if isinstance(v, Tensor)), None)
         self.device = given.get("device") or (torch.device("cpu") if like is None else like.device)
@@ -41,14 +41,14 @@ class Draw:
         return drawn
 
 
-class Numbers(Protocol):
+class UniformSource(Protocol):
     """What rules draw from."""
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
         """float32 or float64 in [0, 1), or any int64."""
 
 
-Rule = Callable[[Numbers, Given], Any]
+Rule = Callable[[UniformSource, Given], Any]
 RULES: dict[str, Rule] = {}  # by the name of the op without its overload
 
 
@@ -60,7 +60,7 @@ def _for(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def decompositions(streams: Streams) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+def decompositions(streams: RandomStreams) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """For every overload of every op in ``RULES``, what draws its numbers from ``streams``."""
     return {op: functools.partial(_traced, streams, op, rule) for op, rule in _overloads()}
 
@@ -71,7 +71,7 @@ def _overloads() -> tuple[tuple[torch._ops.OpOverload, Rule], ...]:
     return tuple((getattr(p, o), rule) for p, rule in packets if p is not None for o in p.overloads())
 
 
-def _traced(streams: Streams, op: torch._ops.OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
+def _traced(streams: RandomStreams, op: torch._ops.OpOverload, rule: Rule, *args: Any, **kwargs: Any) -> Any:
     return written_out(lambda given: Draw(streams, given), op, rule, args, kwargs)
 
 
@@ -82,7 +82,7 @@ def rule_of(op: torch._ops.OpOverload) -> Rule | None:
 
 
 def written_out(
-    draw: Callable[[Given], Numbers], op: torch._ops.OpOverload, rule: Rule, args: Sequence[Any],
+    draw: Callable[[Given], UniformSource], op: torch._ops.OpOverload, rule: Rule, args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:  # fmt: skip
     """Run an op by its rule, with numbers from ``draw``; writes into what the op writes into."""
@@ -142,7 +142,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _complex(draw: Numbers, given: Given, rule: Rule) -> Tensor:
+def _complex(draw: UniformSource, given: Given, rule: Rule) -> Tensor:
     """Real and imaginary part, each by ``rule``."""
     part = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(_dtype(given))
     if part is None:
@@ -155,7 +155,7 @@ def _complex(draw: Numbers, given: Given, rule: Rule) -> Tensor:
 
 
 @_for("rand", "rand_like", "uniform")
-def _uniform(draw: Numbers, given: Given) -> Tensor:
+def _uniform(draw: UniformSource, given: Given) -> Tensor:
     """In [from, to), also when rounded to the result's dtype."""
     dtype, low, high = _dtype(given), given.get("from", 0.0), given.get("to", 1.0)
     if dtype.is_complex:
@@ -170,12 +170,12 @@ def _uniform(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("randint", "randint_like")
-def _integers(draw: Numbers, given: Given) -> Tensor:
+def _integers(draw: UniformSource, given: Given) -> Tensor:
     return _below(draw, _shape(given), given.get("low", 0), given["high"]).to(_dtype(given))
 
 
 @_for("random")
-def _fill_with_integers(draw: Numbers, given: Given) -> Tensor:
+def _fill_with_integers(draw: UniformSource, given: Given) -> Tensor:
     """In [from, to); without these all that the dtype holds exactly and that are not negative."""
     dtype = _dtype(given)
     low, high = given.get("from", 0), given.get("to")
@@ -187,7 +187,7 @@ def _fill_with_integers(draw: Numbers, given: Given) -> Tensor:
     return _below(draw, given["self"].shape, low, high).to(dtype)
 
 
-def _below(draw: Numbers, shape: Sequence[int], low: int, high: int | Tensor) -> Tensor:
+def _below(draw: UniformSource, shape: Sequence[int], low: int, high: int | Tensor) -> Tensor:
     """int64 in [low, high): a 64-bit number modulo the range, so no value is off by more than range·2⁻⁶⁴."""
     bits = draw(shape, torch.int64)
     if isinstance(high, Tensor):
@@ -203,7 +203,7 @@ def _below(draw: Numbers, shape: Sequence[int], low: int, high: int | Tensor) ->
 
 
 @_for("randperm")
-def _permutation(draw: Numbers, given: Given) -> Tensor:
+def _permutation(draw: UniformSource, given: Given) -> Tensor:
     """The order of 64-bit numbers."""
     return draw((given["n"],), torch.int64).sort(stable=True).indices.to(_dtype(given))
 
@@ -212,7 +212,7 @@ def _permutation(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("bernoulli")
-def _bernoulli(draw: Numbers, given: Given) -> Tensor:
+def _bernoulli(draw: UniformSource, given: Given) -> Tensor:
     """1 with probability p (a number, a tensor, or the values of ``self``)."""
     p = given.get("p", given["self"])
     wide = _wide(p.dtype) if isinstance(p, Tensor) else torch.float32
@@ -221,7 +221,7 @@ def _bernoulli(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("native_dropout")
-def _dropout(draw: Numbers, given: Given) -> tuple[Tensor, Tensor]:
+def _dropout(draw: UniformSource, given: Given) -> tuple[Tensor, Tensor]:
     """Input with elements dropped and the others scaled up; the mask of those kept."""
     x, p = given["input"], given["p"]
     if given["train"] is False:
@@ -231,7 +231,7 @@ def _dropout(draw: Numbers, given: Given) -> tuple[Tensor, Tensor]:
 
 
 @_for("rrelu_with_noise")
-def _rrelu(draw: Numbers, given: Given) -> Tensor:
+def _rrelu(draw: UniformSource, given: Given) -> Tensor:
     """A slope in [lower, upper) for each element that is not positive; ``noise`` takes the factors."""
     x, noise, lower, upper = (given[key] for key in ("self", "noise", "lower", "upper"))
     if not given["training"]:
@@ -245,14 +245,14 @@ def _rrelu(draw: Numbers, given: Given) -> Tensor:
 # normal and related
 
 
-def _standard_normal(draw: Numbers, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _standard_normal(draw: UniformSource, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Mean 0, variance 1 (Box, Muller 1958)."""
     radius = (draw(shape, dtype).neg() + 1).log().mul(-2.0).sqrt()
     return radius * (draw(shape, dtype) * (2 * math.pi)).cos()
 
 
 @_for("randn", "randn_like", "normal", "normal_functional")
-def _normal(draw: Numbers, given: Given) -> Tensor:
+def _normal(draw: UniformSource, given: Given) -> Tensor:
     mean, std = given.get("mean", 0.0), given.get("std", 1.0)
     tensors = [v for v in (mean, std) if isinstance(v, Tensor)]
     dtype = tensors[0].dtype if tensors else _dtype(given)
@@ -269,20 +269,20 @@ def _normal(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("log_normal")
-def _log_normal(draw: Numbers, given: Given) -> Tensor:
+def _log_normal(draw: UniformSource, given: Given) -> Tensor:
     dtype = _dtype(given)
     numbers = _standard_normal(draw, given["self"].shape, _wide(dtype))
     return torch.exp(numbers * given["std"] + given["mean"]).to(dtype)
 
 
 @_for("cauchy")
-def _cauchy(draw: Numbers, given: Given) -> Tensor:
+def _cauchy(draw: UniformSource, given: Given) -> Tensor:
     angle = (draw(given["self"].shape, torch.float64) - 0.5) * math.pi
     return torch.mul(angle.tan(), given["sigma"]).add(given["median"]).to(_dtype(given))
 
 
 @_for("_standard_gamma")
-def _standard_gamma(draw: Numbers, given: Given) -> Tensor:
+def _standard_gamma(draw: UniformSource, given: Given) -> Tensor:
     """Marsaglia and Tsang 2000, with a fixed number of rounds: at most 3 in 10¹⁰ elements are not accepted in any.
 
     Below 1 it is Gamma(α + 1) · u^(1/α).
@@ -304,7 +304,7 @@ def _standard_gamma(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("_sample_dirichlet")
-def _dirichlet(draw: Numbers, given: Given) -> Tensor:
+def _dirichlet(draw: UniformSource, given: Given) -> Tensor:
     gamma = _standard_gamma(draw, given)
     return torch.div(gamma, gamma.sum(-1, keepdim=True))
 
@@ -312,21 +312,21 @@ def _dirichlet(draw: Numbers, given: Given) -> Tensor:
 # waiting times and counts
 
 
-def _waiting(draw: Numbers, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _waiting(draw: UniformSource, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Exponential of rate 1, never 0: its logarithm is finite."""
     least = 2.0**-54 if dtype == torch.float64 else 2.0**-25
     return (draw(shape, dtype).neg() + 1).log().neg().clamp(min=least)
 
 
 @_for("exponential")
-def _exponential(draw: Numbers, given: Given) -> Tensor:
+def _exponential(draw: UniformSource, given: Given) -> Tensor:
     dtype = _dtype(given)
     numbers = _waiting(draw, given["self"].shape, _wide(dtype)).div(given["lambd"])
     return numbers.to(dtype).clamp(min=torch.finfo(dtype).tiny)
 
 
 @_for("geometric")
-def _geometric(draw: Numbers, given: Given) -> Tensor:
+def _geometric(draw: UniformSource, given: Given) -> Tensor:
     """The number of trials up to the first success, at least 1."""
     p = given["p"]
     rate = -math.log1p(-p) if p < 1 else math.inf
@@ -334,7 +334,7 @@ def _geometric(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("multinomial")
-def _multinomial(draw: Numbers, given: Given) -> Tensor:
+def _multinomial(draw: UniformSource, given: Given) -> Tensor:
     """Positions int64[..., num_samples] along the last dim, with probabilities in proportion to ``self``.
 
     Without replacement: those whose exponential waiting times are over first.
@@ -350,7 +350,7 @@ def _multinomial(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("poisson")
-def _poisson(draw: Numbers, given: Given) -> Tensor:
+def _poisson(draw: UniformSource, given: Given) -> Tensor:
     rate = given["self"]
     numbers = draw(rate.shape, torch.float64)
     count: Tensor = poisson_quantile(rate.to(torch.float64), numbers)
@@ -358,7 +358,7 @@ def _poisson(draw: Numbers, given: Given) -> Tensor:
 
 
 @_for("binomial")
-def _binomial(draw: Numbers, given: Given) -> Tensor:
+def _binomial(draw: UniformSource, given: Given) -> Tensor:
     count, prob = given["count"], given["prob"]
     shape = _broadcast(count, prob)
     wide = (x.to(torch.float64).expand(shape) for x in (count, prob))

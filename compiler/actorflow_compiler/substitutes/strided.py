@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow_compiler.substitutes.decomposition_table import Table, into
+from actorflow_compiler.substitutes.decomposition_table import Table, registering_into
 
 aten = torch.ops.aten
 TABLE: Table = {}
-_for = into(TABLE)
+_for = registering_into(TABLE)
 
 
 def determinant(op: Any, x: Tensor) -> Any:

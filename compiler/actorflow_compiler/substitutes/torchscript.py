@@ -29,10 +29,10 @@ from actorflow_compiler.core.torch_internals import (
     script_kinds,
 )
 from actorflow_compiler.numbers.symbolic import plain
-from actorflow_compiler.numbers.unbacked import is_late
+from actorflow_compiler.numbers.unbacked import is_unbacked
 from actorflow_compiler.values.reads import place_of
 
-__all__ = ["Scripts", "said_by"]
+__all__ = ["TorchScriptCalls", "torchscript_error"]
 
 SCRIPTED = "The following operation failed in the TorchScript interpreter"
 OF_VALUES = (
@@ -52,7 +52,7 @@ PLAIN: Any = getattr(Tensor.__torch_function__, "__func__", None)
 DROPPING = 4  # the position of its probability of dropping
 
 
-class Scripts:
+class TorchScriptCalls:
     """Runs code of torch.jit where ops are traced; ``held`` are the tensors of the script's state."""
 
     def __init__(self, held: Sequence[Tensor]) -> None:
@@ -117,7 +117,7 @@ class Scripts:
         raise CaptureError(f"{place}\n  {script.name}, which torch.jit has compiled, {what}; expected: {instead}")
 
 
-def said_by(text: str) -> str:
+def torchscript_error(text: str) -> str:
     """What an error that code of torch.jit has raised says, for people; nothing where ``text`` is of no such error."""
     if not text.startswith(SCRIPTED):
         return ""
@@ -135,4 +135,4 @@ def _has_rules(value: Any) -> bool:
 
 def _settled(value: Any) -> Any:
     """A number as code of torch.jit takes it: the plan is made for it."""
-    return value.decided() if is_late(value) else plain(value)
+    return value.decided() if is_unbacked(value) else plain(value)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["encoding"]
+__all__ = ["replaced_encoders"]
 
 
 @contextlib.contextmanager
-def encoding() -> Iterator[None]:
+def replaced_encoders() -> Iterator[None]:
     """In which encoders give zeros where PyTorch's fast path does."""
     plain: Callable[..., Tensor] = nn.TransformerEncoder.forward
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from actorflow_compiler.core.errors import ActorError, ActorflowError
 from actorflow_compiler.core.lines import OURS
-from actorflow_compiler.values.condition_paths import Answers, Condition, Ways, condition_of
-from actorflow_compiler.values.gradients import Gradients
+from actorflow_compiler.values.condition_paths import ConditionPart, ConditionPaths, PathAnswers, condition_of
+from actorflow_compiler.values.gradients import GradientEffects
 
-__all__ = ["CHECKED", "UNKNOWN", "Again", "Check", "Checks", "Raised", "within"]
+__all__ = ["CHECKED", "UNKNOWN", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
 
 CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
 EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
@@ -56,7 +56,7 @@ _taken: list[Tensor] = []  # of the branches that a trace is in, of which both s
 
 
 @contextlib.contextmanager
-def within(taken: Tensor) -> Iterator[None]:
+def within_branch(taken: Tensor) -> Iterator[None]:
     """In which checks only raise where a branch is ``taken``, a bool without dims."""
     _taken.append(taken.detach())
     try:
@@ -65,12 +65,12 @@ def within(taken: Tensor) -> Iterator[None]:
         _taken.pop()
 
 
-class Again(BaseException):  # no error: nobody is to catch it on its way
+class Retrace(BaseException):  # no error: nobody is to catch it on its way
     """The step is to be traced again: a side of a decision is known now, or to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class ExceptionRecord:
     """An exception that a side of a branch ends the step with, and what it has printed before."""
 
     module: str
@@ -80,12 +80,12 @@ class Raised:
     left: Any = None  # what of Python the step has changed in the end, where the side changes more; see ``Check``
 
     @staticmethod
-    def of(error: BaseException, printed: Sequence[tuple[str, str]]) -> Raised:
+    def of(error: BaseException, printed: Sequence[tuple[str, str]]) -> ExceptionRecord:
         """What is known of an exception."""
         plain = all(isinstance(arg, PLAIN) for arg in error.args)
         args = tuple(error.args) if plain else (str(error),)
         args = tuple(arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in args)
-        return Raised(type(error).__module__, type(error).__qualname__, args, tuple(printed))
+        return ExceptionRecord(type(error).__module__, type(error).__qualname__, args, tuple(printed))
 
     @property
     def text(self) -> str:
@@ -115,15 +115,15 @@ class Check:
     """A check of a step, in the order of the program."""
 
     where: str  # the line
-    raised: Raised
-    left: Any = ()  # what of Python the step has changed before, as ``Checks.changed`` says it
+    raised: ExceptionRecord
+    left: Any = ()  # what of Python the step has changed before, as ``BranchExplorer.changed`` says it
     lost: str = ""  # what of it no call can leave so, for people
     stepped: bool = False  # whether an optimizer has stepped before
-    gradients: Gradients = field(default_factory=Gradients)  # what the step has made of them until then
+    gradients: GradientEffects = field(default_factory=GradientEffects)  # what the step has made of them until then
 
     def to_json(self) -> dict[str, Any]:
         """As it travels."""
-        found = asdict(replace(self, gradients=Gradients()))
+        found = asdict(replace(self, gradients=GradientEffects()))
         return found | {"gradients": [sorted(self.gradients.cleared), sorted(self.gradients.loses)]}
 
     @staticmethod
@@ -132,21 +132,20 @@ class Check:
         raised = data["raised"]
         printed = tuple((name, text) for name, text in raised["printed"])
         cleared, loses = map(frozenset, data["gradients"])
-        return Check(
-            data["where"], Raised(raised["module"], raised["name"], tuple(raised["args"]), printed), data["left"],
-            data["lost"], data["stepped"], Gradients(cleared=cleared, loses=loses),
-        )  # fmt: skip
+        error = ExceptionRecord(raised["module"], raised["name"], tuple(raised["args"]), printed)
+        gradients = GradientEffects(cleared=cleared, loses=loses)
+        return Check(data["where"], error, data["left"], data["lost"], data["stepped"], gradients)
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
     place: tuple[Any, ...]
     side: bool | None  # the one that raises; None: neither does
-    raised: Raised | None = None
-    ways: Ways | None = None  # through a condition that is asked for in parts
+    raised: ExceptionRecord | None = None
+    ways: ConditionPaths | None = None  # through a condition that is asked for in parts
 
 
-class Checks:
+class BranchExplorer:
     """What is known of the decisions of one step, over the traces that find it out.
 
     ``changed`` says what the step that runs has changed in Python so far, as data that travel, and what of it cannot
@@ -162,11 +161,11 @@ class Checks:
         self._known: list[_Decision] = []  # in the order in which the step comes to them
         self._at = 0
         self._side: bool | None = None  # that the trace under way is to try at the first decision that is not known
-        self._tried: dict[bool, Raised | None] = {}
+        self._tried: dict[bool, ExceptionRecord | None] = {}
         self._place: tuple[Any, ...] = ()
-        self._begins: Ways | None = None  # of the condition that a side is tried of
-        self._ways: Ways | None = None  # of the condition that is being found out about
-        self._answers: Answers = ()  # that the trace has given to its questions, or to those of one that is known
+        self._begins: ConditionPaths | None = None  # of the condition that a side is tried of
+        self._ways: ConditionPaths | None = None  # of the condition that is being found out about
+        self._answers: PathAnswers = ()  # that the trace has given to its questions, or to those of one that is known
         self._way: _Decision | None = None  # the one that is known, which the trace is in the middle of
         self._parts: dict[Any, Tensor] = {}  # its questions, by where they are
         self._inside = False  # whether the trace is on a side that it tries
@@ -192,9 +191,9 @@ class Checks:
                 if self._inside:
                     raise self._learnt(None)
             except BaseException as error:
-                if not self._inside or isinstance(error, Again | KeyboardInterrupt | MemoryError):
+                if not self._inside or isinstance(error, Retrace | KeyboardInterrupt | MemoryError):
                     raise
-                raised = Raised.of(error, self._printed.since) if _is_raised(error) else None
+                raised = ExceptionRecord.of(error, self._printed.since) if _is_raised(error) else None
                 raise self._learnt(raised and self._leaving(raised)) from None
             finally:
                 self._inside = False
@@ -213,7 +212,7 @@ class Checks:
     def _now(self) -> tuple[tuple[Any, str], tuple[Any, frozenset[str]]]:
         return self.changed(), self.standing()
 
-    def _leaving(self, raised: Raised) -> Raised | None:
+    def _leaving(self, raised: ExceptionRecord) -> ExceptionRecord | None:
         """An exception, with what its side leaves in Python; None where it leaves what only a branch could: tensors
         that were written since the decision, or gradients.
         """
@@ -223,7 +222,9 @@ class Checks:
             return None
         return raised if changes_after == changes else replace(raised, left=changes_after)
 
-    def decide(self, tensor: Tensor, frame: FrameType | None, found: Callable[[Tensor, Raised], None]) -> bool | None:
+    def decide(
+        self, tensor: Tensor, frame: FrameType | None, found: Callable[[Tensor, ExceptionRecord], None]
+    ) -> bool | None:
         """The side of a branch that the trace takes; None where neither ends the step by raising.
 
         ``found`` is told of a check: whether it raises, and what.
@@ -276,7 +277,7 @@ class Checks:
         assert side is not None
         self._side, self._place, self._inside = side, place, True
         whole = _condition(frame)
-        self._begins = None if whole is None else Ways(place, whole.begins, {(): whole.part})
+        self._begins = None if whole is None else ConditionPaths(place, whole.begins, {(): whole.part})
         self._asked.append((tensor, tensor._version, side))
         self._quiet()
         return side
@@ -287,7 +288,7 @@ class Checks:
         logging.disable(logging.CRITICAL)
         self._printed.begin()
 
-    def _answered(self, ways: Ways, frame: FrameType | None) -> bool | None:
+    def _answered(self, ways: ConditionPaths, frame: FrameType | None) -> bool | None:
         """The answer of the way that is tried to another question of its condition; None where that is no such one."""
         condition, tried = _condition(frame), ways.next
         if condition is None or tried is None or _place(condition.frame.f_back) != _outside(ways.place):
@@ -298,10 +299,10 @@ class Checks:
             self._answers = tried[: len(self._answers) + 1]
             return self._answers[-1]
         if ways.more(tried, condition.part):
-            raise Again
+            raise Retrace
         return None
 
-    def _goes_on(self, tensor: Tensor, found: Callable[[Tensor, Raised], None]) -> bool | None:
+    def _goes_on(self, tensor: Tensor, found: Callable[[Tensor, ExceptionRecord], None]) -> bool | None:
         """The answer with which the step goes on; where all is asked, what is checked is whether it would not."""
         decision = self._way
         assert decision is not None
@@ -325,7 +326,7 @@ class Checks:
                 found(raises, decision.raised)
         return self._answers[-1]
 
-    def _learnt(self, raised: Raised | None) -> Again:
+    def _learnt(self, raised: ExceptionRecord | None) -> Retrace:
         """A trace has tried a side."""
         if self._ways is not None:
             ways, tried = self._ways, self._ways.next
@@ -337,7 +338,7 @@ class Checks:
                 known = bool(all_raised) and ways.taken is not None and len({r.name for r in all_raised}) == 1
                 common = _common(all_raised) if known else None
                 self._known.append(_Decision(ways.place, None, common, ways if common else None))
-            return Again()
+            return Retrace()
         assert self._side is not None
         self._tried[self._side] = raised
         if raised is not None:
@@ -348,10 +349,10 @@ class Checks:
             self._known.append(_Decision(self._place, None))
         else:
             self._side = not self._side
-            return Again()
+            return Retrace()
         self._side = None
         self._tried.clear()
-        return Again()
+        return Retrace()
 
 
 class _Stream:
@@ -450,7 +451,7 @@ def _at(frame: FrameType) -> int:
     return at + 4 if early else at  # the instruction, and its cache
 
 
-def _condition(frame: FrameType | None) -> Condition | None:
+def _condition(frame: FrameType | None) -> ConditionPart | None:
     """The condition that is asked for in parts, by whoever has asked us."""
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
@@ -475,7 +476,7 @@ def _hint(frame: FrameType | None) -> bool:
     return not (line.startswith("assert") or " not " in line)
 
 
-def _common(raised: Sequence[Raised]) -> Raised | None:
+def _common(raised: Sequence[ExceptionRecord]) -> ExceptionRecord | None:
     """What several exceptions have in common, as one: they are raised at one place.  None where they leave other
     things behind.
     """

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-__all__ = ["MOST", "Answers", "Condition", "Ways", "condition_of"]
+__all__ = ["MOST", "PathAnswers", "ConditionPart", "ConditionPaths", "condition_of"]
 
 NAMES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension)
 MOST = 6  # questions of one condition
-Answers = tuple[bool, ...]
+PathAnswers = tuple[bool, ...]
 Position = tuple[int, int]  # line and column
 Statement = ast.If | ast.Assert
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class ConditionPart:
     """A condition of an ``if`` or an ``assert`` that is asked for in parts, and the part that a frame is at."""
 
     frame: FrameType
@@ -32,7 +32,7 @@ class Condition:
     part: int  # how far the frame is
 
 
-def condition_of(frame: FrameType | None) -> Condition | None:
+def condition_of(frame: FrameType | None) -> ConditionPart | None:
     """The condition that a frame is in the middle of; None where it is asked for at once, or is more than one."""
     if frame is None:
         return None
@@ -43,7 +43,7 @@ def condition_of(frame: FrameType | None) -> Condition | None:
     for statement in _statements("".join(linecache.getlines(frame.f_code.co_filename))):
         first, last = (statement.lineno, statement.col_offset), statement.test.end_lineno or 0
         if first <= (line, column) < (last, statement.test.end_col_offset or 0):  # Python may say the whole statement
-            return Condition(frame, first, frame.f_lasti)
+            return ConditionPart(frame, first, frame.f_lasti)
     return None
 
 
@@ -66,7 +66,7 @@ def _has_parts(test: ast.expr) -> bool:
 
 
 @dataclass(slots=True)
-class Ways:
+class ConditionPaths:
     """The ways through one condition: answers to its questions, in order, and what is raised behind them, if so.
 
     It is found out one way at a time: ``next`` is the one to try.
@@ -74,46 +74,46 @@ class Ways:
 
     place: Any  # of what runs the frame
     begins: Position
-    part: dict[Answers, int]  # which question is asked behind some answers
-    behind: dict[Answers, Any] = field(default_factory=dict)  # None: the step goes on
-    left: list[Answers] = field(default_factory=lambda: [(False,), (True,)])
+    part: dict[PathAnswers, int]  # which question is asked behind some answers
+    behind: dict[PathAnswers, Any] = field(default_factory=dict)  # None: the step goes on
+    left: list[PathAnswers] = field(default_factory=lambda: [(False,), (True,)])
 
     @property
-    def next(self) -> Answers | None:
+    def next(self) -> PathAnswers | None:
         """The way to try; None once all are known."""
         return self.left[-1] if self.left else None
 
-    def asks(self, condition: Condition | None, answers: Answers) -> bool:
+    def asks(self, condition: ConditionPart | None, answers: PathAnswers) -> bool:
         """Whether a condition's frame asks the question behind some answers, and does not begin anew."""
         if condition is None or condition.begins != self.begins:
             return False
         known = self.part.get(answers)
         return condition.part == known if known else condition.part > self.part[answers[:-1]]
 
-    def more(self, answers: Answers, part: int) -> bool:
+    def more(self, answers: PathAnswers, part: int) -> bool:
         """There is another question behind some answers; False where these are too many."""
         self.part[answers] = part
         self.left.remove(answers)
         self.left += [(*answers, False), (*answers, True)]
         return len(answers) < MOST
 
-    def found(self, answers: Answers, behind: Any) -> None:
+    def found(self, answers: PathAnswers, behind: Any) -> None:
         """What is behind a way."""
         self.left.remove(answers)
         self.behind[answers] = behind
 
     @property
-    def raising(self) -> list[Answers]:
+    def raising(self) -> list[PathAnswers]:
         """The ways that end the step."""
         return [way for way, behind in self.behind.items() if behind is not None]
 
     @property
-    def taken(self) -> Answers | None:
+    def taken(self) -> PathAnswers | None:
         """A way on which the step goes on and all is asked that those ask that end it; None where there is none."""
         needed = {self.part[way[:i]] for way in self.raising for i in range(len(way))}
         on = (way for way, behind in self.behind.items() if behind is None)
         return next((way for way in on if needed <= {self.part[way[:i]] for i in range(len(way))}), None)
 
-    def asked(self, way: Answers) -> Sequence[tuple[int, bool]]:
+    def asked(self, way: PathAnswers) -> Sequence[tuple[int, bool]]:
         """The questions of a way, with their answers."""
         return [(self.part[way[:i]], answer) for i, answer in enumerate(way)]

@@ -18,26 +18,26 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actorflow_compiler.core.errors import CaptureError, StateError
 from actorflow_compiler.graph.graph import Graph
-from actorflow_compiler.values.variables import State
+from actorflow_compiler.values.variables import ScriptState
 
-LOST = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
-KEPT = "gradient"  # the kind of a variable that is one
-SUFFIX = ".grad"  # of such variables' names, after that of the parameter
+LOST_GRADIENT = "lost"  # the kind of an input that stands for a gradient of an earlier call, which was not kept
+KEPT_GRADIENT = "gradient"  # the kind of a variable that is one
+GRADIENT_SUFFIX = ".grad"  # of such variables' names, after that of the parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GradientState:
     """Gradients between two calls, by the names of their parameters; those of all others are None."""
 
     kept: frozenset[str] = frozenset()
     lost: frozenset[str] = frozenset()  # there are some, and nobody has them
 
 
-NONE = Standing()
+NO_GRADIENTS = GradientState()
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients:
+class GradientEffects:
     """What a step takes gradients to be when it begins, and what it leaves, by the names of their parameters."""
 
     none: frozenset[str] = frozenset()  # they have to be None
@@ -47,7 +47,7 @@ class Gradients:
     keeps: frozenset[str] = frozenset()
     loses: frozenset[str] = frozenset()
 
-    def fit(self, standing: Standing) -> bool:
+    def fit(self, standing: GradientState) -> bool:
         """Whether gradients stand as the step takes them to."""
         return (
             self.kept <= standing.kept
@@ -56,13 +56,13 @@ class Gradients:
             and self.none.isdisjoint(standing.lost)
         )
 
-    def after(self, before: Standing) -> Standing:
+    def after(self, before: GradientState) -> GradientState:
         """How gradients stand when the step is done."""
         gone = self.cleared | self.keeps | self.loses
-        return Standing((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
+        return GradientState((before.kept - gone) | self.keeps, (before.lost - gone) | self.loses)
 
 
-class Watch:
+class GradientTracker:
     """Watches the gradients of a step while it is traced.
 
     Gradients that no plan has are first taken to be there, as tensors that the step may only get rid of.  Where it does
@@ -72,9 +72,9 @@ class Watch:
 
     def __init__(
         self,
-        state: State,
+        state: ScriptState,
         fakes: Mapping[str, Tensor],
-        before: Standing,
+        before: GradientState,
         sure: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self._standing, self._sure = before, sure
@@ -126,10 +126,10 @@ class Watch:
         """Whether an optimizer has stepped so far."""
         return bool(self._stepped)
 
-    def standing_now(self) -> Gradients:
+    def standing_now(self) -> GradientEffects:
         """What the step has made so far of gradients of other calls: what it has is lost if it ends here."""
         ends = {name: self._so_far(name) for name in self._of}
-        return Gradients(
+        return GradientEffects(
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
             loses=frozenset(name for name, end in ends.items() if end == "lost"),
         )
@@ -146,7 +146,7 @@ class Watch:
 
     def variables_now(self) -> dict[str, Tensor]:
         """Gradients of other calls that are still there, as variables."""
-        return {name + SUFFIX: self.variables[name] for name in self._of if self._goes_on(name)}
+        return {name + GRADIENT_SUFFIX: self.variables[name] for name in self._of if self._goes_on(name)}
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Watch:
         goes_on = grad is self.variables[name] or name in self._adds or name in self._grown
         return "kept" if goes_on or name not in self._stepped else "lost"
 
-    def end(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[Gradients, dict[str, bool]]:
+    def end(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
         """The trace is there; ``known`` are its placeholders, with the names of the variables that they are.
 
         The second result names parameters of which it is not known yet whether something depends on their gradients
@@ -216,11 +216,12 @@ class Watch:
         ends = {
             name: self._end_of(name)
             for name, fake in self._of.items()
-            if fake.grad is not self.variables[name] or name + SUFFIX not in idle  # else the step has not touched it
+            if fake.grad is not self.variables[name]
+            or name + GRADIENT_SUFFIX not in idle  # else the step has not touched it
         }
-        gradients = Gradients(
+        gradients = GradientEffects(
             none=frozenset((self._adds | self._sure.keys()) - kept - lost),
-            kept=frozenset(name for name in kept if name + SUFFIX in used or name in self._asked),
+            kept=frozenset(name for name in kept if name + GRADIENT_SUFFIX in used or name in self._asked),
             lost=frozenset(lost & self._sure.keys()),
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
             keeps=frozenset(name for name, end in ends.items() if end == "kept"),
@@ -246,7 +247,7 @@ def _is_zeroed_first(constant: torch.fx.Node) -> bool:
 
 def refuse_lost(graph: Graph) -> None:
     """Raise StateError if something that the step computes depends on gradients that were not kept."""
-    names = [i.name for i in graph.inputs if i.kind == LOST]
+    names = [i.name for i in graph.inputs if i.kind == LOST_GRADIENT]
     if names:
         raise StateError(
             f"the step depends on gradients that a call before it has left (those of {some(names)}) and that were not "

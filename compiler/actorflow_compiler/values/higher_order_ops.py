@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.torch_internals import is_fake, replaced_higher_order
-from actorflow_compiler.values.checks import within
+from actorflow_compiler.values.checks import within_branch
 
-__all__ = ["unrolled"]
+__all__ = ["unrolled_higher_order_ops"]
 
 METADATA = {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride,
@@ -26,7 +26,7 @@ METADATA = {
 
 
 @contextlib.contextmanager
-def unrolled() -> Iterator[None]:
+def unrolled_higher_order_ops() -> Iterator[None]:
     """In which they run so."""
     with replaced_higher_order({"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map": _map}):
         yield
@@ -81,7 +81,7 @@ def _cond(predicate: Any, true: Callable[..., Any], false: Callable[..., Any], o
     predicate = predicate.reshape(()).bool()
 
     def side(function: Callable[..., Any], taken: Tensor) -> Any:
-        with _Side(taken), within(taken):
+        with _Side(taken), within_branch(taken):
             return function(*operands)
 
     def choose(a: Any, b: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from actorflow_compiler.core.torch_internals import constant_of, node_of, real_tensors
 
-__all__ = ["KNOWN", "NUMBERS", "Asked", "Decisions", "Program", "Small"]
+__all__ = ["KNOWN", "NUMBERS", "ValueGuard", "ValueDecisions", "HostProgram", "HostProgramFinder"]
 
 MOST = 1024  # elements of a tensor that the host computes
 LONGEST = 200  # ops that it does
@@ -31,7 +31,7 @@ Step = tuple[str, list[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class HostProgram:
     """Ops in order, over variables and each other; ``result`` is the position of the one that is wanted."""
 
     inputs: tuple[str, ...]  # variables, which come first
@@ -50,12 +50,12 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ValueGuard:
     """A value that a step asked for: the plan holds while it is the same."""
 
     where: str  # the line
     method: str  # of NUMBERS
-    program: Program
+    program: HostProgram
     found: Any
 
     def now(self, values: Sequence[Tensor]) -> Any:
@@ -64,15 +64,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class ValueDecisions:
     """What a plan depends on of the values of small variables, and what it makes of them."""
 
-    asked: tuple[Asked, ...] = ()
-    moves: Mapping[str, Program] = field(default_factory=dict)  # variable → what a call leaves in it
+    asked: tuple[ValueGuard, ...] = ()
+    moves: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → what a call leaves in it
     loses: frozenset[str] = frozenset()  # variables that depend on more than such variables, after a call
 
     @property
-    def numbers(self) -> tuple[Asked, ...]:
+    def numbers(self) -> tuple[ValueGuard, ...]:
         """What was asked for that may be more than one of two things."""
         return tuple(asked for asked in self.asked if not isinstance(asked.found, bool))
 
@@ -85,14 +85,16 @@ class Decisions:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Decisions:
+    def from_json(data: Mapping[str, Any]) -> ValueDecisions:
         """What ``to_json`` made."""
-        asked = tuple(Asked(where, method, _program(program), found) for where, method, program, found in data["asked"])
+        asked = tuple(
+            ValueGuard(where, method, _program(program), found) for where, method, program, found in data["asked"]
+        )
         moves = {name: _program(program) for name, program in data["moves"].items()}
-        return Decisions(asked, moves, frozenset(data["loses"]))
+        return ValueDecisions(asked, moves, frozenset(data["loses"]))
 
 
-class Small:
+class HostProgramFinder:
     """Finds programs in a trace.
 
     ``names`` are its first placeholders' variables, ``known`` those to begin with, and ``root`` holds its constants.
@@ -111,14 +113,14 @@ class Small:
         for node in self._nodes:
             self._look(node)
 
-    def moved(self) -> tuple[dict[str, Program], frozenset[str]]:
-        """See ``Decisions``."""
+    def moved(self) -> tuple[dict[str, HostProgram], frozenset[str]]:
+        """See ``ValueDecisions``."""
         written = {n: name for n, name in self._names.items() if n in self._written and name in self._known}
         programs = {name: self.program(node) for node, name in written.items()}
         moves = {name: program for name, program in programs.items() if program is not None}
         return moves, frozenset(programs.keys() - moves.keys())
 
-    def program(self, wanted: fx.Node) -> Program | None:
+    def program(self, wanted: fx.Node) -> HostProgram | None:
         """What computes a node, as it is when the trace ends; None where more than ``known`` is needed."""
         needed: set[fx.Node] = set()
         pending = [wanted]
@@ -141,7 +143,7 @@ class Small:
                 if step is None:
                     return None
                 steps.append(step)
-        return Program(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
+        return HostProgram(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
 
     def outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
         """Whether a copy, or a view of it, is used after what it was taken of has changed."""
@@ -204,7 +206,7 @@ class Small:
 def _equal(one: Tensor, other: Tensor) -> Any:
     """``torch.equal`` of tensors that are made of constants, which functions of torch ask for themselves."""
     found = [node_of(tensor) for tensor in (one, other)]
-    programs = [at and Small(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
+    programs = [at and HostProgramFinder(at[0].graph, at[1], (), ()).program(at[0]) for at in found]
     if None in programs:
         return NotImplemented
     with real_tensors():
@@ -265,10 +267,10 @@ def _op(name: str) -> Callable[..., Any]:
     return found
 
 
-def _listed(program: Program) -> list[Any]:
+def _listed(program: HostProgram) -> list[Any]:
     return [program.inputs, program.steps, program.result]
 
 
-def _program(data: Sequence[Any]) -> Program:
+def _program(data: Sequence[Any]) -> HostProgram:
     inputs, steps, result = data
-    return Program(tuple(inputs), tuple((name, args, kwargs) for name, args, kwargs in steps), result)
+    return HostProgram(tuple(inputs), tuple((name, args, kwargs) for name, args, kwargs in steps), result)

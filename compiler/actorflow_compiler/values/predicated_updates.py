@@ -13,12 +13,12 @@ from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, arguments
 from actorflow_compiler.graph.graph import Graph, Node
 
-__all__ = ["guarded"]
+__all__ = ["predicate_updates"]
 
 FOUND = "found_inf"  # the operand that tells an optimizer to do nothing
 
 
-def guarded(graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> Graph:
+def predicate_updates(graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> Graph:
     """Guard all updates by ``checks``, in order: whether one raises, and the values that variables have there."""
     return _Guard(graph, checks).run() if checks else graph
 

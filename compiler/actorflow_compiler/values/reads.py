@@ -24,11 +24,11 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.lines import STDLIB, is_users
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
-from actorflow_compiler.values.checks import UNKNOWN, Checks, Raised
+from actorflow_compiler.values.checks import UNKNOWN, BranchExplorer, ExceptionRecord
 from actorflow_compiler.values.library_code import irrelevant_condition, remedy
-from actorflow_compiler.values.where_suggestions import rewritten
+from actorflow_compiler.values.where_suggestions import suggested_rewrite
 
-__all__ = ["ADDRESS", "DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "Reads", "place_of"]
+__all__ = ["ADDRESS", "DEPENDS_ON_VALUES", "LOOKS_AT_A_VALUE", "ValueReadHandler", "place_of"]
 
 LOOKS_AT_A_VALUE = (
     "the step looks at the value of a tensor here (an if, a loop, .item() or float()), but it is captured once for all "
@@ -72,7 +72,7 @@ OURSELVES = (  # warnings of torch that are about how a step is captured
 Decide = Callable[[Callable[[], tuple[str, str]], str, torch.Tensor], Any]
 
 
-class Reads:
+class ValueReadHandler:
     """Refuses reads while a step runs; ``check`` raises again what the step has caught.
 
     ``decide(place, name, tensor)``, where ``place()`` is where it is and what to do instead, gives what is known all
@@ -81,8 +81,8 @@ class Reads:
     """
 
     def __init__(
-        self, decide: Decide = lambda *_: None, late: bool = False, checks: Checks | None = None,
-        found: Callable[[torch.Tensor, str, Raised], None] = lambda *_: None,
+        self, decide: Decide = lambda *_: None, late: bool = False, checks: BranchExplorer | None = None,
+        found: Callable[[torch.Tensor, str, ExceptionRecord], None] = lambda *_: None,
     ) -> None:  # fmt: skip
         self._refused: list[CaptureError] = []
         self._decide, self._late = decide, late
@@ -104,7 +104,7 @@ class Reads:
     def refusal(self, text: str) -> CaptureError:
         """The error that refuses what the user's line does, which is raised again where the step catches it."""
         frames = traceback.extract_stack(sys._getframe(1))
-        more = remedy(frames) or (rewritten(frames) if text == LOOKS_AT_A_VALUE else "")
+        more = remedy(frames) or (suggested_rewrite(frames) if text == LOOKS_AT_A_VALUE else "")
         return self._refused_at(place_of(frames), text + more)
 
     def _refused_at(self, place: str, text: str) -> CaptureError:
@@ -117,7 +117,7 @@ class Reads:
 
         def place() -> tuple[str, str]:
             frames = traceback.extract_stack(frame)
-            return place_of(frames), remedy(frames) or rewritten(frames)
+            return place_of(frames), remedy(frames) or suggested_rewrite(frames)
 
         if self._late and name == "item" and tensor.dtype != torch.bool:  # arithmetic may go on with it
             later = read()

@@ -24,7 +24,7 @@ def attributes_given(tensor: Tensor) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Held:
+class StateTensor:
     """A tensor of the script and every place that holds it."""
 
     name: str
@@ -39,10 +39,10 @@ class Held:
 
 
 @dataclass(slots=True)
-class State:
+class ScriptState:
     """What the search through a job's script found.  Names are unique over all kinds."""
 
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, StateTensor] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)  # roots, by name
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # that are enabled
@@ -55,7 +55,7 @@ class State:
         return next((h.name for h in self.held.values() if h.tensor is tensor), None)
 
 
-def group_names(state: State) -> dict[tuple[str, str], str]:
+def group_names(state: ScriptState) -> dict[tuple[str, str], str]:
     """(optimizer, parameter) → ``optimizer.group``: whose learning rate the parameter follows in that optimizer's step.
 
     Raises CaptureError if an optimizer holds a parameter that the search did not find.
@@ -75,7 +75,7 @@ def group_names(state: State) -> dict[tuple[str, str], str]:
 
 
 @contextlib.contextmanager
-def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
+def stand_ins(state: ScriptState, make: Callable[[Tensor], Tensor]) -> Iterator[dict[str, Tensor]]:
     """Put ``make(tensor)`` in every place of every held tensor; restore the originals at the end.
 
     Recurrent layers keep their parameters in a list as well, which they make anew where they find others.
@@ -100,7 +100,9 @@ def stand_ins(state: State, make: Callable[[Tensor], Tensor]) -> Iterator[dict[s
             attributes[key] = value
 
 
-def _refuse_attributes(state: State, fakes: Mapping[str, Tensor], before: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_attributes(
+    state: ScriptState, fakes: Mapping[str, Tensor], before: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Raise CaptureError for an attribute that a step has given a tensor of the script, or changed there."""
     for name, fake in fakes.items():
         for key, value in vars(fake).items():
@@ -112,7 +114,7 @@ def _refuse_attributes(state: State, fakes: Mapping[str, Tensor], before: Mappin
                 )
 
 
-def real_optimizer_state(state: State) -> dict[str, Tensor]:
+def real_optimizer_state(state: ScriptState) -> dict[str, Tensor]:
     """The optimizer tensors that exist already, named ``optimizer.parameter.key``."""
     by_id = {id(h.tensor): h.name for h in state.held.values()}
     return {

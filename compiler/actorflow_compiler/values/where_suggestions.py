@@ -15,7 +15,7 @@ from traceback import FrameSummary
 
 from actorflow_compiler.core.lines import is_users
 
-__all__ = ["rewritten"]
+__all__ = ["suggested_rewrite"]
 
 Deciding = ast.If | ast.While | ast.IfExp | ast.Assert
 LONGEST = 300  # characters of a line that is shown
@@ -30,7 +30,7 @@ BOTH = (
 )
 
 
-def rewritten(frames: Iterable[FrameSummary]) -> str:
+def suggested_rewrite(frames: Iterable[FrameSummary]) -> str:
     """What may stand in place of the innermost line of the user's own, after a full stop; nothing where it is unknown.
 
     >>> rewritten([])
