@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.iteration import Run
+from actorflow_scheduler.iteration_graph import IterationOrder
 from actorflow_scheduler.portfolio import Portfolio
-from actorflow_scheduler.slots import Sizes
+from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import nanoseconds
 
 DEEPEST_FIRST = ("optimizer", "sink", "boxing", "send", "weight", "backward", "forward", "source")
@@ -50,5 +50,7 @@ def least(plan: Plan) -> dict[int, int]:
     for turn, node in enumerate(nodes):
         starts[node] = turn
     graph.lasts = [1] * len(nodes)
-    found = Sizes(graph, solved=0).slots(Run((), tuple(nodes), tuple(starts)), len(nodes), len(Sizes.LEVELS) - 1)
+    found = SlotPlanner(graph, solved=0).slots(
+        IterationOrder((), tuple(nodes), tuple(starts)), len(nodes), len(SlotPlanner.LEVELS) - 1
+    )
     return {r.id: found[r.id] for r in plan.registers}

@@ -32,11 +32,11 @@ from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Wor
 from actorflow.transport.messages import Credit, Filled, Line, Message, Ready, Region, Transport
 from actorflow.transport.shared import owned
 from actorflow.transport.small_tensors import decode
-from actorflow_scheduler.machine import Arrived, Credited, Fire, GiveCredit, Instruction, Issued, Release
+from actorflow_scheduler.machine import CallIssued, CreditReturned, Fire, GiveCredit, Instruction, Release, TokenArrived
 
 __all__ = ["Compute"]
 
-_ISSUED = Issued()
+_ISSUED = CallIssued()
 OTHERS = "other calls are done as ever"
 
 
@@ -285,7 +285,7 @@ class Compute:
                 self._transfers.bring(job, message, lambda: self._on.to_device(token))
 
     def _credited(self, job: Job, register: int) -> None:
-        self._apply(job, job.machine.handle(Credited(register)))
+        self._apply(job, job.machine.handle(CreditReturned(register)))
 
     def _take_filled(self, job: Job, peer: int, filled: Filled) -> None:
         """A token in shared memory is read where it lies; for a device with memory of its own a lane takes it there."""
@@ -302,7 +302,7 @@ class Compute:
         job.slots[register].put(sequence, token)
         if job.trails is not None:
             job.trails.received(register, sequence, mark)
-        self._apply(job, job.machine.handle(Arrived(register)))
+        self._apply(job, job.machine.handle(TokenArrived(register)))
 
     def _apply(self, job: Job, instructions: list[Instruction]) -> None:
         for todo in instructions:

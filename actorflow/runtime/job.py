@@ -41,7 +41,7 @@ from actorflow_compiler.plan.plan import (
     ToResult,
 )
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.machine import Finished, Machine
+from actorflow_scheduler.machine import ActorFinished, Machine
 
 INLINE = "inline"
 UNDONE = 1 << 20  # bytes; the values of larger variables are not kept while a call changes them
@@ -81,7 +81,7 @@ class Unit:
 
     actor: Actor
     rate: int
-    finished: Finished
+    finished: ActorFinished
     inline: bool  # fires on the compute thread
     passage: Passage | None  # how it is ordered with others on a device that runs ahead
     body: Body | None
@@ -282,7 +282,7 @@ class Job:
         return Unit(
             actor=actor,
             rate=actor.rate,
-            finished=Finished(actor.id),
+            finished=ActorFinished(actor.id),
             inline=(passage is None and (comm is None or quick)) or (passage is not None and passage.inline),
             passage=passage,
             body=body,

@@ -37,7 +37,7 @@ from actorflow_compiler.plan.plan import (
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_compiler.signatures.discovery.cache import directory, keep
 from actorflow_scheduler.hardware_file import read_hardware
-from actorflow_scheduler.work import work
+from actorflow_scheduler.work_digest import work_digest
 
 FORMAT = 1  # changes with the meaning of what is written
 BUDGET = 60.0  # seconds for all bodies of a plan; the most work first, the rest is estimated from what was measured
@@ -149,7 +149,7 @@ def measure(
         for actor in plan.actors:
             sends = sends or actor.comm is not None
             if actor.body is not None and not any(isinstance(o, OfInput) for o in actor.operands):
-                todo.setdefault(work(plan, actor), (plan, actor))
+                todo.setdefault(work_digest(plan, actor), (plan, actor))
     with _threads(threads), torch.no_grad():
         kernels = Kernels(on.where, OPS)
         missing = [name for name in todo if name not in costs.work]

@@ -30,9 +30,9 @@ from actorflow.transport.messages import DataPlane, Line, Message, Transport
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import Plan
-from actorflow_scheduler.machine import Issued
+from actorflow_scheduler.machine import CallIssued
 
-_ISSUED = Issued()
+_ISSUED = CallIssued()
 NOT_MADE = "this was a call before; the one that raises it has not been made"
 _JOIN = 5.0  # seconds that close() waits for threads, which a peer that stands still may hold for ever
 _open: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Comm, Plan
-from actorflow_scheduler.calls import order_calls
+from actorflow_scheduler.call_order import order_calls
 
 __all__ = ["Spot", "choose", "share", "spots_of", "unshare"]
 

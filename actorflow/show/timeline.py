@@ -12,8 +12,8 @@ from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.cost import Durations, variable_bytes
-from actorflow_scheduler.critical import critical_firings
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.critical_path import critical_firings
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.forecast import ITERATIONS, steady_after
 from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.timeline import nanoseconds, stuck
@@ -74,7 +74,7 @@ def from_costs(plan: Plan, times: Durations) -> Timeline:
     if plan.world > ALL_RANKS:
         folded = fold(plan, times)
         plan, alike = folded.plan, folded.alike
-    firings = Firings(plan, times)
+    firings = FiringTimes(plan, times)
     cycle = 0
     while not cycle and firings.iterations < ITERATIONS:
         if not firings.run():

@@ -15,7 +15,7 @@ from actorflow.tracing.folder import MERGED, Ran, Traced, ranks_text
 from actorflow.tracing.measured import REASONS, Measured, measured
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.core.units import columns, ranges_text, seconds_text
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import Timeline, stuck
 
@@ -95,7 +95,7 @@ def to_text(traced: Traced, found: Report) -> str:
 
 def _foretold(ran: Ran) -> Timeline:
     """The forecast that the plan was run with, whatever this machine would say now."""
-    firings = Firings(ran.plan, ran.costs)
+    firings = FiringTimes(ran.plan, ran.costs)
     if not firings.run(ITERATIONS):
         raise stuck(ran.plan, ITERATIONS)
     return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.lasts)

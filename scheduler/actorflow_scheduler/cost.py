@@ -12,7 +12,7 @@ from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
 from actorflow_compiler.plan.summary import variable_shape
-from actorflow_scheduler.work import work
+from actorflow_scheduler.work_digest import work_digest
 
 AT_ONCE = 65536  # bytes: up to here the members of an all-reduce by Gloo send all to all; above, they form a ring
 
@@ -36,10 +36,10 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     if actor.comm is not None:
         link = hardware.link(actor.comm.group)
         total += waits(plan, actor) * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
-    elif (
-        hardware.measured and actor.body is not None and (known := hardware.measured.get(work(plan, actor))) is not None
-    ):
-        return total + known
+    elif hardware.measured and actor.body is not None:
+        known = hardware.measured.get(work_digest(plan, actor))
+        if known is not None:
+            return total + known
     return total + max(
         actor.flops / flops_per_s(plan, actor, hardware), touched_bytes(plan, actor) / hardware.memory_bytes_per_s
     )

@@ -9,42 +9,42 @@ from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.plan.plan import Plan
 
 
-class Issued(NamedTuple):
+class CallIssued(NamedTuple):
     """One more iteration was called: every actor may fire ``rate`` times more."""
 
 
-class Finished(NamedTuple):
+class ActorFinished(NamedTuple):
     """A fired actor is done: its tokens are written, what it read may go."""
 
     actor: int
 
 
-class Arrived(NamedTuple):
+class TokenArrived(NamedTuple):
     """The next token of a register that a remote "send" actor fills is complete on this rank."""
 
     register: int
 
 
-class Credited(NamedTuple):
+class CreditReturned(NamedTuple):
     """The readers' rank freed a slot of a register that a "send" actor of this rank fills."""
 
     register: int
 
 
-Event = Issued | Finished | Arrived | Credited
-Held = tuple[int, int, bool]  # register, number of the token since the start, does it end with this firing
+Event = CallIssued | ActorFinished | TokenArrived | CreditReturned
+TokenUse = tuple[int, int, bool]  # register, number of the token since the start, does it end with this firing
 
 
 class Fire(NamedTuple):
-    """Run an actor; tell the machine ``Finished`` when it is done.
+    """Run an actor; tell the machine ``ActorFinished`` when it is done.
 
     The token number n lies in slot ``n % slots`` of its register.
     """
 
     actor: int
     firing: int  # since the start; the piece is firing % rate
-    reads: tuple[Held, ...]  # the last field: the reader is done with the token after this firing
-    writes: tuple[Held, ...]  # the last field: this firing completes the token
+    reads: tuple[TokenUse, ...]  # the last field: the reader is done with the token after this firing
+    writes: tuple[TokenUse, ...]  # the last field: this firing completes the token
 
 
 class Release(NamedTuple):

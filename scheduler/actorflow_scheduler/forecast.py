@@ -11,10 +11,10 @@ import numpy as np
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import momentary_bytes, variable_bytes
-from actorflow_scheduler.critical import critical_path
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.critical_path import critical_path
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING, Notation, frozen
-from actorflow_scheduler.rank_classes import Folded, fold
+from actorflow_scheduler.rank_classes import FoldedPlan, fold
 from actorflow_scheduler.timeline import Timeline, nanoseconds, stuck
 
 ITERATIONS = 8  # at most; most plans are steady after 3
@@ -59,17 +59,17 @@ class Forecast:
         return None if memory is None else all(r.total <= memory for r in self.ranks)
 
 
-def forecast(plan: Plan | Folded, hardware: Hardware) -> Forecast:
+def forecast(plan: Plan | FoldedPlan, hardware: Hardware) -> Forecast:
     """Foretell what a scheduled plan does; alike ranks are simulated once.
 
     A collective costs what its whole group makes of it.  Raises DeadlockError if the plan gets stuck
     and PlanError if a queue has no order.
     """
-    whole = plan.plan if isinstance(plan, Folded) else plan
+    whole = plan.plan if isinstance(plan, FoldedPlan) else plan
     times = nanoseconds(whole, hardware)
     folded = fold(plan, times)
     plan = folded.plan
-    firings = Firings(plan, times)
+    firings = FiringTimes(plan, times)
     cycle = 0
     while not cycle and firings.iterations < ITERATIONS:
         if not firings.run():
@@ -112,12 +112,12 @@ def forecast(plan: Plan | Folded, hardware: Hardware) -> Forecast:
     )
 
 
-def steady_after(firings: Firings) -> int:
+def steady_after(firings: FiringTimes) -> int:
     """How many iterations the last ones repeat, later by the same time; 0 if they do not."""
     return next((c for c in range(1, firings.iterations // 2 + 1) if _repeats(firings, c)), 0)
 
 
-def _repeats(firings: Firings, cycle: int) -> bool:
+def _repeats(firings: FiringTimes, cycle: int) -> bool:
     """Whether the last ``cycle`` iterations are those before them, all later by the same time."""
     by: int | None = None
     for actor in firings.plan.actors:

@@ -5,9 +5,9 @@ an iteration was called for it, and it is its turn on its queue.  The worker run
 real clock and the timeline on a virtual one.
 
 >>> machine = Machine(plan, rank=0)
->>> machine.handle(Issued())
+>>> machine.handle(CallIssued())
 [Fire(actor=0, firing=0, reads=(), writes=((0, 0, True),))]
->>> machine.handle(Finished(0))
+>>> machine.handle(ActorFinished(0))
 [Fire(actor=1, firing=0, reads=((0, 0, True),), writes=())]
 """
 
@@ -19,33 +19,33 @@ from collections.abc import Callable
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.plan import Actor, Plan, Register
 from actorflow_scheduler.events import (
-    Arrived,
-    Credited,
+    ActorFinished,
+    CallIssued,
+    CreditReturned,
     Event,
-    Finished,
     Fire,
     GiveCredit,
-    Held,
     IllegalEvent,
     Instruction,
-    Issued,
     Release,
+    TokenArrived,
+    TokenUse,
     Wait,
     explain,
     name,
 )
 
 __all__ = [
-    "Arrived",
-    "Credited",
+    "TokenArrived",
+    "CreditReturned",
     "Event",
-    "Finished",
+    "ActorFinished",
     "Fire",
     "GiveCredit",
-    "Held",
+    "TokenUse",
     "IllegalEvent",
     "Instruction",
-    "Issued",
+    "CallIssued",
     "Machine",
     "Release",
     "Wait",
@@ -147,10 +147,10 @@ class Machine:
         self._firings = sum(a.rate for a in self._actors.values())
         self._freeze()
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
-            Finished: self._finished,
-            Arrived: self._arrived,
-            Credited: self._credited,
-            Issued: self._issued,
+            ActorFinished: self._finished,
+            TokenArrived: self._arrived,
+            CreditReturned: self._credited,
+            CallIssued: self._issued,
         }
 
     def _join(self, register: Register) -> None:
@@ -191,7 +191,7 @@ class Machine:
         """Whether every iteration that was called is done on this rank."""
         return self._left == 0
 
-    def _issued(self, event: Issued) -> list[Instruction]:
+    def _issued(self, event: CallIssued) -> list[Instruction]:
         out: list[Instruction] = []
         self._left += self._firings
         for actor in self._actors.values():
@@ -203,7 +203,7 @@ class Machine:
                 self._fire(queue.head, out)
         return out
 
-    def _finished(self, event: Finished) -> list[Instruction]:
+    def _finished(self, event: ActorFinished) -> list[Instruction]:
         actor = self._actors.get(event.actor)
         if actor is None or actor.queue.running is not actor:
             raise self._illegal(event, actor, "the actor is not running on this rank")
@@ -230,7 +230,7 @@ class Machine:
             self._wake(woken, out)
         return out
 
-    def _arrived(self, event: Arrived) -> list[Instruction]:
+    def _arrived(self, event: TokenArrived) -> list[Instruction]:
         r = self._registers.get(event.register)
         if r is None or not r.filled_remotely or r.complete - r.released >= r.slots:
             raise self._illegal(event, r, "no slot of such a register was free on this rank")
@@ -242,7 +242,7 @@ class Machine:
         self._wake(woken, out)
         return out
 
-    def _credited(self, event: Credited) -> list[Instruction]:
+    def _credited(self, event: CreditReturned) -> list[Instruction]:
         r = self._registers.get(event.register)
         if r is None or not r.read_remotely or r.begun == r.released:
             raise self._illegal(event, r, "no slot of such a register was taken by this rank")
@@ -294,8 +294,8 @@ class Machine:
         """Start the next firing and count what the one after it misses."""
         firing = actor.fired
         after = firing + 1
-        reads: list[Held] = []
-        writes: list[Held] = []
+        reads: list[TokenUse] = []
+        writes: list[TokenUse] = []
         missing = 0
         for e in actor.inputs:
             r = e.register

@@ -19,7 +19,7 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.rank_classes import Folded
+from actorflow_scheduler.rank_classes import FoldedPlan
 
 
 def outline(
@@ -34,7 +34,7 @@ def outline(
     dtype: str = "bfloat16",
     optimizer: int = 6,
     ahead: int = 0,
-) -> Folded:
+) -> FoldedPlan:
     """The plan of a pipeline that is known by its sizes alone: 1F1B over ``stages`` × ``replicas`` ranks.
 
     ``flops`` is what a stage's forward does for one micro-batch (a number for each stage, or one for
@@ -45,7 +45,7 @@ def outline(
     which add up their gradients; only the first of them is listed.
     """
     each = list(flops) if isinstance(flops, Sequence) else [flops] * stages
-    made = _Outline(dtype)
+    made = _OutlineBuilder(dtype)
     for k in range(stages):
         ranks = tuple(range(k * replicas, (k + 1) * replicas))
         made.stage(
@@ -66,7 +66,7 @@ def outline(
         orders=tuple(made.orders),
         ranks=tuple(alike),
     )
-    return Folded(_by_nccl(verify(plan)), alike)
+    return FoldedPlan(_by_nccl(verify(plan)), alike)
 
 
 def _by_nccl(plan: Plan) -> Plan:
@@ -77,7 +77,7 @@ def _by_nccl(plan: Plan) -> Plan:
     )
 
 
-class _Outline:
+class _OutlineBuilder:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.actors: list[Actor] = []

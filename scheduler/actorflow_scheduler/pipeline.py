@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.plan import Actor, Plan
-from actorflow_scheduler.published import Guide, Task, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
+from actorflow_scheduler.published_orders import (
+    PublishedOrder,
+    StageTask,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 
 SCHEDULES = ("auto", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-STRAIGHT: dict[str, Callable[[int, int], Guide]] = {
+STRAIGHT: dict[str, Callable[[int, int], PublishedOrder]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "zb-h1": zb_h1,
@@ -76,7 +85,7 @@ class Pipeline:
             return f"needs one stage on each rank: flow.place(model, stages={self.length}) makes that"
         return None
 
-    def guide(self, name: str) -> Guide:
+    def guide(self, name: str) -> PublishedOrder:
         """The published order, in the plan's own numbers of stages; raises PlanError if it does not fit."""
         if (why := self.misfit(name)) is not None:
             found = "; ".join(f"{list(s)}" for s in self.stages)
@@ -103,8 +112,8 @@ def find_pipeline(plan: Plan) -> Pipeline:
     )
 
 
-def task_of(plan: Plan, actor: Actor, firing: int) -> Task | None:
+def task_of(plan: Plan, actor: Actor, firing: int) -> StageTask | None:
     """What an actor does for its stage in one firing; None for what is not done piece by piece."""
     if actor.queue != "compute" or actor.kind not in LETTERS or actor.rate != plan.pieces:
         return None
-    return Task(actor.stage, LETTERS[actor.kind], firing % actor.rate)
+    return StageTask(actor.stage, LETTERS[actor.kind], firing % actor.rate)

@@ -15,11 +15,11 @@ from itertools import pairwise
 
 from actorflow_compiler.plan.plan import Order, Plan
 from actorflow_scheduler.cost import Durations
-from actorflow_scheduler.critical import critical_firings
-from actorflow_scheduler.firings import Firings
-from actorflow_scheduler.iteration import Edge, Iteration, Run
+from actorflow_scheduler.critical_path import critical_firings
+from actorflow_scheduler.firing_times import FiringTimes
+from actorflow_scheduler.iteration_graph import Dependency, IterationGraph, IterationOrder
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline, task_of
-from actorflow_scheduler.published import Guide, Task
+from actorflow_scheduler.published_orders import PublishedOrder, StageTask
 from actorflow_scheduler.slots import roomy
 from actorflow_scheduler.timeline import stuck
 
@@ -36,7 +36,7 @@ class Candidate:
 
     name: str  # where it comes from: "zb-h1", "priorities"
     plan: Plan  # with these orders and slots for everything
-    run: Run
+    run: IterationOrder
     period: float  # nanoseconds
 
 
@@ -50,11 +50,11 @@ class Portfolio:
         self.plan = roomy(plan)
         self.times = times
         self.tried = 0
-        self.graph = graph = Iteration(plan, times)
+        self.graph = graph = IterationGraph(plan, times)
         self.budget = min(MOST, LEAST + EACH * len(graph.members))
         self.pipeline = find_pipeline(plan)
-        self.nodes: dict[tuple[int, Task], list[int]] = {}  # (rank, task) → its nodes
-        self.task: dict[int, tuple[int, Task]] = {}
+        self.nodes: dict[tuple[int, StageTask], list[int]] = {}  # (rank, task) → its nodes
+        self.task: dict[int, tuple[int, StageTask]] = {}
         for a in plan.actors:
             for n in range(a.rate if task_of(plan, a, 0) is not None else 0):
                 task = task_of(plan, a, n)
@@ -88,7 +88,7 @@ class Portfolio:
         number = {key: i for i, key in enumerate(sorted(set(wanted)))}
         return [number[key] for key in wanted]
 
-    def by_guide(self, guide: Guide) -> list[int]:
+    def by_guide(self, guide: PublishedOrder) -> list[int]:
         """As the guide says, then weights that it does not speak of, then optimizers; all else goes first."""
         keys = []
         for node, members in enumerate(self.graph.members):
@@ -105,23 +105,23 @@ class Portfolio:
                     keys[node] = turn
         return keys
 
-    def in_turn(self, guide: Guide) -> Iterator[Edge]:
+    def in_turn(self, guide: PublishedOrder) -> Iterator[Dependency]:
         """Every rank keeps to the guide."""
         for rank, position in self.pipeline.position.items():
             tasks = [self.nodes[rank, t] for t in guide[position] if (rank, t) in self.nodes]
             yield from pairwise(n for nodes in tasks for n in nodes)
 
-    def no_further(self, guide: Guide) -> Iterator[Edge]:
+    def no_further(self, guide: PublishedOrder) -> Iterator[Dependency]:
         """No rank begins more pieces than the guide has in flight and one, which may wait in a collective."""
         for rank, position in self.pipeline.position.items():
-            done: list[Task] = []
+            done: list[StageTask] = []
             for task in guide[position]:
                 if task.kind == "B":
                     done.append(task)
                 elif task.kind == "F" and len(done) > 1:
                     yield from self.after(rank, done[-2], task)
 
-    def at_most(self, ahead: float, weights_only: bool = False) -> Iterator[Edge]:
+    def at_most(self, ahead: float, weights_only: bool = False) -> Iterator[Dependency]:
         """Limits on the pieces that a stage has begun and not yet taken back: with 0 those of 1F1B and ZB-H1.
 
         With 1 they are what communication that takes less than computing can use, and ZB-H2's.
@@ -135,16 +135,16 @@ class Portfolio:
                 limits = {"W": len(stages) + int(ahead * more), "B": here + int(ahead * (here - 1 + self.hides))}
                 for kind in "W" if weights_only else "WB":
                     if task.piece >= limits[kind]:
-                        yield from self.after(rank, Task(task.stage, kind, task.piece - limits[kind]), task)
+                        yield from self.after(rank, StageTask(task.stage, kind, task.piece - limits[kind]), task)
 
-    def few(self, limit: int) -> Iterator[Edge]:
+    def few(self, limit: int) -> Iterator[Dependency]:
         """No stage has more than so many pieces in flight."""
         for rank, task in self.nodes:
             if task.kind == "F" and task.piece >= limit:
                 for kind in "BW":
-                    yield from self.after(rank, Task(task.stage, kind, task.piece - limit), task)
+                    yield from self.after(rank, StageTask(task.stage, kind, task.piece - limit), task)
 
-    def after(self, rank: int, first: Task, then: Task) -> Iterator[Edge]:
+    def after(self, rank: int, first: StageTask, then: StageTask) -> Iterator[Dependency]:
         """A rank does one task before another."""
         for u in self.nodes.get((rank, first), ()):
             for v in self.nodes.get((rank, then), ()):
@@ -158,7 +158,7 @@ class Portfolio:
     # ---- candidates
 
     def consider(
-        self, name: str, keys: Sequence[int], edges: Iterable[Edge] = (), patience: float = 0.0
+        self, name: str, keys: Sequence[int], edges: Iterable[Dependency] = (), patience: float = 0.0
     ) -> Candidate | None:
         """Evaluate a candidate; None if it cannot be, is one of those found, or nothing more may be simulated."""
         if self.budget <= 0 and self.found:
@@ -176,9 +176,9 @@ class Portfolio:
         self.found.append(found)
         return found
 
-    def evaluate(self, plan: Plan) -> Firings:
+    def evaluate(self, plan: Plan) -> FiringTimes:
         """The firings of enough iterations to tell the period; raises DeadlockError."""
-        firings = Firings(plan, self.times)
+        firings = FiringTimes(plan, self.times)
         ends = [0]
         while firings.iterations < STEADY:
             if not firings.run():
@@ -310,7 +310,7 @@ def _ends(block: Sequence[int], near: bool) -> Iterator[tuple[int, int]]:
         yield from ((node, block[-1]) for node in block[1:-2])
 
 
-def period(firings: Firings) -> float:
+def period(firings: FiringTimes) -> float:
     """Nanoseconds of an iteration, over the later half of those that were run."""
     done = firings.iterations
     half = done // 2
@@ -323,6 +323,6 @@ def period(firings: Firings) -> float:
     return (ends[done] - ends[half]) / (done - half)
 
 
-def iteration_end(firings: Firings) -> int:
+def iteration_end(firings: FiringTimes) -> int:
     """When the last iteration that was run is done."""
     return max((ends[-1] for ends in firings.ends.values()), default=0)

@@ -13,9 +13,9 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Plan
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import momentary_bytes
 from actorflow_scheduler.events import Fire, Instruction
+from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 
 WHAT_TO_DO = "use more ranks, or micro-batches of fewer samples"
@@ -76,7 +76,7 @@ def _part(member: Actor) -> str:
 
 def _prove_live(plan: Plan) -> None:
     """Run it; orders that differ between the members of a collective end in a deadlock here."""
-    cluster = Cluster(plan)
+    cluster = SimulatedCluster(plan)
     before = cluster.tokens()
     todo: list[Instruction] = []
     for _ in range(ITERATIONS):

@@ -16,7 +16,7 @@ from actorflow_scheduler.cost import Durations, variable_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedPlan:
     """A plan that lists the actors of one rank of each class (``plan.ranks``).
 
     Sends go to listed ranks; the groups of collectives name all their ranks, listed or not.
@@ -26,22 +26,22 @@ class Folded:
     alike: Mapping[int, Sequence[int]]  # listed rank → the ranks that it stands for, with itself
 
 
-def fold(plan: Plan | Folded, times: Durations) -> Folded:
+def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
     """List only one rank, the lowest, of each class; ``times`` says how long each actor's firing lasts."""
-    given = plan if isinstance(plan, Folded) else Folded(plan, {a.rank: (a.rank,) for a in plan.actors})
+    given = plan if isinstance(plan, FoldedPlan) else FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors})
     ranks = _Ranks(given.plan, times)
     classes: dict[int, list[int]] = {}
     for rank, colour in sorted(ranks.refined().items()):
         classes.setdefault(colour, []).append(rank)
     if len(classes) == len(ranks.actors):
         return given
-    return Folded(
+    return FoldedPlan(
         ranks.only({members[0]: members for members in classes.values()}),
         {members[0]: sorted(r for m in members for r in given.alike[m]) for members in classes.values()},
     )
 
 
-def unfold(plan: Plan, folded: Folded) -> Plan:
+def unfold(plan: Plan, folded: FoldedPlan) -> Plan:
     """The whole plan with the slots and orders that were found for one rank of each class.
 
     An order of the listed ranks that is part of one topological order of all their firings is, for all

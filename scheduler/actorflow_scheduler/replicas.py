@@ -13,10 +13,10 @@ from dataclasses import replace
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.plan.plan import Actor, Comm, Plan, Variable
-from actorflow_scheduler.rank_classes import Folded
+from actorflow_scheduler.rank_classes import FoldedPlan
 
 
-def replicated(plan: Plan, times: int) -> Folded:
+def replicated(plan: Plan, times: int) -> FoldedPlan:
     """The plan with ``times`` as many data-parallel replicas, for a forecast.
 
     The ranks of a stage, those whose actors have the same stages, are followed by their copies.
@@ -63,7 +63,7 @@ def replicated(plan: Plan, times: int) -> Folded:
         ranks=tuple(sorted(numbers[rank][0] for rank in parts)),
         calls=(),  # those of one replica; nothing runs this plan
     )
-    return Folded(copied, {numbers[rank][0]: numbers[rank] for rank in parts})
+    return FoldedPlan(copied, {numbers[rank][0]: numbers[rank] for rank in parts})
 
 
 def parts_of(plan: Plan) -> dict[int, Hashable]:

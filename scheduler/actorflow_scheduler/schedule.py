@@ -18,8 +18,8 @@ from actorflow_scheduler.pipeline import SCHEDULES
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio
 from actorflow_scheduler.portfolio import period as period_of
 from actorflow_scheduler.proof import WHAT_TO_DO, prove, too_much
-from actorflow_scheduler.rank_classes import Folded, fold, unfold
-from actorflow_scheduler.slots import Sizes
+from actorflow_scheduler.rank_classes import FoldedPlan, fold, unfold
+from actorflow_scheduler.slots import SlotPlanner
 from actorflow_scheduler.timeline import Timeline, nanoseconds
 
 __all__ = ["SCHEDULES", "check_name", "schedule"]
@@ -75,9 +75,9 @@ class _Search:
     def __init__(self, make: Callable[[Variant], Plan] | Plan, hardware: Hardware, memory: Memory, name: str) -> None:
         self.make, self.hardware, self.memory, self.name = make, hardware, memory, name
         self.made: dict[Variant, Portfolio] = {}
-        self.sizes: dict[Variant, Sizes] = {}
+        self.sizes: dict[Variant, SlotPlanner] = {}
         self.whole: dict[Variant, Plan] = {}
-        self.folded: dict[Variant, Folded] = {}
+        self.folded: dict[Variant, FoldedPlan] = {}
         self.momentary: dict[Variant, Mapping[int, int]] = {}  # listed rank → bytes that an actor needs while it fires
 
     def unfolded(self, found: _Sized) -> Plan:
@@ -132,7 +132,7 @@ class _Search:
             plan = verify(self.make(variant) if callable(self.make) else self.make)
             times = nanoseconds(plan, self.hardware)
             self.whole[variant] = plan
-            self.folded[variant] = folded = fold(Folded(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
+            self.folded[variant] = folded = fold(FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors}), times)
             self.momentary[variant] = momentary_bytes(folded.plan)
             self.made[variant] = Portfolio(folded.plan, times)
         return self.made[variant]
@@ -175,16 +175,16 @@ class _Search:
 
     def fewest(self, variant: Variant, candidate: Candidate) -> _Sized | None:
         """The most slots that fit the memory; None if the fewest do not."""
-        last = len(Sizes.LEVELS) - 1
+        last = len(SlotPlanner.LEVELS) - 1
         least = self.size(variant, candidate, last)
         if not self.fits(least):
             return None
         each = (self.size(variant, candidate, level) for level in range(last))
         return next((sized for sized in each if self.fits(sized)), least)
 
-    def sizes_of(self, variant: Variant) -> Sizes:
+    def sizes_of(self, variant: Variant) -> SlotPlanner:
         if variant not in self.sizes:
-            self.sizes[variant] = Sizes(self.made[variant].graph)
+            self.sizes[variant] = SlotPlanner(self.made[variant].graph)
         return self.sizes[variant]
 
     def size(self, variant: Variant, candidate: Candidate, level: int) -> _Sized:
@@ -218,7 +218,7 @@ class _Search:
         nearest = min(
             self.candidates(list(self.made)), key=lambda x: self.over(self.sizes_of(x[0]).at_least(x[1].run), x[0])[0]
         )
-        sized = self.size(*nearest, len(Sizes.LEVELS) - 1)
+        sized = self.size(*nearest, len(SlotPlanner.LEVELS) - 1)
         rank = self.over(sized.peak, sized.variant)[1]
         cap = self.caps(sized.variant)[rank] + self.momentary[sized.variant][rank]
         text = f"plan {sized.plan.name!r}: schedule {self.name!r}: " + too_much(sized.plan, rank, sized.peak[rank], cap)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorflow_compiler.plan.plan import Plan, Register, tokens_per_iteration
-from actorflow_scheduler.iteration import Iteration, Run
+from actorflow_scheduler.iteration_graph import IterationGraph, IterationOrder
 
 SOLVED = 12_000  # firings of an iteration; the program of a larger one takes too long
 PASSES = 200  # over the constraints, to mend what rounding to nanoseconds did
@@ -29,12 +29,12 @@ Slots = dict[int, int]  # register → slots
 _Need = tuple[int, int, int, int]  # a firing, one that needs it, iterations between them, nanoseconds under way
 
 
-class Sizes:
+class SlotPlanner:
     """Slot counts for the orders of one plan, from plentiful (level 0) to as few as the orders allow."""
 
     LEVELS = ((1.0, True), (1.0, False), (1.1, False), (10.0, False))  # times the period; two slots between queues?
 
-    def __init__(self, graph: Iteration, solved: int = SOLVED) -> None:
+    def __init__(self, graph: IterationGraph, solved: int = SOLVED) -> None:
         self.graph = graph
         self.solved = solved
         self.way = graph.times.way
@@ -54,7 +54,7 @@ class Sizes:
             if r.nbytes and r.id not in self.crossing
         ]
 
-    def slots(self, run: Run, period: float, level: int = 0) -> Slots:
+    def slots(self, run: IterationOrder, period: float, level: int = 0) -> Slots:
         """Slots of all registers; those with initial tokens keep theirs.
 
         Times that only the solver would find are not looked for in large plans: they get what the
@@ -76,7 +76,7 @@ class Sizes:
             found[r.id] = slots
         return found
 
-    def estimate(self, run: Run) -> int:
+    def estimate(self, run: IterationOrder) -> int:
         """The bytes of the rank with most of them, if the iteration runs alone."""
         taken: Counter[int] = Counter()
         starts, every = np.array(run.starts, np.int64), self.length(run)
@@ -85,7 +85,7 @@ class Sizes:
                 taken[self.plan.home(r)] += r.nbytes * self.held(r, starts, every)
         return max(taken.values(), default=0)
 
-    def at_least(self, run: Run) -> dict[int, int]:
+    def at_least(self, run: IterationOrder) -> dict[int, int]:
         """Rank → bytes that registers within one of its queues hold at a time: their orders alone say so."""
         turn = np.empty(len(run.nodes), np.int64)
         turn[np.array(run.nodes)] = np.arange(len(run.nodes))
@@ -100,7 +100,7 @@ class Sizes:
             most[rank] = max(most.get(rank, 0), int(np.cumsum(change).max()))
         return most
 
-    def length(self, run: Run) -> int:
+    def length(self, run: IterationOrder) -> int:
         """Nanoseconds of the iteration alone."""
         graph = self.graph
         return max((s + t + way for s, t, way in zip(run.starts, graph.lasts, graph.way, strict=True)), default=1)
@@ -115,7 +115,7 @@ class Sizes:
         begins = np.add.outer(np.arange(again) * every, begun).ravel()
         return int((np.searchsorted(begins, freed, side="left") - np.arange(len(freed))).max())
 
-    def place(self, run: Run, every: int) -> Starts | None:
+    def place(self, run: IterationOrder, every: int) -> Starts | None:
         """When each firing starts, so that registers hold the fewest bytes; None if no times are found."""
         from scipy.optimize import linprog  # here: it takes a third of a second, in every process
         from scipy.sparse import csr_array
@@ -177,7 +177,7 @@ def roomy(plan: Plan) -> Plan:
     )
 
 
-def _needs(graph: Iteration, plan: Plan) -> Iterator[_Need]:
+def _needs(graph: IterationGraph, plan: Plan) -> Iterator[_Need]:
     """What firings need of each other, with slots for all tokens of an iteration."""
     for a in plan.actors:
         base = graph.first[a.id]
@@ -187,7 +187,7 @@ def _needs(graph: Iteration, plan: Plan) -> Iterator[_Need]:
         yield from ((u, v, ago, way) for u, v, ago in (*graph.edges(r), *graph.credits(r, r.slots)))
 
 
-def _turns(graph: Iteration, run: Run) -> Iterator[_Need]:
+def _turns(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
     """Each queue's order, and its first firing after its last one of the iteration before."""
     queues: list[list[int]] = [[] for _ in graph.names]
     for node in run.nodes:
@@ -198,7 +198,7 @@ def _turns(graph: Iteration, run: Run) -> Iterator[_Need]:
         yield chain[-1], chain[0], 1, 0
 
 
-def _tokens(graph: Iteration, register: Register) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _tokens(graph: IterationGraph, register: Register) -> Iterator[tuple[int, tuple[int, ...]]]:
     """For each token of an iteration the firing that begins it, and those after which readers let it go."""
     made = graph.first[register.producer]
     for token in range(tokens_per_iteration(graph.plan, register)):

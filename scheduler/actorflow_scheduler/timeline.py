@@ -3,7 +3,7 @@
 The clock counts whole nanoseconds, so equal times are equal and every run of it is the same.  A
 collective starts when all its members were fired and lasts as long as its slowest; a send's tokens
 arrive a latency after it is done, and the credits for them come back in as much time.  Frozen orders
-are evaluated by ``firings.py``.
+are evaluated by ``firing_times.py``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan, Register
-from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import Durations, seconds, way
 from actorflow_scheduler.events import Fire
-from actorflow_scheduler.firings import Firings, Times
+from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
 from actorflow_scheduler.notation import COMPUTING, Notation
+from actorflow_scheduler.simulated_cluster import SimulatedCluster
 
 
 class Span(NamedTuple):
@@ -89,13 +89,13 @@ class Timeline:
         return {queue: time / total for queue, time in sorted(worked.items())}
 
     @cached_property
-    def live_bytes(self) -> dict[int, tuple[Times, Times]]:
+    def live_bytes(self) -> dict[int, tuple[Nanoseconds, Nanoseconds]]:
         """Rank → when its live bytes of registers change, from 0 on, in nanoseconds, and how many live from then on.
 
         What is freed at an instant goes first, so that an instant may be named several times.
         """
         plan = self.plan
-        changes: dict[int, tuple[list[Times], list[Times]]] = {a.rank: ([], []) for a in plan.actors}
+        changes: dict[int, tuple[list[Nanoseconds], list[Nanoseconds]]] = {a.rank: ([], []) for a in plan.actors}
         begin = dict.fromkeys(changes, 0)
         for r in plan.registers:
             if r.nbytes:
@@ -126,7 +126,7 @@ class Timeline:
             found[r.id] = r.initial + max(0, int(taken.max(initial=0)))
         return found
 
-    def _tokens(self, register: Register) -> tuple[Times, Times]:
+    def _tokens(self, register: Register) -> tuple[Nanoseconds, Nanoseconds]:
         """When a register's tokens took their slots, but for the initial ones, and when slots were freed."""
         producer = register.producer
         begun = np.array(self.fired[producer][:: register.fill], np.int64)
@@ -152,7 +152,7 @@ def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
     Raises DeadlockError, with the cycle, if the plan gets stuck, and PlanError if a queue has no order.
     """
     times = nanoseconds(plan, hardware)
-    firings = Firings(plan, times)
+    firings = FiringTimes(plan, times)
     if not firings.run(iterations):
         raise stuck(plan, iterations)
     return Timeline(plan, iterations, firings.fired, firings.ends, firings.lasts)
@@ -168,7 +168,7 @@ def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
 
 def stuck(plan: Plan, iterations: int) -> DeadlockError:
     """The error that shows why a plan gets stuck: its machines do, as well."""
-    cluster = Cluster(plan)
+    cluster = SimulatedCluster(plan)
     todo = [i for _ in range(iterations) for i in cluster.issue()]
     while todo:
         instruction = todo.pop()

@@ -32,7 +32,7 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )
 from actorflow_scheduler.cost import seconds
-from actorflow_scheduler.work import work
+from actorflow_scheduler.work_digest import work_digest
 
 WIDTH = 96
 
@@ -84,12 +84,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_distinct_body_is_measured_on_tensors_of_the_plan_s_shapes() -> None:
     plan = plan_of(product(), LOOKUP, SCALED)
     hardware = measure([plan], "cpu", 1)
-    assert hardware.measured.keys() == {work(plan, a) for a in plan.actors if a.body is not None}
+    assert hardware.measured.keys() == {work_digest(plan, a) for a in plan.actors if a.body is not None}
     for actor in plan.actors[1:]:
-        taken = hardware.measured[work(plan, actor)]
+        taken = hardware.measured[work_digest(plan, actor)]
         assert 0 < taken < 1
         assert seconds(plan, actor, hardware) == hardware.fire_overhead_s + taken
-    assert hardware.flops_per_s == pytest.approx(2 * WIDTH**3 / hardware.measured[work(plan, plan.actors[1])])
+    assert hardware.flops_per_s == pytest.approx(2 * WIDTH**3 / hardware.measured[work_digest(plan, plan.actors[1])])
 
 
 def test_what_cannot_run_on_invented_values_is_estimated_by_what_could() -> None:
@@ -106,7 +106,7 @@ def test_the_most_work_is_measured_first_where_time_does_not_suffice_for_all(mon
     monkeypatch.setattr(costs.time, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(costs, "_time", lambda kernels, plan, actor, device: 1.0)
     hardware = measure([plan], "cpu", 1, budget=1.5)
-    assert hardware.measured == {work(plan, plan.actors[2]): 1.0}
+    assert hardware.measured == {work_digest(plan, plan.actors[2]): 1.0}
 
 
 def test_what_was_measured_is_kept_for_later_plans_and_runs_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from actorflow.transport.timeouts import Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput, OfPiece, OfScalar, OfVariable, Plan, Variable
-from actorflow_scheduler.calls import order_calls
+from actorflow_scheduler.call_order import order_calls
 from runtime.programs import V0, V1, V2, V3, V4, V5, V6, Program, body, on, spec, step
 
 SECONDS = 100.0  # for everything that a process does

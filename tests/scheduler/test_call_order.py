@@ -19,7 +19,15 @@ from actorflow_compiler.plan.plan import Plan, moves_by
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler import schedule
-from actorflow_scheduler.events import Arrived, Credited, Finished, Fire, GiveCredit, Instruction, Issued
+from actorflow_scheduler.events import (
+    ActorFinished,
+    CallIssued,
+    CreditReturned,
+    Fire,
+    GiveCredit,
+    Instruction,
+    TokenArrived,
+)
 from actorflow_scheduler.machine import Machine
 from drawn_plans import meshes, pipelines
 from models import CASES
@@ -86,7 +94,7 @@ class Cluster:
     def issue(self) -> None:
         for number, rank in self.ranks.items():
             rank.turns.begin(0)
-            self.carry_out(number, rank.machine.handle(Issued()))
+            self.carry_out(number, rank.machine.handle(CallIssued()))
 
     def carry_out(self, number: int, instructions: list[Instruction]) -> None:
         rank = self.ranks[number]
@@ -105,20 +113,20 @@ class Cluster:
                     credits.append((source, i.register))
         rank.lane.extend(rank.turns.ready())
         for to, register in credits:
-            self.carry_out(to, self.ranks[to].machine.handle(Credited(register)))
+            self.carry_out(to, self.ranks[to].machine.handle(CreditReturned(register)))
 
     def end(self, number: int, actor: int) -> None:
         """An actor that is no call is done; a send of nothing but order is a message."""
         one = self.plan.actor(actor)
         if one.comm is not None and one.comm.kind != "send":
             raise AssertionError(f"{one.name} went over no plane")
-        self.carry_out(number, self.ranks[number].machine.handle(Finished(actor)))
+        self.carry_out(number, self.ranks[number].machine.handle(ActorFinished(actor)))
         if one.comm is not None:
             for register in self.plan.outputs_of[actor]:
                 self.arrive(one.comm.group[1], register.id)
 
     def arrive(self, number: int, register: int) -> None:
-        self.carry_out(number, self.ranks[number].machine.handle(Arrived(register)))
+        self.carry_out(number, self.ranks[number].machine.handle(TokenArrived(register)))
 
     def launch(self, number: int) -> None:
         """The next call of a rank is made, and nobody waits for its end, as on a GPU."""
@@ -126,7 +134,7 @@ class Cluster:
         if isinstance(turn, Post):
             self.arrive(number, turn.register)
         else:
-            self.carry_out(number, self.ranks[number].machine.handle(Finished(turn.actor)))
+            self.carry_out(number, self.ranks[number].machine.handle(ActorFinished(turn.actor)))
 
     def met(self) -> list[tuple[int, ...]]:
         """The calls that all who take part have come to: their ranks."""

@@ -26,7 +26,7 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )
 from actorflow_scheduler.cost import AT_ONCE, moved_bytes, register_bytes, seconds, touched_bytes, variable_bytes, way
-from actorflow_scheduler.work import work
+from actorflow_scheduler.work_digest import work_digest
 from plans import Sketch
 
 HARDWARE = Hardware(flops_per_s=100.0, bytes_per_s=10.0, latency_s=2.0, fire_overhead_s=0.5)
@@ -157,7 +157,7 @@ def test_arithmetic_is_as_fast_as_the_dtype_of_the_actor_s_registers() -> None:
 
 def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> None:
     plan, actor = computing(flops=5000.0)
-    hardware = replace(HARDWARE, measured={work(plan, actor): 0.25})
+    hardware = replace(HARDWARE, measured={work_digest(plan, actor): 0.25})
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.25)
     other, larger = computing(elements=2000, flops=5000.0)
     assert seconds(other, larger, hardware) == pytest.approx(0.5 + 50.0)

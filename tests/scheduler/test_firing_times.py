@@ -12,12 +12,20 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
-from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.cost import Durations
-from actorflow_scheduler.critical import critical_path
-from actorflow_scheduler.events import Arrived, Credited, Finished, Fire, GiveCredit, Instruction, Release
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.critical_path import critical_path
+from actorflow_scheduler.events import (
+    ActorFinished,
+    CreditReturned,
+    Fire,
+    GiveCredit,
+    Instruction,
+    Release,
+    TokenArrived,
+)
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.machine import Machine
+from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import Timeline, nanoseconds, simulate
 from drawn_plans import meshes, pipelines
 from orders import least, ordered, with_slots
@@ -45,7 +53,7 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
 
     What they tell each other arrives when its way is over.
     """
-    times, cluster = nanoseconds(plan, hardware), Cluster(plan)
+    times, cluster = nanoseconds(plan, hardware), SimulatedCluster(plan)
     machine = {a.id: cluster.machines[a.rank] for a in plan.actors}
     home = {r.id: cluster.machines[plan.home(r)] for r in plan.registers}
     producer = {r.id: r.producer for r in plan.registers}
@@ -53,10 +61,10 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
     ends: dict[int, list[int]] = {a.id: [] for a in plan.actors}
     taken = {r.id: r.initial for r in plan.registers}
     most = dict(taken)
-    events: list[tuple[int, int, Machine, Fire | Arrived | Credited]] = []
+    events: list[tuple[int, int, Machine, Fire | TokenArrived | CreditReturned]] = []
     now = count = 0
 
-    def later(after: int, to: Machine, what: Fire | Arrived | Credited) -> None:
+    def later(after: int, to: Machine, what: Fire | TokenArrived | CreditReturned) -> None:
         nonlocal count
         count += 1
         heappush(events, (now + after, count, to, what))
@@ -73,7 +81,7 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
                     later(max(times.firing[f.actor] for f in ready), machine[fire.actor], fire)
             elif isinstance(instruction, GiveCredit):
                 send = producer[instruction.register]
-                later(times.way[send], machine[send], Credited(instruction.register))
+                later(times.way[send], machine[send], CreditReturned(instruction.register))
             elif isinstance(instruction, Release):
                 taken[instruction.register] -= 1
 
@@ -86,8 +94,8 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
             ends[what.actor].append(now)
             for register, _, last in what.writes:
                 if last and home[register] is not at:
-                    later(times.way[what.actor], home[register], Arrived(register))
-            carry_out(at.handle(Finished(what.actor)))
+                    later(times.way[what.actor], home[register], TokenArrived(register))
+            carry_out(at.handle(ActorFinished(what.actor)))
         else:
             carry_out(at.handle(what))
         if not events or events[0][0] != now:  # what is freed at an instant may be taken at once
@@ -111,7 +119,7 @@ def test_firings_happen_when_the_machines_fire_them(drawn: tuple[Plan, Hardware]
 @given(frozen())
 def test_iterations_that_are_added_are_those_of_one_run(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn
-    firings = Firings(plan, nanoseconds(plan, hardware))
+    firings = FiringTimes(plan, nanoseconds(plan, hardware))
     for _ in range(ITERATIONS):
         assert firings.run()
     assert firings.ends == simulate(plan, ITERATIONS, hardware).ends
@@ -121,7 +129,7 @@ def test_iterations_that_are_added_are_those_of_one_run(drawn: tuple[Plan, Hardw
 @given(frozen())
 def test_the_critical_path_leaves_no_gap_from_the_end_to_the_call(drawn: tuple[Plan, Hardware]) -> None:
     plan, hardware = drawn
-    firings = Firings(plan, nanoseconds(plan, hardware))
+    firings = FiringTimes(plan, nanoseconds(plan, hardware))
     firings.run(ITERATIONS)
     end = max(Timeline(plan, ITERATIONS, firings.fired, firings.ends, firings.lasts).iteration_ends)
     assert sum(time for _, time in critical_path(firings, end)) == end
@@ -131,7 +139,7 @@ def test_a_queue_without_an_order_is_refused() -> None:
     s = Sketch()
     s.actor("F")
     with pytest.raises(PlanError, match="rank 0, queue compute has no frozen order"):
-        Firings(s.plan(), Durations({0: 1}, {}))
+        FiringTimes(s.plan(), Durations({0: 1}, {}))
 
 
 def test_bytes_peak_where_tokens_are_made_before_others_go() -> None:

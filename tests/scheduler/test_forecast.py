@@ -14,7 +14,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_scheduler import schedule
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.forecast_text import to_text
 from actorflow_scheduler.outline import outline
@@ -64,7 +64,7 @@ def test_folding_changes_no_firing(plan: Plan) -> None:
     times = nanoseconds(plan, SLOW)
     folded = fold(plan, times)
     assert sorted(r for ranks in folded.alike.values() for r in ranks) == sorted({a.rank for a in plan.actors})
-    few, all_of_them = Firings(folded.plan, times), Firings(plan, times)
+    few, all_of_them = FiringTimes(folded.plan, times), FiringTimes(plan, times)
     assert few.run(3)
     assert all_of_them.run(3)
     for actor in folded.plan.actors:

@@ -7,8 +7,8 @@ import pytest
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
-from actorflow_scheduler.critical import critical_path
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.critical_path import critical_path
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.timeline import nanoseconds, simulate
 from orders import ordered
@@ -68,7 +68,7 @@ def test_slots_hide_the_way_of_credits_where_pieces_have_no_limit_but_theirs() -
 
 def test_what_waits_for_a_message_under_way_is_put_down_to_its_send() -> None:
     plan = streamed(2, 2)
-    firings = Firings(plan, nanoseconds(plan, FAR))
+    firings = FiringTimes(plan, nanoseconds(plan, FAR))
     assert firings.run()
     spent: dict[str, float] = {}
     for actor, time in critical_path(firings, round(simulate(plan, 1, FAR).seconds * 1e9)):

@@ -13,7 +13,7 @@ from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler import Hardware, schedule
 from actorflow_scheduler.notation import text
 from actorflow_scheduler.pipeline import SCHEDULES, find_pipeline
-from actorflow_scheduler.published import interleaved
+from actorflow_scheduler.published_orders import interleaved
 from actorflow_scheduler.timeline import simulate
 from plans import pipeline
 

@@ -15,9 +15,9 @@ from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler import Hardware, schedule
-from actorflow_scheduler.cluster import Cluster
 from actorflow_scheduler.events import Fire, Instruction, Release
 from actorflow_scheduler.proof import prove
+from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 from drawn_plans import meshes, pipelines
 
@@ -29,7 +29,7 @@ def run_in_any_order(plan: Plan, seed: int, parts: dict[int, Plan] | None = None
 
     With ``parts`` every machine knows only its rank's.
     """
-    cluster = Cluster(plan, parts=parts)
+    cluster = SimulatedCluster(plan, parts=parts)
     chance = random.Random(seed)
     taken = {r.id: r.initial for r in plan.registers}
     fired: Counter[int] = Counter()

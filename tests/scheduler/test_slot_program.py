@@ -14,14 +14,15 @@ from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import register_bytes
 from actorflow_scheduler.portfolio import SAME, Candidate, Portfolio, period
 from actorflow_scheduler.proof import prove
-from actorflow_scheduler.slots import Sizes, roomy
+from actorflow_scheduler.slots import SlotPlanner, roomy
 from actorflow_scheduler.timeline import nanoseconds, simulate
 from drawn_plans import meshes, pipelines
 from plans import Sketch, pipeline
 
 UNIT = Hardware(flops_per_s=1e3, bytes_per_s=1e15, latency_s=0.0, fire_overhead_s=0.0)  # F takes 1 ms
 SLOW = Hardware(flops_per_s=1e3, bytes_per_s=1e15, latency_s=3e-4, fire_overhead_s=1e-6)
-SINGLE, LEAST = 1, len(Sizes.LEVELS) - 1  # levels: without a second slot between queues; as few as the order allows
+# levels: without a second slot between queues; as few as the order allows
+SINGLE, LEAST = 1, len(SlotPlanner.LEVELS) - 1
 
 
 def found(plan: Plan, hardware: Hardware, name: str) -> tuple[Portfolio, Candidate]:
@@ -33,7 +34,7 @@ def found(plan: Plan, hardware: Hardware, name: str) -> tuple[Portfolio, Candida
 
 def sized(portfolio: Portfolio, candidate: Candidate, level: int, solved: int = 10_000) -> Plan:
     """The candidate's plan with slot counts."""
-    slots = Sizes(portfolio.graph, solved).slots(candidate.run, candidate.period, level)
+    slots = SlotPlanner(portfolio.graph, solved).slots(candidate.run, candidate.period, level)
     return replace(candidate.plan, registers=tuple(replace(r, slots=slots[r.id]) for r in candidate.plan.registers))
 
 

@@ -12,7 +12,7 @@ from actorflow.tracing.measured import Measured
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import Durations
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.timeline import nanoseconds
 from runtime.trainings import LIBRARY, batches, training, weights
 
@@ -49,7 +49,7 @@ def trace(limit: int = 100, costs: Durations | None = None) -> Traced:
 
 def as_forecast(plan: Plan, costs: Durations, iterations: int = CALLS) -> Measured:
     """A run in which everything happened when the forecast says, and messages took no time."""
-    firings = Firings(plan, costs)
+    firings = FiringTimes(plan, costs)
     assert firings.run(iterations)
     starts = {a.id: [end - firings.lasts[a.id] for end in firings.ends[a.id]] for a in plan.actors}
     remote = [r for r in plan.registers if plan.actor(r.producer).rank != plan.home(r)]

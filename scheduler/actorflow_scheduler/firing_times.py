@@ -18,7 +18,7 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.plan import Plan, Register
 from actorflow_scheduler.cost import Durations
 
-Times = NDArray[np.int64]  # nanoseconds
+Nanoseconds = NDArray[np.int64]  # nanoseconds
 
 
 class _Queue:
@@ -74,7 +74,7 @@ class _Meeting:
         self.here.clear()
 
 
-class Firings:
+class FiringTimes:
     """The firings of some iterations, all called at time 0; ``run`` adds iterations.
 
     ``fired[a][n]`` is when firing n of actor a takes its slots, ``ends[a][n]`` when it is done and

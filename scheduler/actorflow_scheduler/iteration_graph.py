@@ -21,12 +21,12 @@ from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, deadlock
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-Edge = tuple[int, int]  # a firing, one that needs it
-Distant = tuple[int, int, int]  # the same, and how many iterations earlier the first one is
+Dependency = tuple[int, int]  # a firing, one that needs it
+DistantDependency = tuple[int, int, int]  # the same, and how many iterations earlier the first one is
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class IterationOrder:
     """One way through an iteration."""
 
     orders: tuple[Order, ...]
@@ -34,7 +34,7 @@ class Run:
     starts: tuple[int, ...]  # node → nanoseconds
 
 
-class Iteration:
+class IterationGraph:
     """The firings of one iteration.
 
     Firing n of actor a is node ``first[a] + n``; members of a collective share their nodes.
@@ -91,7 +91,7 @@ class Iteration:
                 sent = self.way[need] and self.members[need] != self.members[node]
                 (self.fetch if sent else self.feeds)[need].append(node)
 
-    def edges(self, register: Register) -> Iterable[Distant]:
+    def edges(self, register: Register) -> Iterable[DistantDependency]:
         """The firings that complete a register's tokens, and those that wait for them."""
         made, fill = self.first[register.producer], register.fill
         rate = self.plan.actor(register.producer).rate
@@ -101,7 +101,7 @@ class Iteration:
                 ago, last = divmod((token - register.initial + 1) * fill - 1, rate)
                 yield made + last, base + token * read.firings, -ago
 
-    def credits(self, register: Register, slots: int) -> Iterable[Distant]:
+    def credits(self, register: Register, slots: int) -> Iterable[DistantDependency]:
         """The firings that let a register's tokens go, and those that need their slots."""
         made, fill = self.first[register.producer], register.fill
         tokens = self.plan.actor(register.producer).rate // fill
@@ -111,14 +111,16 @@ class Iteration:
                 ago, last = divmod((token + register.initial - slots + 1) * read.firings - 1, rate)
                 yield base + last, made + token * fill, -ago
 
-    def run(self, keys: Sequence[int], edges: Iterable[Edge] = (), patience: float = 0.0) -> Run | None:
+    def run(
+        self, keys: Sequence[int], edges: Iterable[Dependency] = (), patience: float = 0.0
+    ) -> IterationOrder | None:
         """Fire what is ready, on each queue the one with the least key, the one that was ready first of equals.
 
         With ``patience`` a queue waits for one with a lesser key if that is to come within this
         part of the time that what is ready takes.  None if the edges go in a circle; raises
         DeadlockError if the plan's own registers do.
         """
-        run = _Run(self, keys, edges, patience)
+        run = _ListScheduler(self, keys, edges, patience)
         found = run.run()
         if found is None and not edges:
             raise self.circle(run.starts)
@@ -160,8 +162,10 @@ class Iteration:
         return deadlock(self.plan, [waits[node][1] for node in cycle or path], bool(cycle))
 
 
-class _Run:
-    def __init__(self, graph: Iteration, keys: Sequence[int], edges: Iterable[Edge], patience: float) -> None:
+class _ListScheduler:
+    def __init__(
+        self, graph: IterationGraph, keys: Sequence[int], edges: Iterable[Dependency], patience: float
+    ) -> None:
         self.graph, self.keys, self.patience = graph, keys, patience
         self.missing = graph.missing.copy()
         self.feeds = graph.feeds
@@ -187,7 +191,7 @@ class _Run:
         self.told: set[int] = set()  # nodes of which it is known when they end
         self.coming: list[list[tuple[int, int]]] = [[] for _ in graph.names]  # key, node: it is known when it is ready
 
-    def run(self) -> Run | None:
+    def run(self) -> IterationOrder | None:
         graph, missing, ready, touched, idle = self.graph, self.missing, self.ready, self.touched, self.idle
         queues, feeds, keys, lasts, starts = graph.queues, self.feeds, self.keys, graph.lasts, self.starts
         patience, events, nodes, size = self.patience, self.events, self.nodes, len(self.missing)
@@ -255,7 +259,7 @@ class _Run:
                             touched[queue] = None
         if len(nodes) < len(missing):
             return None
-        return Run(graph.orders(nodes), tuple(nodes), tuple(starts))
+        return IterationOrder(graph.orders(nodes), tuple(nodes), tuple(starts))
 
     def expect(self, node: int, end: int) -> None:
         """Tell those that need a firing when it ends; communication then starts at once, as far as anybody knows."""

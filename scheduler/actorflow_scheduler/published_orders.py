@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Task(NamedTuple):
+class StageTask(NamedTuple):
     """What one stage does with one piece; ``notation.py`` writes it."""
 
     stage: int
@@ -23,48 +23,49 @@ class Task(NamedTuple):
     piece: int
 
 
-Guide = tuple[tuple[Task, ...], ...]  # for each rank of the pipeline, its tasks in order
+PublishedOrder = tuple[tuple[StageTask, ...], ...]  # for each rank of the pipeline, its tasks in order
 
 
-def gpipe(ranks: int, pieces: int) -> Guide:
+def gpipe(ranks: int, pieces: int) -> PublishedOrder:
     """All forward, then all backward."""
     return tuple(
-        (*(Task(k, "F", i) for i in range(pieces)), *(Task(k, "B", i) for i in range(pieces))) for k in range(ranks)
+        (*(StageTask(k, "F", i) for i in range(pieces)), *(StageTask(k, "B", i) for i in range(pieces)))
+        for k in range(ranks)
     )
 
 
-def one_f_one_b(ranks: int, pieces: int) -> Guide:
+def one_f_one_b(ranks: int, pieces: int) -> PublishedOrder:
     """As few pieces in flight as keep all ranks busy: rank k holds at most ranks-k."""
     return tuple(tuple(_in_turns(k, pieces, ranks - k - 1)) for k in range(ranks))
 
 
-def zb_h1(ranks: int, pieces: int) -> Guide:
+def zb_h1(ranks: int, pieces: int) -> PublishedOrder:
     """1F1B in which weight gradients wait until every rank holds as many pieces as rank 0 of 1F1B does."""
     return tuple(tuple(_in_turns(k, pieces, ranks - k - 1, lag=k)) for k in range(ranks))
 
 
-def zb_h2(ranks: int, pieces: int) -> Guide:
+def zb_h2(ranks: int, pieces: int) -> PublishedOrder:
     """Rank k begins with 2(ranks-k)-1 forward pieces; every rank holds up to 2·ranks-1 pieces, and none idles."""
     return tuple(tuple(_in_turns(k, pieces, 2 * (ranks - k - 1), lag=2 * k)) for k in range(ranks))
 
 
-def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> Iterator[Task]:
+def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> Iterator[StageTask]:
     """Forward ``ahead`` pieces, then forward and backward in turns; W of a piece ``lag`` backward pieces later."""
     backward = 0
     for forward in range(pieces + ahead):
         if forward < pieces:
-            yield Task(stage, "F", forward)
+            yield StageTask(stage, "F", forward)
         if forward >= ahead:
-            yield Task(stage, "B", backward)
+            yield StageTask(stage, "B", backward)
             if lag is not None and backward >= lag:
-                yield Task(stage, "W", backward - lag)
+                yield StageTask(stage, "W", backward - lag)
             backward += 1
     if lag is not None:
         for piece in range(max(0, pieces - lag), pieces):
-            yield Task(stage, "W", piece)
+            yield StageTask(stage, "W", piece)
 
 
-def interleaved(ranks: int, pieces: int, rounds: int) -> Guide:
+def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
     """1F1B over ``rounds`` stages for each rank: stage s on rank s mod ranks; pieces take turns in groups.
 
     A group has as many pieces as there are ranks if that divides them, else more: the least number
@@ -75,15 +76,15 @@ def interleaved(ranks: int, pieces: int, rounds: int) -> Guide:
     turns = [(r, i) for s in starts for r in range(rounds) for i in range(s, min(s + group, pieces))]
     guide = []
     for k in range(ranks):
-        forward = [Task(r * ranks + k, "F", i) for r, i in turns]
-        backward = [Task((rounds - 1 - r) * ranks + k, "B", i) for r, i in turns]
+        forward = [StageTask(r * ranks + k, "F", i) for r, i in turns]
+        backward = [StageTask((rounds - 1 - r) * ranks + k, "B", i) for r, i in turns]
         ahead = min(2 * (ranks - k - 1) + (rounds - 1) * group, len(turns))
         pairs = zip(forward[ahead:], backward, strict=False)
         guide.append((*forward[:ahead], *(t for pair in pairs for t in pair), *backward[len(turns) - ahead :]))
     return tuple(guide)
 
 
-def zb_v(ranks: int, pieces: int) -> Guide:
+def zb_v(ranks: int, pieces: int) -> PublishedOrder:
     """Two stages for each rank, k on the way down and 2·ranks-1-k on the way up; no more memory than 1F1B.
 
     Fewer than 2·ranks-1 pieces leave the places of the absent ones out.
@@ -93,15 +94,15 @@ def zb_v(ranks: int, pieces: int) -> Guide:
     )
 
 
-def _v_tasks(k: int, ranks: int, pieces: int) -> Iterator[Task]:
+def _v_tasks(k: int, ranks: int, pieces: int) -> Iterator[StageTask]:
     down, up = k, 2 * ranks - 1 - k
     done: dict[tuple[int, str], int] = {}
 
-    def do(stage: int, kinds: str) -> Iterator[Task]:
+    def do(stage: int, kinds: str) -> Iterator[StageTask]:
         for kind in kinds:
             piece = done.get((stage, kind), 0)
             done[stage, kind] = piece + 1
-            yield Task(stage, kind, piece)
+            yield StageTask(stage, kind, piece)
 
     for _ in range(2 * (ranks - k) - 1):  # until the first piece comes back up
         yield from do(down, "F")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actorflow_compiler.plan.plan import Order
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.firing_times import FiringTimes
 
 
-def critical_path(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
+def critical_path(firings: FiringTimes, span: int) -> Iterator[tuple[int, int]]:
     """(actor, nanoseconds) of the firings that the last ``span`` nanoseconds were spent in, one at any time.
 
     While a token or a credit is under way, it is its send that is waited for.  It ends early where a firing waited for
@@ -24,12 +24,12 @@ def critical_path(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
             yield send, min(time, start - begin)
 
 
-def critical_firings(firings: Firings, span: int) -> Iterator[tuple[int, int]]:
+def critical_firings(firings: FiringTimes, span: int) -> Iterator[tuple[int, int]]:
     """The same firings, as (actor, which of its firings since the start)."""
     return ((actor, n) for actor, n, _ in _chain(firings, span))
 
 
-def _chain(firings: Firings, span: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+def _chain(firings: FiringTimes, span: int) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
     """The same, and what was under way before each: the send and the nanoseconds, or None."""
     plan, ends, lasts = firings.plan, firings.ends, firings.lasts
     turns: dict[int, _Turns] = {}

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.events import (
-    Arrived,
-    Credited,
-    Finished,
+    ActorFinished,
+    CallIssued,
+    CreditReturned,
     Fire,
     GiveCredit,
     Instruction,
-    Issued,
+    TokenArrived,
     Wait,
     deadlock,
 )
@@ -25,7 +25,7 @@ from actorflow_scheduler.machine import Machine
 from actorflow_scheduler.wait_graph import shortest_cycle
 
 
-class Cluster:
+class SimulatedCluster:
     """The machines of a whole plan.
 
     ``parts`` are the ranks' own parts, where the machines are to know no more than in a real run.
@@ -56,7 +56,7 @@ class Cluster:
 
     def issue(self) -> list[Instruction]:
         """Call one more iteration on every rank."""
-        return [i for machine in self.machines.values() for i in machine.handle(Issued())]
+        return [i for machine in self.machines.values() for i in machine.handle(CallIssued())]
 
     def meet(self, fire: Fire) -> list[Fire]:
         """The firings that can proceed now that this one was started: none, one, or a whole collective."""
@@ -71,14 +71,14 @@ class Cluster:
 
     def finish(self, fire: Fire) -> list[Instruction]:
         """A firing is done: what all ranks do next; credits are passed on here."""
-        out = self._machine[fire.actor].handle(Finished(fire.actor))
+        out = self._machine[fire.actor].handle(ActorFinished(fire.actor))
         if fire.actor in self._senders:
             for register, _, last in fire.writes:
                 if last:
-                    out += self._reader[register].handle(Arrived(register))
+                    out += self._reader[register].handle(TokenArrived(register))
         for instruction in out:  # grows: what a credit sets free is appended
             if isinstance(instruction, GiveCredit):
-                out += self._filler[instruction.register].handle(Credited(instruction.register))
+                out += self._filler[instruction.register].handle(CreditReturned(instruction.register))
         return out
 
     def idle(self) -> bool:
@@ -111,36 +111,3 @@ class Cluster:
         if wait.reason == "full" and wait.register in self._reader:
             return wait._replace(on=self._reader[wait.register].laggards(wait.register))
         return wait
-
-
-class Occupancy:
-    """Counts the taken slots of every register and the live bytes of every rank."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.fill = {r.id: r.fill for r in plan.registers}
-        self.nbytes = {r.id: r.nbytes for r in plan.registers}
-        self.home = {r.id: plan.home(r) for r in plan.registers}
-        self.taken = {r.id: r.initial for r in plan.registers}
-        self.peak_slots = dict(self.taken)
-        self.live = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
-        for r in plan.registers:
-            self.live[self.home[r.id]] += r.nbytes * r.initial
-        self.peak_bytes = dict(self.live)
-
-    def fire(self, fire: Fire) -> None:
-        """The tokens that this firing begins take a slot each."""
-        for register, _, _ in fire.writes:
-            fill = self.fill[register]
-            if fill == 1 or not fire.firing % fill:
-                taken = self.taken[register] = self.taken[register] + 1
-                self.peak_slots[register] = max(self.peak_slots[register], taken)
-                nbytes = self.nbytes[register]
-                if nbytes:
-                    home = self.home[register]
-                    live = self.live[home] = self.live[home] + nbytes
-                    self.peak_bytes[home] = max(self.peak_bytes[home], live)
-
-    def release(self, register: int) -> None:
-        """A token gave its slot back."""
-        self.taken[register] -= 1
-        self.live[self.home[register]] -= self.nbytes[register]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Order, Plan, moves_by
-from actorflow_scheduler.firings import Firings
+from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
 __all__ = ["order_calls"]
@@ -28,7 +28,7 @@ def order_calls(plan: Plan, plane: str, hardware: Hardware = CPU_CORE) -> Plan:
     moving = [a for a in plan.actors if moves_by(a, plane)]
     if not moving:
         return replace(plan, calls=others)
-    firings = Firings(plan, nanoseconds(plan, hardware))
+    firings = FiringTimes(plan, nanoseconds(plan, hardware))
     if not firings.run():
         raise stuck(plan, 1)
     # Firings take time, so what must come first starts earlier.  What starts at once is told apart by the number

@@ -12,7 +12,7 @@ _KEPT = 8  # plans whose bodies are digested once: a search makes many plans of 
 _digests: OrderedDict[int, tuple[tuple[Body, ...], dict[int, str]]] = OrderedDict()
 
 
-def work(plan: Plan, actor: Actor) -> str:
+def work_digest(plan: Plan, actor: Actor) -> str:
     """The SHA-256, in hexadecimal, of an actor's body and the shapes and dtypes that it works on.
 
     The actor has a body.
