@@ -25,7 +25,7 @@ def ordered(plan: Plan, hardware: Hardware = CPU_CORE) -> Plan:
     portfolio = Portfolio(plan, nanoseconds(plan, hardware))
     graph = portfolio.graph
     limits = [graph.credits(r, r.slots) for r in plan.registers]
-    run = graph.run(portfolio.priorities, [(u, v) for credits in limits for u, v, ago in credits if not ago])
+    run = graph.run(portfolio.priorities, [(u, v) for credits in limits for u, v, distance in credits if not distance])
     assert run is not None
     return replace(plan, orders=run.orders)
 
@@ -49,7 +49,7 @@ def least(plan: Plan) -> dict[int, int]:
     starts = [0] * len(nodes)
     for turn, node in enumerate(nodes):
         starts[node] = turn
-    graph.lasts = [1] * len(nodes)
+    graph.durations = [1] * len(nodes)
     found = SlotPlanner(graph, solved=0).slots(
         IterationOrder((), tuple(nodes), tuple(starts)), len(nodes), len(SlotPlanner.LEVELS) - 1
     )

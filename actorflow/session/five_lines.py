@@ -64,5 +64,5 @@ def _memory(found: Forecast) -> str:
     verdict = "" if found.fits is None else ", which fits" if found.fits else ", which does not fit"
     return (
         f"{bytes_text(worst.total)} at most, on {ranks}: variables {bytes_text(worst.variables)}, registers "
-        f"{bytes_text(worst.registers)}, at work {bytes_text(worst.momentary)}{verdict}"
+        f"{bytes_text(worst.registers)}, at work {bytes_text(worst.workspace)}{verdict}"
     )

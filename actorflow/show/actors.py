@@ -27,12 +27,12 @@ class _Place:
     y: float
 
 
-def actor_graph(plan: Plan, starts: Mapping[int, float], alike: Mapping[int, Sequence[int]]) -> str:
-    """The SVG of the actors of the ranks in ``alike`` (rank → those that it stands for).
+def actor_graph(plan: Plan, starts: Mapping[int, float], classes: Mapping[int, Sequence[int]]) -> str:
+    """The SVG of the actors of the ranks in ``classes`` (rank → those that it stands for).
 
     ``starts`` says when an actor fires first, in seconds.
     """
-    actors = sorted((a for a in plan.actors if a.rank in alike), key=lambda a: (starts.get(a.id, 0.0), a.id))
+    actors = sorted((a for a in plan.actors if a.rank in classes), key=lambda a: (starts.get(a.id, 0.0), a.id))
     lanes = sorted({(a.rank, a.queue) for a in actors}, key=lambda lane: (lane[0], queue_key(lane[1])))
     columns = _columns(plan, actors)
     tall = dict.fromkeys(lanes, HEIGHT)
@@ -54,7 +54,7 @@ def actor_graph(plan: Plan, starts: Mapping[int, float], alike: Mapping[int, Seq
     shapes = []
     for (rank, at), end in zip(bands, ends, strict=True):
         shapes.append(svg.rect(4.0, at, width - 8, end - at, rx=10, class_="band"))
-        shapes.append(svg.text(18.0, at + 24, ranks_text(alike[rank]), class_="rank"))
+        shapes.append(svg.text(18.0, at + 24, ranks_text(classes[rank]), class_="rank"))
     for (_, queue), at in top.items():
         shapes.append(svg.text(18.0, at + HEIGHT / 2 + 4, queue, class_="queue"))
         shapes.append(svg.path(f"M{LEFT - 30:.1f} {at + HEIGHT / 2:.1f}H{width - 30:.1f}", class_="lane"))

@@ -109,8 +109,8 @@ def _actor(plan: Plan, a: Actor, lasts: float | None, places: Sequence[int] | No
         found["origins"] = places
     if a.flops:
         found["work"] = f"{flop_text(a.flops)} a firing"
-    if a.momentary:
-        found["momentary"] = f"{bytes_text(a.momentary)} while it fires"
+    if a.workspace:
+        found["workspace"] = f"{bytes_text(a.workspace)} while it fires"
     if lasts is not None:
         found["lasts"] = f"{lasts * 1e3:.3f} ms a firing"
     if a.comm is not None:

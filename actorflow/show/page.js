@@ -111,7 +111,7 @@ const actorflow = (() => {
     const content = [make('h2', {}, actor.name), tag, facts([
       ['rank', String(actor.rank)], ['queue', actor.queue], ['stage', String(actor.stage)],
       ['fires', `${actor.rate}× in an iteration`], ['takes', actor.lasts], ['work', actor.work],
-      ['needs', actor.momentary], ['communication', actor.comm],
+      ['needs', actor.workspace], ['communication', actor.comm],
     ])];
     for (const [word, ids] of [['Reads', actor.reads], ['Writes', actor.writes]]) {
       if (ids.length) content.push(make('h3', {}, `${word} ${ids.length} register${ids.length > 1 ? 's' : ''}`), ...ids.map(r => register(r, id)));

@@ -61,8 +61,8 @@ def page(
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
     listed: Mapping[int, Sequence[int]] = {r: (r,) for r in plan.ranks or range(plan.world)}
-    if forecast is not None and forecast.alike:
-        listed = forecast.alike
+    if forecast is not None and forecast.rank_classes:
+        listed = forecast.rank_classes
     first: dict[int, float] = {}
     lasts: dict[int, float] = {}
     for s in drawn.spans if drawn is not None else ():

@@ -24,7 +24,7 @@ def poster(plan: Plan, timeline: Timeline) -> str:
     first: dict[int, float] = {}
     for s in timeline.spans:
         first.setdefault(s.actor, s.start)
-    listed = timeline.alike or {rank: (rank,) for rank in range(plan.world)}
+    listed = timeline.rank_classes or {rank: (rank,) for rank in range(plan.world)}
     drawings = [("Timeline", still_timeline(timeline))]
     if levels:
         drawings.append(("Logical graph", module_graph(plan.origins, first_shown(levels))))

@@ -51,12 +51,12 @@ class Timeline:
     begin: float  # seconds
     end: float  # seconds
     critical: frozenset[tuple[int, int]] = frozenset()  # (actor, firing) of the firings that each waited for the last
-    alike: Mapping[int, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
+    rank_classes: Mapping[int, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     memory: Mapping[int, tuple[Sequence[float], Sequence[int]]] = field(default_factory=lambda: MappingProxyType({}))
 
     def ranks_of(self, rank: int) -> Sequence[int]:
         """The ranks that a listed one stands for."""
-        return self.alike.get(rank, (rank,))
+        return self.rank_classes.get(rank, (rank,))
 
 
 def foretold(plan: Plan, hardware: Hardware) -> Timeline:
@@ -69,11 +69,11 @@ def foretold(plan: Plan, hardware: Hardware) -> Timeline:
 
 def from_costs(plan: Plan, times: Durations) -> Timeline:
     """The same, from what a firing of each actor takes."""
-    alike: Mapping[int, Sequence[int]] = {}
+    classes: Mapping[int, Sequence[int]] = {}
     whole = plan
     if plan.world > ALL_RANKS:
         folded = fold(plan, times)
-        plan, alike = folded.plan, folded.alike
+        plan, classes = folded.plan, folded.rank_classes
     firings = FiringTimes(plan, times)
     cycle = 0
     while not cycle and firings.iterations < ITERATIONS:
@@ -82,7 +82,7 @@ def from_costs(plan: Plan, times: Durations) -> Timeline:
         cycle = steady_after(firings)
     if not firings.run():  # one more, so that the iteration that is looked at has a next one
         raise stuck(whole, firings.iterations)
-    run = simulated.Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.lasts)
+    run = simulated.Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
     actors = {a.id: a for a in plan.actors}
     spans = tuple(
         Span(s.rank, s.queue, s.actor, s.firing, s.firing % actors[s.actor].rate, actors[s.actor].kind, s.start, s.end)
@@ -100,7 +100,7 @@ def from_costs(plan: Plan, times: Durations) -> Timeline:
         for member in firings.members(actor)
         for back in range(0, run.iterations, cycle)  # in steady iterations it is always the same
     }
-    return Timeline(spans, begin, ends[-2] / 1e9, frozenset(critical), alike, _memory(plan, run))
+    return Timeline(spans, begin, ends[-2] / 1e9, frozenset(critical), classes, _memory(plan, run))
 
 
 def _memory(plan: Plan, run: simulated.Timeline) -> dict[int, tuple[Sequence[float], Sequence[int]]]:
@@ -110,10 +110,10 @@ def _memory(plan: Plan, run: simulated.Timeline) -> dict[int, tuple[Sequence[flo
     for rank, (when, live) in run.live_bytes.items():
         whens, changes = [when], [np.diff(live, prepend=0)]
         for a in plan.actors:
-            if a.rank == rank and a.momentary:
+            if a.rank == rank and a.workspace:
                 ends = np.array(run.ends[a.id], np.int64)
-                whens += [ends - run.lasts[a.id], ends]
-                changes += [np.full(len(ends), a.momentary), np.full(len(ends), -a.momentary)]
+                whens += [ends - run.durations[a.id], ends]
+                changes += [np.full(len(ends), a.workspace), np.full(len(ends), -a.workspace)]
         at, change = np.concatenate(whens), np.concatenate(changes)
         order = np.lexsort((change, at))
         at, held = at[order], variables[rank] + np.cumsum(change[order])

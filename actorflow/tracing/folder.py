@@ -143,7 +143,7 @@ def write(folder: str, traced: Traced) -> None:
                 "number": r.number,
                 "hardware": r.hardware,
                 "costs": sorted(r.costs.firing.items()),
-                "ways": sorted(r.costs.way.items()),
+                "ways": sorted(r.costs.latency.items()),
             }
             for r in traced.ran
         ],

@@ -98,13 +98,13 @@ def _foretold(ran: Ran) -> Timeline:
     firings = FiringTimes(ran.plan, ran.costs)
     if not firings.run(ITERATIONS):
         raise stuck(ran.plan, ITERATIONS)
-    return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.lasts)
+    return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.durations)
 
 
 def _costs(found: Measured, foretold: Timeline) -> tuple[Cost, ...]:
     by_name: dict[tuple[str, str], list[Cost]] = {}
     for a in found.plan.actors:
-        forecast, taken = foretold.lasts[a.id] / 1e9, found.taken(a) / 1e9
+        forecast, taken = foretold.durations[a.id] / 1e9, found.taken(a) / 1e9
         cost = Cost(a.id, short(a.name), a.kind, (a.rank,), a.rank, a.rate, forecast, taken)
         by_name.setdefault((cost.name, a.kind), []).append(cost)
     worst = [

@@ -38,7 +38,7 @@ def main(kind: str) -> None:
         (rank,) = forecast(job.last.plan, CPU_CORE).ranks  # bytes do not depend on the hardware
         parts = (
             f"variables {bytes_text(rank.variables)}, registers {bytes_text(rank.registers)}, "
-            f"at work {bytes_text(rank.momentary)}"
+            f"at work {bytes_text(rank.workspace)}"
         )
         what = f"peak of training, {micro_batches} micro-batch{'es' * (micro_batches > 1)}"
         if kind != "cuda":

@@ -1,4 +1,4 @@
-"""Plans without orders enter; plans with slot counts, frozen orders and a proof leave; and the actor machine."""
+"""Scheduling of plans: slot counts, frozen orders, the liveness proof, the forecast, and the actor state machine."""
 
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.schedule import schedule

@@ -1,10 +1,10 @@
-"""A scheduled plan and a data plane enter; the plan leaves with the order in which each rank makes its calls of it.
+"""Fix the order in which each rank makes its communication calls on a data plane such as NCCL.
 
-Some planes (NCCL) hang unless every rank makes the calls that it shares with others in one order, over all
-communicators, receives included.  The order is that in which the communications of one iteration start
-on a virtual clock: one run of the plan, so it puts each after all that must end before it, on whatever rank.
-Every rank has its part of it.  What is issued in that order cannot deadlock, even if each call waits for
-the one before it to end.
+NCCL hangs unless all ranks make their shared calls in one order, over all communicators and including receives.
+The order used is the one in which the communications of one iteration start in a simulation of the plan.  That is
+a topological order of the whole iteration, so each call comes after everything that must end before it, on any
+rank; every rank gets its own part of it.  Calls made in this order cannot deadlock, even if each call waits until
+the one before it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["order_calls"]
 
 
 def order_calls(plan: Plan, plane: str, hardware: Hardware = CPU_CORE) -> Plan:
-    """The whole plan with the calls of a plane in order; those of other planes stay as they are.
+    """Return the plan with ``calls`` made anew for one plane; those of other planes stay as they are.
 
     Raises DeadlockError if the plan gets stuck.
     """
@@ -31,15 +31,15 @@ def order_calls(plan: Plan, plane: str, hardware: Hardware = CPU_CORE) -> Plan:
     firings = FiringTimes(plan, nanoseconds(plan, hardware))
     if not firings.run():
         raise stuck(plan, 1)
-    # Firings take time, so what must come first starts earlier.  What starts at once is told apart by the number
-    # of the communication, which its members share.
+    # Every firing takes time, so whatever must come first starts earlier.  Communications that start at the same
+    # instant are sorted by their id, which all members share.
     starts: list[tuple[int, int, int, int, int]] = []  # start, communication, firing, rank, actor
     for actor in moving:
         assert actor.comm is not None
         ranks = actor.comm.group if actor.comm.kind == "send" else (actor.rank,)
-        lasts = firings.lasts[actor.id]
+        duration = firings.durations[actor.id]
         for n, end in enumerate(firings.ends[actor.id]):
-            starts += [(end - lasts, actor.comm.id, n, rank, actor.id) for rank in ranks]
+            starts += [(end - duration, actor.comm.id, n, rank, actor.id) for rank in ranks]
     mine: dict[int, list[int]] = {}
     for _, _, _, rank, id in sorted(starts):
         mine.setdefault(rank, []).append(id)

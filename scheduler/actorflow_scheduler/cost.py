@@ -1,4 +1,4 @@
-"""An actor and the hardware enter; the seconds that one firing takes leave, and those that its token is under way."""
+"""The cost model: how long a firing of an actor takes on given hardware, and how many bytes a plan needs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from actorflow_compiler.plan.plan import Actor, Box, FromRegister, OfVariable, O
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_scheduler.work_digest import work_digest
 
-AT_ONCE = 65536  # bytes: up to here the members of an all-reduce by Gloo send all to all; above, they form a ring
+AT_ONCE = 65536  # bytes up to which Gloo's all-reduce sends everything to everyone; above, it uses a ring
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """What the firings of a plan take on some hardware, in nanoseconds."""
+    """How long the firings of a plan take on some hardware, in nanoseconds."""
 
-    firing: Mapping[int, int]  # actor → of one firing, in which its queue does nothing else
-    way: Mapping[int, int]  # send → from its end until the token is there; a credit takes as long to come back
+    firing: Mapping[int, int]  # actor → duration of one firing, during which its queue does nothing else
+    latency: Mapping[int, int]  # send → from its end until the token arrives; a credit takes as long to come back
 
 
 def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """Seconds in which one firing holds its queue: what was measured for its work, else an estimate, and the overhead.
+    """Seconds for which one firing occupies its queue: the measured time of its body, or else an estimate, + overhead.
 
-    Computing takes its arithmetic or the reading and writing of its operands and targets, whichever
-    is longer.  Communication takes its bytes through the port of one rank, and the messages that it
-    waits for.
+    The estimate for computing is the time of its arithmetic or of reading and writing its operands and targets,
+    whichever is longer.  For communication it is the time of its bytes at the bandwidth of one rank, plus the latency
+    of the messages that it waits for.
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
@@ -45,19 +45,19 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     )
 
 
-def way(actor: Actor, hardware: Hardware) -> float:
-    """Seconds from the end of a send until its token is there; in them the next one can leave."""
+def latency(actor: Actor, hardware: Hardware) -> float:
+    """Seconds from the end of a send until its token arrives; its queue can send the next one meanwhile."""
     if actor.comm is None or actor.comm.kind != "send":
         return 0.0
     return hardware.link(actor.comm.group).latency_s
 
 
 def waits(plan: Plan, actor: Actor) -> int:
-    """How many messages must come, one after the other, before a communication lets go of its queue.
+    """How many message latencies a communication waits for, one after the other, before its queue is free.
 
-    By Gloo nothing leaves before the other rank has asked for it: a send is announced and answered, all
-    exchanges of a collective are asked for and come, and a ring does that 2 (n-1) times.  Otherwise
-    a send's token leaves at once, and a collective is a tree.
+    With Gloo a rank sends data only on request: a send is two messages (announcement and answer), and so is any
+    collective (requests and data); a ring all-reduce does that 2 (n-1) times.  On other planes a send does not wait,
+    and a collective is a tree.
     """
     comm = actor.comm
     assert comm is not None
@@ -73,7 +73,7 @@ def waits(plan: Plan, actor: Actor) -> int:
 
 
 def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
-    """FLOP/s of the dtype that most bytes of an actor's registers have."""
+    """FLOP/s for the dtype of most bytes in an actor's registers."""
     if not hardware.flops_by_dtype or not actor.flops:
         return hardware.flops_per_s
     nbytes: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def flops_per_s(plan: Plan, actor: Actor, hardware: Hardware) -> float:
 
 
 def touched_bytes(plan: Plan, actor: Actor) -> float:
-    """Bytes that one firing of a computing actor reads and writes at least; an optimizer writes its variables, too."""
+    """The least bytes that one firing of a computing actor reads and writes; an optimizer also writes its variables."""
     if actor.body is None:
         return 0.0
     total = 0.0
@@ -101,8 +101,8 @@ def touched_bytes(plan: Plan, actor: Actor) -> float:
 def moved_bytes(plan: Plan, actor: Actor) -> float:
     """Bytes that one firing of a communication sends, or receives if that is more; 0 for other actors.
 
-    A collective over n ranks moves 2 (n-1)/n of its bytes in an all-reduce (ring), otherwise what
-    its exchanges say; a send moves the bytes of the register that it fills.
+    An all-reduce over n ranks moves 2 (n-1)/n of its bytes (as a ring); other collectives move what their exchanges
+    say; a send moves the bytes of the register that it fills.
     """
     comm = actor.comm
     if comm is None:
@@ -124,7 +124,7 @@ def moved_bytes(plan: Plan, actor: Actor) -> float:
 
 
 def register_bytes(plan: Plan) -> dict[int, int]:
-    """Rank → bytes of all slots of all registers that it holds: no run of the plan needs more."""
+    """Rank → bytes of all slots of all registers that it holds, an upper bound for any run of the plan."""
     total = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
     for register in plan.registers:
         total[plan.home(register)] += register.nbytes * register.slots
@@ -132,7 +132,7 @@ def register_bytes(plan: Plan) -> dict[int, int]:
 
 
 def variable_bytes(plan: Plan) -> dict[int, int]:
-    """Rank → bytes of its parts of all variables, for the ranks that the plan lists actors of."""
+    """Rank → bytes of its parts of all variables, for the ranks whose actors the plan lists."""
     ranks = sorted({a.rank for a in plan.actors})
     total = dict.fromkeys(ranks, 0)
     for variable in plan.variables:
@@ -142,11 +142,11 @@ def variable_bytes(plan: Plan) -> dict[int, int]:
     return total
 
 
-def momentary_bytes(plan: Plan) -> dict[int, int]:
-    """Rank → the most bytes that an actor of it needs while it fires, beside registers and variables."""
+def max_workspace_bytes(plan: Plan) -> dict[int, int]:
+    """Rank → the largest workspace of its actors: bytes beside registers and variables while one fires."""
     most = dict.fromkeys(sorted({a.rank for a in plan.actors}), 0)
     for actor in plan.actors:
-        most[actor.rank] = max(most[actor.rank], actor.momentary)
+        most[actor.rank] = max(most[actor.rank], actor.workspace)
     return most
 
 
@@ -168,7 +168,7 @@ def _spec(plan: Plan, place: FromRegister) -> TensorSpec:
 
 
 def _firing_bytes(plan: Plan, place: Operand | Target, writes: bool) -> float:
-    """Bytes of an operand or target of one firing: a token made by joining firings is written in parts."""
+    """Bytes that one firing reads or writes of a register; of a token concatenated over firings it writes a part."""
     if not isinstance(place, FromRegister):
         return 0.0
     spec = _spec(plan, place)

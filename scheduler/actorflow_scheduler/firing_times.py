@@ -1,10 +1,11 @@
-"""A plan with frozen orders and the time of each actor enter; when every firing starts and ends leaves.
+"""Compute when every firing of a scheduled plan starts and ends, from the duration of each actor's firing.
 
-Registers are private and orders frozen, so when a firing starts follows from when others end: the
-one before it on its queue, those that made what it reads, those that freed the slots it writes; of
-those on other ranks also from how long a token, or a credit, is under way.
-This evaluates these equations, which are the actor machine's rules with the events left out, about
-ten times as fast; ``tests/scheduler/test_firing_times.py`` holds the two against each other.
+Registers have one producer and queues have frozen orders, so the start of a firing is the latest of a few other
+times: the end of the firing before it on its queue, of those that made what it reads, and of those that freed the
+slots it writes, plus the latency of the token or credit where they are on other ranks.
+
+Evaluating these equations gives the same times as running the actor machines on a virtual clock, about ten times
+as fast; ``tests/scheduler/test_firing_times.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -26,66 +27,69 @@ class _Queue:
 
     def __init__(self, order: tuple[_Actor, ...]) -> None:
         self.order = order
-        self.at = 0  # firings so far
-        self.until = 0
+        self.at = 0  # firings that have ended so far
+        self.until = 0  # firings to evaluate
         self.free = 0  # when its last firing ended
 
 
 class _Actor:
-    __slots__ = ("ends", "fired", "id", "lasts", "meeting", "needs", "other_needs", "waiting")
+    __slots__ = ("collective", "duration", "ends", "fired", "id", "needs", "other_needs", "waiting")
 
-    def __init__(self, id: int, lasts: int) -> None:
+    def __init__(self, id: int, duration: int) -> None:
         self.id = id
-        self.lasts = lasts
+        self.duration = duration
         self.fired: list[int] = []
         self.ends: list[int] = []
-        self.needs: list[tuple[list[int], int, int, _Actor]] = []  # so long after firing n - offset of another
-        self.other_needs: list[tuple[_Actor, int, int, int, int]] = []  # the same where rates differ
-        self.waiting: list[_Queue] = []  # queues that wait for its next firing
-        self.meeting: _Meeting | None = None
+        # Firing n starts no earlier than the end of firing n - offset of another actor, plus a latency:
+        # (that actor's ends, offset, latency, that actor).
+        self.needs: list[tuple[list[int], int, int, _Actor]] = []
+        # The same where the two fire at different rates: the arguments of ``FiringTimes._need``.
+        self.other_needs: list[tuple[_Actor, int, int, int, int]] = []
+        self.waiting: list[_Queue] = []  # queues whose next firing waits for this actor's next firing
+        self.collective: _Collective | None = None
 
 
-class _Meeting:
-    """A collective: it starts when the last of its members was fired and ends for all at once."""
+class _Collective:
+    """A collective with several members: it runs when the last of them has fired, and ends for all at once."""
 
-    __slots__ = ("here", "lasts", "members")
+    __slots__ = ("arrived", "duration", "members")
 
     def __init__(self, members: list[_Actor]) -> None:
         self.members = members
-        self.lasts = max(m.lasts for m in members)
-        self.here: dict[_Queue, _Actor] = {}
+        self.duration = max(m.duration for m in members)
+        self.arrived: dict[_Queue, _Actor] = {}
 
     def join(self, actor: _Actor, queue: _Queue, todo: list[_Queue]) -> None:
-        """A member comes, at ``queue.free``; the last one sets all queues going."""
-        if queue in self.here:
+        """A member fires at ``queue.free``; when all have, their queues go on and are added to ``todo``."""
+        if queue in self.arrived:
             return
-        self.here[queue] = actor
+        self.arrived[queue] = actor
         actor.fired.append(queue.free)
-        if len(self.here) < len(self.members):
+        if len(self.arrived) < len(self.members):
             return
-        end = max(q.free for q in self.here) + self.lasts
-        for here, member in self.here.items():
-            here.at += 1
-            here.free = end
+        end = max(q.free for q in self.arrived) + self.duration
+        for member_queue, member in self.arrived.items():
+            member_queue.at += 1
+            member_queue.free = end
             member.ends.append(end)
             todo += member.waiting
             member.waiting.clear()
-            todo.append(here)
-        self.here.clear()
+            todo.append(member_queue)
+        self.arrived.clear()
 
 
 class FiringTimes:
-    """The firings of some iterations, all called at time 0; ``run`` adds iterations.
+    """The times of all firings of some iterations, all of which are called at time 0; ``run`` adds iterations.
 
-    ``fired[a][n]`` is when firing n of actor a takes its slots, ``ends[a][n]`` when it is done and
-    ``lasts[a]`` how long it runs, in nanoseconds; a collective's members run when the last of them
-    was fired.  Raises PlanError if a queue has no order.
+    In nanoseconds: ``fired[a][n]`` is when firing n of actor a takes its slots, ``ends[a][n]`` when it ends, and
+    ``durations[a]`` how long it runs.  The members of a collective run from when the last of them has fired.
+    Raises PlanError if a queue has no order.
     """
 
     def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
         self.iterations = 0
-        self._way = times.way
+        self._latency = times.latency
         self._actors = {a.id: _Actor(a.id, times.firing[a.id]) for a in plan.actors}
         self.fired = {id: a.fired for id, a in self._actors.items()}
         self.ends = {id: a.ends for id, a in self._actors.items()}
@@ -101,33 +105,35 @@ class FiringTimes:
                 members.setdefault(a.comm.id, []).append(self._actors[a.id])
         for group in members.values():
             if len(group) > 1:
-                meeting = _Meeting(group)
+                collective = _Collective(group)
                 for member in group:
-                    member.meeting = meeting
-        self.lasts = {id: a.lasts if a.meeting is None else a.meeting.lasts for id, a in self._actors.items()}
+                    member.collective = collective
+        self.durations = {
+            id: a.duration if a.collective is None else a.collective.duration for id, a in self._actors.items()
+        }
         for register in plan.registers:
             self._join(register)
 
     def _join(self, register: Register) -> None:
         producer = self._actors[register.producer]
-        way = self._way.get(register.producer, 0)
+        latency = self._latency.get(register.producer, 0)
         for read in register.readers:
             reader = self._actors[read.actor]
-            self._need(reader, producer, read.firings, register.fill, register.initial, way)
-            self._need(producer, reader, register.fill, read.firings, register.slots - register.initial, way)
+            self._need(reader, producer, read.firings, register.fill, register.initial, latency)
+            self._need(producer, reader, register.fill, read.firings, register.slots - register.initial, latency)
 
-    def _need(self, who: _Actor, whom: _Actor, per: int, made: int, ahead: int, way: int) -> None:
-        """Every ``per`` firings, ``who`` needs one token more, of ``made`` firings of ``whom``; ``ahead`` are free.
+    def _need(self, who: _Actor, whom: _Actor, per: int, made: int, ahead: int, latency: int) -> None:
+        """Every ``per`` firings ``who`` needs one more token or slot, which takes ``made`` firings of ``whom``.
 
-        It is under way for ``way`` nanoseconds.
+        The first ``ahead`` of them are there from the start.  Each arrives ``latency`` nanoseconds after it was made.
         """
         if per == made == 1:
-            who.needs.append((whom.ends, ahead, way, whom))
+            who.needs.append((whom.ends, ahead, latency, whom))
         else:
-            who.other_needs.append((whom, per, made, ahead, way))
+            who.other_needs.append((whom, per, made, ahead, latency))
 
     def run(self, iterations: int = 1) -> bool:
-        """Add iterations; whether all their firings can happen."""
+        """Evaluate more iterations; False if the plan gets stuck before all their firings have happened."""
         self.iterations += iterations
         todo = list(self._queues)
         for queue in todo:
@@ -137,59 +143,59 @@ class FiringTimes:
         return all(queue.at == queue.until for queue in self._queues)
 
     def needs(self, actor: int, n: int) -> Iterator[tuple[int, int, int]]:
-        """The firings (actor, number) on other queues that firing n of an actor, or of its collective, waits for.
+        """The firings on other queues that firing n of an actor, or of its collective, waits for.
 
-        The third number is how long what they give is under way.
+        Yields (actor, number of its firing, latency in nanoseconds of what that firing gives).
         """
         me = self._actors[actor]
-        for a in me.meeting.members if me.meeting is not None else (me,):
-            for _, offset, way, other in a.needs:
+        for a in me.collective.members if me.collective is not None else (me,):
+            for _, offset, latency, other in a.needs:
                 if n >= offset:
-                    yield other.id, n - offset, way
-            for other, per, made, ahead, way in a.other_needs:
+                    yield other.id, n - offset, latency
+            for other, per, made, ahead, latency in a.other_needs:
                 if not n % per and n // per >= ahead:
-                    yield other.id, (n // per - ahead + 1) * made - 1, way
+                    yield other.id, (n // per - ahead + 1) * made - 1, latency
 
     def members(self, actor: int) -> tuple[int, ...]:
         """The actors of an actor's collective, or the actor alone."""
-        meeting = self._actors[actor].meeting
-        return (actor,) if meeting is None else tuple(m.id for m in meeting.members)
+        collective = self._actors[actor].collective
+        return (actor,) if collective is None else tuple(m.id for m in collective.members)
 
     def _advance(self, queue: _Queue, todo: list[_Queue]) -> None:
-        """Fire what a queue can; the queues that this sets going are added to ``todo``."""
+        """Evaluate firings of a queue until one has to wait; queues that may go on because of them join ``todo``."""
         order, at, until, free = queue.order, queue.at, queue.until, queue.free
         size = len(order)
         while at < until:
             actor = order[at % size]
             n = len(actor.ends)
             start = free
-            for ends, offset, way, other in actor.needs:
+            for ends, offset, latency, other in actor.needs:
                 i = n - offset
                 if i >= 0:
                     if i >= len(ends):
                         other.waiting.append(queue)
                         start = -1
                         break
-                    end = ends[i] + way
+                    end = ends[i] + latency
                     if end > start:
                         start = end
             else:
-                for other, per, made, ahead, way in actor.other_needs:
+                for other, per, made, ahead, latency in actor.other_needs:
                     i = (n // per - ahead + 1) * made - 1
                     if i >= 0 and not n % per:
                         if i >= len(other.ends):
                             other.waiting.append(queue)
                             start = -1
                             break
-                        start = max(start, other.ends[i] + way)
+                        start = max(start, other.ends[i] + latency)
             if start < 0:
                 break
-            if actor.meeting is not None:
+            if actor.collective is not None:
                 queue.at, queue.free = at, start
-                actor.meeting.join(actor, queue, todo)
+                actor.collective.join(actor, queue, todo)
                 return
             at += 1
-            free = start + actor.lasts
+            free = start + actor.duration
             actor.fired.append(start)
             actor.ends.append(free)
             if actor.waiting:

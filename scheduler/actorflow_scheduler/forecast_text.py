@@ -1,4 +1,4 @@
-"""A forecast enters; text for people leaves: what limits the plan, and what every class of alike ranks does."""
+"""Write a forecast as text: what limits the plan, and what each class of ranks does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEANT = {
     "C": "moves between layouts",
     "S": "sends",
     "R": "gives results",
-}  # letter of a word → what its actor does
+}  # letter in the notation of orders → what its actor does
 _DIGITS = re.compile(r"\d")
 
 WAITED_FOR = {
@@ -50,7 +50,7 @@ def _short(found: Forecast) -> Iterator[str]:
     worst = max(found.ranks, key=lambda r: r.total)
     parts = (
         f"{bytes_text(worst.variables)} of variables, {bytes_text(worst.registers)} of registers, "
-        f"{bytes_text(worst.momentary)} while an actor fires"
+        f"{bytes_text(worst.workspace)} while an actor fires"
     )
     yield f"  memory    {bytes_text(worst.total)} at most, on {_names(worst)}: {parts}{_judged(found)}"
 
@@ -64,7 +64,7 @@ def _judged(found: Forecast) -> str:
 
 
 def _limits(found: Forecast) -> Iterator[str]:
-    """What the period was spent waiting for, most first: computing 90% (rank 3: 61%)."""
+    """The kinds of queues on the critical path by their shares: ``computing 90% (rank 3: 61%)``."""
     shares: dict[str, list[tuple[float, int]]] = {}
     for rank, queue, share in found.critical:
         shares.setdefault(WAITED_FOR.get(queue.partition(":")[0], queue), []).append((share, rank))
@@ -88,14 +88,14 @@ def _ranks(found: Forecast) -> list[str]:
             [
                 ranges_text(r.ranks),
                 *(f"{s:.1%}" for s in shares),
-                *map(bytes_text, (r.registers, r.momentary, r.variables, r.total)),
+                *map(bytes_text, (r.registers, r.workspace, r.variables, r.total)),
             ]
         )
     return columns(table, "<>>>>>>>")
 
 
 def _orders(found: Forecast) -> list[str]:
-    """A line for each class of ranks, and one that says how to read them."""
+    """A line for each class of ranks with its compute order, and a legend."""
     lines = [f"{_names(r)}: {' '.join(r.order)}" for r in found.ranks if r.order]
     words = [word for r in found.ranks for word in r.order]
     letters = {_DIGITS.sub("", word) for word in words}

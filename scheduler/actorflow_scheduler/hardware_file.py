@@ -1,4 +1,4 @@
-"""The path of a hardware file (TOML) enters; the ``Hardware`` that it describes leaves."""
+"""Read a hardware file (TOML) and check it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _File:
         )
 
     def table(self, table: str) -> None:
-        """Check the keys of one table, and that its values are numbers that mean something."""
+        """Check the keys of one table, and that its values are numbers in their ranges."""
         values = self.found[table]
         if not isinstance(values, dict):
             raise self.wrong(table, values, f"a table [{table}]")
@@ -104,7 +104,7 @@ class _File:
                 self.number(f"{table}.{key}", value, KEYS[table][key])
 
     def flops(self, found: Any, efficiency: float) -> dict[str, float]:
-        """FLOP/s by dtype, and for the others."""
+        """FLOP/s by dtype, and under DEFAULT for all other dtypes."""
         if not isinstance(found, dict):
             return {DEFAULT: self.number("device.flops", found, KEYS["device"]["flops"]) * efficiency}
         self.known(found, (DEFAULT, *sorted(FLOATS)), "device.flops.")

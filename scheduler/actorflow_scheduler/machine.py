@@ -1,8 +1,8 @@
-"""The actor machine: events of one rank enter, instructions leave; no I/O, no clock, no tensors.
+"""The actor state machine of one rank: it takes events and answers with instructions, such as which actor to fire.
 
 An actor fires when each register it reads holds a token, each register it writes has a free slot,
-an iteration was called for it, and it is its turn on its queue.  The worker runs this machine on the
-real clock and the timeline on a virtual one.
+an iteration was called for it, and it is its turn on its queue.  There is no I/O, no clock and no tensor here: a
+worker drives the machine in a real run, the liveness proof in a simulated one.
 
 >>> machine = Machine(plan, rank=0)
 >>> machine.handle(CallIssued())
@@ -31,6 +31,7 @@ from actorflow_scheduler.events import (
     TokenArrived,
     TokenUse,
     Wait,
+    WaitReason,
     explain,
     name,
 )
@@ -49,13 +50,14 @@ __all__ = [
     "Machine",
     "Release",
     "Wait",
+    "WaitReason",
 ]
 
-STORY = 8  # events that an actor or register remembers for its error messages
+HISTORY = 8  # events that an actor or register keeps for error messages
 
 
 class _Queue:
-    """What runs one actor at a time."""
+    """A queue of the rank; it runs one actor at a time, in a frozen order."""
 
     __slots__ = ("head", "name", "order", "position", "running")
 
@@ -68,7 +70,7 @@ class _Queue:
 
 
 class _Actor:
-    __slots__ = ("fired", "id", "inputs", "limit", "missing", "outputs", "queue", "rate", "story")
+    __slots__ = ("fired", "history", "id", "inputs", "limit", "missing", "outputs", "queue", "rate")
 
     def __init__(self, actor: Actor, queue: _Queue) -> None:
         self.id = actor.id
@@ -77,9 +79,9 @@ class _Actor:
         self.inputs: tuple[_Reader, ...] = ()
         self.outputs: tuple[_Register, ...] = ()
         self.fired = 0
-        self.limit = 0
-        self.missing = 0  # conditions of the next firing that do not hold: empty or full registers, no call
-        self.story: deque[object] = deque(maxlen=STORY)
+        self.limit = 0  # firings that were called for so far
+        self.missing = 0  # unmet conditions of the next firing: empty or full registers, no iteration called
+        self.history: deque[object] = deque(maxlen=HISTORY)
 
 
 class _Register:
@@ -88,31 +90,31 @@ class _Register:
         "complete",
         "fill",
         "filled_remotely",
+        "history",
         "id",
         "producer",
         "read_remotely",
         "readers",
         "released",
         "slots",
-        "story",
     )
 
     def __init__(self, register: Register, filled_remotely: bool, read_remotely: bool) -> None:
         self.id = register.id
         self.slots = register.slots
         self.fill = register.fill
-        self.begun = register.initial  # tokens that have or had a slot
+        self.begun = register.initial  # tokens that were given a slot so far; the initial ones count
         self.complete = register.initial
         self.released = 0
         self.filled_remotely = filled_remotely
         self.read_remotely = read_remotely
         self.producer: _Actor | None = None
         self.readers: tuple[_Reader, ...] = ()
-        self.story: deque[object] = deque(maxlen=STORY)
+        self.history: deque[object] = deque(maxlen=HISTORY)
 
 
 class _Reader:
-    """One actor's reading of one register."""
+    """One actor that reads one register."""
 
     __slots__ = ("actor", "done", "firings", "register")
 
@@ -120,7 +122,7 @@ class _Reader:
         self.actor = actor
         self.register = register
         self.firings = firings
-        self.done = 0  # tokens it has let go of
+        self.done = 0  # tokens that it has finished reading
 
 
 class Machine:
@@ -132,7 +134,7 @@ class Machine:
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
         self.rank = rank
-        self._left = 0  # firings called for and not finished
+        self._left = 0  # firings that were called for and have not ended
         self._queues: dict[str, _Queue] = {}
         self._actors: dict[int, _Actor] = {}
         self._registers: dict[int, _Register] = {}
@@ -181,14 +183,14 @@ class Machine:
                 )
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event, return what to do now, in this order: drop and credit, then fire.
+        """Take one event and return what to do now: tokens to drop and credits to send first, then actors to fire.
 
         Raises IllegalEvent if the event cannot have happened.
         """
         return self._handlers[type(event)](event)
 
     def idle(self) -> bool:
-        """Whether every iteration that was called is done on this rank."""
+        """Whether every iteration that was called has ended on this rank."""
         return self._left == 0
 
     def _issued(self, event: CallIssued) -> list[Instruction]:
@@ -207,7 +209,7 @@ class Machine:
         actor = self._actors.get(event.actor)
         if actor is None or actor.queue.running is not actor:
             raise self._illegal(event, actor, "the actor is not running on this rank")
-        actor.story.append(event)
+        actor.history.append(event)
         self._left -= 1
         out: list[Instruction] = []
         woken: list[_Actor] = []
@@ -234,7 +236,7 @@ class Machine:
         r = self._registers.get(event.register)
         if r is None or not r.filled_remotely or r.complete - r.released >= r.slots:
             raise self._illegal(event, r, "no slot of such a register was free on this rank")
-        r.story.append(event)
+        r.history.append(event)
         r.begun += 1
         out: list[Instruction] = []
         woken: list[_Actor] = []
@@ -246,7 +248,7 @@ class Machine:
         r = self._registers.get(event.register)
         if r is None or not r.read_remotely or r.begun == r.released:
             raise self._illegal(event, r, "no slot of such a register was taken by this rank")
-        r.story.append(event)
+        r.history.append(event)
         out: list[Instruction] = []
         woken: list[_Actor] = []
         self._free_slot(r, woken)
@@ -254,7 +256,7 @@ class Machine:
         return out
 
     def _complete(self, r: _Register, out: list[Instruction], woken: list[_Actor]) -> None:
-        """A token got its last firing, or came in."""
+        """Count a token as complete: its last firing ended, or it arrived from another rank."""
         sequence = r.complete
         r.complete = sequence + 1
         for e in r.readers:
@@ -267,7 +269,7 @@ class Machine:
             self._release(r, out, woken)
 
     def _release(self, r: _Register, out: list[Instruction], woken: list[_Actor]) -> None:
-        """The last reader let the oldest token go."""
+        """Free the oldest token's slot: its last reader is done with it."""
         out.append(Release(r.id, r.released))
         if r.filled_remotely:
             r.released += 1
@@ -285,13 +287,13 @@ class Machine:
         r.released += 1
 
     def _wake(self, woken: list[_Actor], out: list[Instruction]) -> None:
-        """Fire what became ready and is at the head of an idle queue."""
+        """Fire those of the actors that are at the head of an idle queue."""
         for actor in woken:
             if actor.queue.head is actor and actor.queue.running is None:
                 self._fire(actor, out)
 
     def _fire(self, actor: _Actor, out: list[Instruction]) -> None:
-        """Start the next firing and count what the one after it misses."""
+        """Start the actor's next firing and count the unmet conditions of the one after it."""
         firing = actor.fired
         after = firing + 1
         reads: list[TokenUse] = []
@@ -330,62 +332,62 @@ class Machine:
             queue.position = position = (queue.position + 1) % len(queue.order)
             queue.head = queue.order[position]
         fire = Fire(actor.id, firing, tuple(reads), tuple(writes))
-        actor.story.append(fire)
+        actor.history.append(fire)
         out.append(fire)
 
     def _illegal(self, event: Event, about: _Actor | _Register | None, why: str) -> IllegalEvent:
-        story = "unknown here" if about is None else ", ".join(map(str, about.story)) or "nothing happened to it yet"
-        return IllegalEvent(f"plan {self.plan.name!r}, rank {self.rank}: {event}: {why}; its last events: {story}")
+        last = "unknown here" if about is None else ", ".join(map(str, about.history)) or "nothing happened to it yet"
+        return IllegalEvent(f"plan {self.plan.name!r}, rank {self.rank}: {event}: {why}; its last events: {last}")
 
     def tokens(self) -> dict[int, tuple[int, int]]:
-        """Register → (complete tokens, tokens under construction or on their way) that hold its slots."""
+        """Register → (complete tokens, tokens being written or in transit) in its slots."""
         return {
             r.id: (r.begun - r.released, 0) if r.read_remotely else (r.complete - r.released, r.begun - r.complete)
             for r in self._registers.values()
         }
 
     def unfinished(self) -> list[int]:
-        """The actors that have not fired as often as they were called for, and those that run."""
+        """The actors that have firings left, and those that run now."""
         return [a.id for a in self._actors.values() if a.fired < a.limit or a.queue.running is a]
 
     def finished(self, actor: int) -> int:
-        """How often an actor has fired and ended, over all iterations."""
+        """How many firings of an actor have ended, over all iterations."""
         a = self._actors[actor]
         return a.fired - (a.queue.running is a)
 
     def moved(self) -> int:
-        """A number that grows with every event: equal ones mean that nothing has happened between."""
+        """A counter that grows with every event: equal values mean that nothing happened in between."""
         fired = sum(2 * a.fired - (a.queue.running is a) for a in self._actors.values())
         return fired + sum(r.begun + r.complete + r.released for r in self._registers.values())
 
     def laggards(self, register: int) -> tuple[int, ...]:
-        """The readers that still hold, or have yet to read, a register's oldest token; all if they are remote."""
+        """The readers that are not done with a register's oldest token; all of them if they are on another rank."""
         r = self._registers[register]
         if r.read_remotely:
             return tuple(read.actor for read in self.plan.register(register).readers)
         return tuple(e.actor.id for e in r.readers if e.done == r.released)
 
     def waits(self, actor: int) -> list[Wait]:
-        """Why an actor cannot fire now; empty if it runs or could."""
+        """Why an actor cannot fire now; empty if it runs or is ready."""
         a = self._actors[actor]
         queue = a.queue
         if queue.running is a:
             return []
         ahead = queue.running or queue.head
         if ahead is not None and ahead is not a:
-            return [Wait(actor, "turn", -1, (ahead.id,))]
+            return [Wait(actor, WaitReason.TURN, -1, (ahead.id,))]
         found = [
-            Wait(actor, "empty", e.register.id, (self.plan.register(e.register.id).producer,))
+            Wait(actor, WaitReason.EMPTY, e.register.id, (self.plan.register(e.register.id).producer,))
             for e in a.inputs
             if _is_empty(e)
         ]
-        found += [Wait(actor, "full", r.id, self.laggards(r.id)) for r in a.outputs if _is_full(r, a)]
+        found += [Wait(actor, WaitReason.FULL, r.id, self.laggards(r.id)) for r in a.outputs if _is_full(r, a)]
         if a.fired == a.limit:
-            found.append(Wait(actor, "call", -1, ()))
+            found.append(Wait(actor, WaitReason.CALL, -1, ()))
         return found
 
     def waiting(self) -> list[str]:
-        """One line for each queue with work left: what its head waits for, and who could end the wait."""
+        """A line for each queue with work left: what its next actor waits for, and which actors could end the wait."""
         lines: list[str] = []
         for queue in self._queues.values():
             mine = (a for a in self._actors.values() if a.queue is queue and a.fired < a.limit)

@@ -1,7 +1,7 @@
-"""The firings of a rank's actors enter; the field's notation leaves: ``0F0 0F1 1B0``, as text or as CSV.
+"""Write the order of firings in the usual notation of pipeline schedules, ``0F0 0F1 1B0``, as text or as CSV.
 
-A word is stage, letter, micro-batch.  The letters are those of ``torch.distributed.pipelining``: F, B for
-a whole backward, I and W where it is cut into input and weight gradients; O is the optimizer.
+A word is stage, letter, micro-batch.  The letters are those of ``torch.distributed.pipelining``: F forward, B a whole
+backward, I and W its halves where it is cut into input and weight gradients; here O is the optimizer besides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Notation:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.halved = {(a.rank, a.stage) for a in plan.actors if a.kind == "weight"}  # where backward is I and W
+        self.halved = {(a.rank, a.stage) for a in plan.actors if a.kind == "weight"}  # whose backward is I and W
 
     def letter(self, actor: Actor) -> str:
         """F, B, I, W, O and so on."""
@@ -41,7 +41,7 @@ class Notation:
         return f"{actor.stage}{self.letter(actor)}{firing % actor.rate}"
 
     def words(self, actors: Iterable[int]) -> Iterator[str]:
-        """The words of actors that fire one after the other, from their first firing on."""
+        """The words of actors that fire one after the other, starting with the first firing of each."""
         fired: dict[int, int] = {}
         for id in actors:
             actor = self.plan.actor(id)
@@ -65,7 +65,7 @@ def text(plan: Plan, queue: str = COMPUTING) -> str:
 
 
 def observed(plan: Plan, rank: int, actors: Sequence[int]) -> list[str]:
-    """The lines of actors that fired, one after the other, on one rank's queue: one for each iteration."""
+    """A line for each iteration of the actors that fired, in this order, on one rank's queue."""
     size = sum(plan.actor(id).rate for id in set(actors))
     notation = Notation(plan)
     return [notation.line(rank, actors[at : at + size]) for at in range(0, len(actors), size or 1)]
@@ -74,9 +74,9 @@ def observed(plan: Plan, rank: int, actors: Sequence[int]) -> list[str]:
 def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str:
     """The CSV that torch's pipeline schedules load: a row for each rank, a cell for each F, B, I or W of a micro-batch.
 
-    Data-parallel replicas, which run the same stages, have one row, as in torch, where each replica is
-    a pipeline of its own; the first one's order is taken.  Where a stage is several actors, its cell
-    stands where the last of them fires.  ``orders`` are observed ones; the frozen ones by default.
+    Data-parallel replicas, which run the same stages, share one row, as in torch, where each replica is a pipeline of
+    its own; the row is the first replica's order.  Where a stage consists of several actors, its cell stands at the
+    position of the last of them.  ``orders`` are observed orders; by default the frozen ones are written.
     """
     notation = Notation(plan)
     rows: dict[tuple[int, ...], list[str]] = {}
@@ -89,7 +89,7 @@ def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str
 
 
 def _cells(notation: Notation, actors: Sequence[int]) -> list[str]:
-    """One iteration's words for micro-batches, each once, where its last actor fires, and no W before its I."""
+    """One iteration's words of micro-batches, each once, at the position of its last actor; no W before its I."""
     plan = notation.plan
     computing = {a.id for a in plan.actors if a.kind in ("forward", "backward", "weight") and a.rate == plan.pieces}
     last: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The sizes of a pipeline enter; its plan leaves, with one rank for each stage, however many replicas there are."""
+"""Make the plan of a 1F1B pipeline from its sizes alone, for forecasts of models that are not captured."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ def outline(
 ) -> FoldedPlan:
     """The plan of a pipeline that is known by its sizes alone: 1F1B over ``stages`` × ``replicas`` ranks.
 
-    ``flops`` is what a stage's forward does for one micro-batch (a number for each stage, or one for
-    all; backward does twice that); ``sent`` how many elements pass from stage to stage, ``saved`` how
-    many forward keeps for backward, ``parameters`` how many a stage has; ``optimizer`` how many
-    elements its state has for each parameter.  A stage has ``ahead`` micro-batches more under way than
-    1F1B needs where nothing takes time to send.  Stage k lies on ranks k·replicas … (k+1)·replicas-1,
-    which add up their gradients; only the first of them is listed.
+    ``flops`` is what a stage's forward does for one micro-batch (one number for all stages, or one for each; backward
+    does twice that).  In elements: ``sent`` from stage to stage, ``saved`` by forward for backward, ``parameters`` of
+    a stage, and ``optimizer`` state for each parameter.  A stage has ``ahead`` more micro-batches in flight than 1F1B
+    needs where sending takes no time.  Stage k lies on ranks k·replicas … (k+1)·replicas-1, which all-reduce their
+    gradients; only the first of them is listed.
     """
     each = list(flops) if isinstance(flops, Sequence) else [flops] * stages
     made = _OutlineBuilder(dtype)
@@ -54,7 +53,7 @@ def outline(
     for k in range(stages - 1):
         made.send(k, k + 1, sent)
         made.send(k + 1, k, sent)
-    alike = {k * replicas: range(k * replicas, (k + 1) * replicas) for k in range(stages)}
+    classes = {k * replicas: range(k * replicas, (k + 1) * replicas) for k in range(stages)}
     plan = Plan(
         name=f"{stages} stages × {replicas} replicas",
         world=stages * replicas,
@@ -64,13 +63,13 @@ def outline(
         registers=tuple(made.registers),
         variables=tuple(made.variables),
         orders=tuple(made.orders),
-        ranks=tuple(alike),
+        ranks=tuple(classes),
     )
-    return FoldedPlan(_by_nccl(verify(plan)), alike)
+    return FoldedPlan(_by_nccl(verify(plan)), classes)
 
 
 def _by_nccl(plan: Plan) -> Plan:
-    """The plan with the plane that devices of such numbers have; nothing runs it, so its calls need no order."""
+    """The plan with NCCL as the plane of all communication; it is never run, so its calls need no order."""
     return replace(
         plan,
         actors=tuple(a if a.comm is None else replace(a, comm=replace(a.comm, plane="nccl")) for a in plan.actors),
@@ -115,7 +114,7 @@ class _OutlineBuilder:
         optimizer: int,
         under_way: int,
     ) -> None:
-        """The actors of one rank of a stage, and the order of its compute queue."""
+        """Add the actors and registers of a stage's first rank, and the order of its queues."""
         each, once = (ranks[0], k, pieces), (ranks[0], k, 1)
         forward = self.actor(f"F{k}", "forward", each, "compute", flops=flops)
         backward = self.actor(f"B{k}", "backward", each, "compute", flops=2 * flops)
@@ -143,7 +142,7 @@ class _OutlineBuilder:
         self.under_way.append(under_way)
 
     def send(self, source: int, to: int, elements: int) -> None:
-        """What a stage sends to its neighbour for each micro-batch: activations up, gradients down."""
+        """Add what a stage sends to its neighbour for each micro-batch: activations up, gradients down."""
         ends = self.forward if to > source else self.backward
         made, reader = ends[source], ends[to]
         register = len(self.registers)

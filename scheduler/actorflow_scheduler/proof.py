@@ -1,8 +1,8 @@
-"""A plan with slot counts and orders enters; the same plan leaves if it is proven to run for ever, else an error.
+"""Prove that a scheduled plan never deadlocks, and that it stays within memory caps.
 
-The plan is run untimed in effect: registers are private and orders frozen, so which of two firings
-ends first changes nothing about what can fire, and one run of the timeline stands for all.  If an
-iteration ends with the tokens it began with, the next one runs like it.
+One run of the actor machines proves it for all runs: each register has one producer and queues have frozen orders, so
+it makes no difference to what can fire which of two firings ends first.  If iterations end with the tokens that they
+began with, all later ones run alike.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Plan
 from actorflow_compiler.plan.verify import verify
-from actorflow_scheduler.cost import momentary_bytes
+from actorflow_scheduler.cost import max_workspace_bytes
 from actorflow_scheduler.events import Fire, Instruction
 from actorflow_scheduler.simulated_cluster import SimulatedCluster
 from actorflow_scheduler.timeline import simulate
 
 WHAT_TO_DO = "use more ranks, or micro-batches of fewer samples"
-ITERATIONS = 2  # the second one meets what the first one left behind
+ITERATIONS = 2  # the second one starts from what the first one left in the registers
 
 
 def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardware = CPU_CORE) -> Plan:
     """Return the plan if it is consistent, live under rendezvous semantics and within memory.
 
-    ``memory`` caps, for some ranks, the bytes that registers hold at a time on this hardware, with what an
-    actor needs while it fires.  Raises DeadlockError, whose message prints the cycle actor by actor, or PlanError.
+    ``memory`` (rank → bytes) caps, for some ranks, the peak bytes of live registers on this hardware plus the largest
+    workspace.  Raises DeadlockError, whose message prints the cycle actor by actor, or PlanError.
     """
     verify(plan)
     _prove_groups(plan)
@@ -37,7 +37,7 @@ def prove(plan: Plan, memory: Mapping[int, int] | None = None, hardware: Hardwar
 
 
 def _prove_groups(plan: Plan) -> None:
-    """Every collective has one actor on each rank of its group, alike; a group's collectives share a queue."""
+    """Check that a collective has one actor on each rank of its group, all equal, and a group's share one queue."""
     members: dict[int, list[Actor]] = {}
     queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
     for actor in plan.actors:
@@ -69,13 +69,13 @@ def _prove_groups(plan: Plan) -> None:
 
 
 def _part(member: Actor) -> str:
-    """What all members of a collective have to say alike."""
+    """What must be equal for all members of a collective, as text."""
     assert member.comm is not None
     return f"{member.comm.kind} over {member.comm.group} of {len(member.operands)} tensors at rate {member.rate}"
 
 
 def _prove_live(plan: Plan) -> None:
-    """Run it; orders that differ between the members of a collective end in a deadlock here."""
+    """Run the plan's machines; they deadlock if, say, the members of collectives have different orders."""
     cluster = SimulatedCluster(plan)
     before = cluster.tokens()
     todo: list[Instruction] = []
@@ -98,18 +98,18 @@ def _prove_live(plan: Plan) -> None:
 
 
 def _prove_memory(plan: Plan, memory: Mapping[int, int], hardware: Hardware) -> None:
-    peak, firing = simulate(plan, ITERATIONS, hardware).peak_bytes, momentary_bytes(plan)
+    peak, firing = simulate(plan, ITERATIONS, hardware).peak_bytes, max_workspace_bytes(plan)
     for rank, cap in memory.items():
         if peak.get(rank, 0) + firing.get(rank, 0) > cap:
             raise PlanError(f"plan {plan.name!r}: {too_much(plan, rank, peak[rank], cap)}; {WHAT_TO_DO}")
 
 
 def too_much(plan: Plan, rank: int, held: int, cap: int) -> str:
-    """What is wrong with a plan one of whose ranks, whose registers hold so much, needs more memory than it has."""
+    """The error text for a rank whose registers hold ``held`` bytes where ``cap`` are allowed."""
     mine = (r for r in plan.registers if plan.home(r) == rank)
     largest = max(mine, key=lambda r: r.nbytes * r.slots)
-    firing = max((a for a in plan.actors if a.rank == rank), key=lambda a: a.momentary)
-    moment = f", and {firing.name} {firing.momentary} more while it fires" if firing.momentary else ""
+    firing = max((a for a in plan.actors if a.rank == rank), key=lambda a: a.workspace)
+    moment = f", and {firing.name} {firing.workspace} more while it fires" if firing.workspace else ""
     return (
         f"rank {rank} needs {held} bytes for its registers{moment}, {cap} are allowed; the largest is register "
         f"{largest.id} of {plan.actor(largest.producer).name}, {largest.slots} slots of {largest.nbytes} bytes"

@@ -1,4 +1,4 @@
-"""Numbers of ranks, stages and micro-batches enter; the published order of each rank's work leaves.
+"""The published pipeline schedules: the order of each rank's work for given numbers of ranks and micro-batches.
 
 - gpipe: Huang et al., GPipe (arXiv:1811.06965).
 - 1f1b: Narayanan et al., PipeDream-Flush (arXiv:2006.09503).
@@ -6,20 +6,32 @@
 - zb-h1, zb-h2: Qi et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241), the handcrafted schedules.
 - zb-v: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv:2405.15362).
 
-They are seeds of the search in ``portfolio.py``, and what a schedule's name stands for.
+They are what the names of schedules stand for, and the starting points of the search in ``portfolio.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import NamedTuple
 
 
+class TaskKind(StrEnum):
+    """What a task computes."""
+
+    FORWARD = "F"
+    BACKWARD = "B"  # only the gradients of inputs where there is a W
+    WEIGHT = "W"  # the gradients of parameters
+
+
+F, B, W = TaskKind
+
+
 class StageTask(NamedTuple):
-    """What one stage does with one piece; ``notation.py`` writes it."""
+    """What one stage does with one micro-batch ("piece")."""
 
     stage: int
-    kind: str  # "F" forward | "B" backward, of inputs alone where there is a W | "W" gradients of parameters
+    kind: TaskKind
     piece: int
 
 
@@ -29,7 +41,7 @@ PublishedOrder = tuple[tuple[StageTask, ...], ...]  # for each rank of the pipel
 def gpipe(ranks: int, pieces: int) -> PublishedOrder:
     """All forward, then all backward."""
     return tuple(
-        (*(StageTask(k, "F", i) for i in range(pieces)), *(StageTask(k, "B", i) for i in range(pieces)))
+        (*(StageTask(k, F, i) for i in range(pieces)), *(StageTask(k, B, i) for i in range(pieces)))
         for k in range(ranks)
     )
 
@@ -40,7 +52,7 @@ def one_f_one_b(ranks: int, pieces: int) -> PublishedOrder:
 
 
 def zb_h1(ranks: int, pieces: int) -> PublishedOrder:
-    """1F1B in which weight gradients wait until every rank holds as many pieces as rank 0 of 1F1B does."""
+    """1F1B whose weight gradients are delayed as far as every rank then holds as many pieces as rank 0 of 1F1B."""
     return tuple(tuple(_in_turns(k, pieces, ranks - k - 1, lag=k)) for k in range(ranks))
 
 
@@ -50,34 +62,35 @@ def zb_h2(ranks: int, pieces: int) -> PublishedOrder:
 
 
 def _in_turns(stage: int, pieces: int, ahead: int, lag: int | None = None) -> Iterator[StageTask]:
-    """Forward ``ahead`` pieces, then forward and backward in turns; W of a piece ``lag`` backward pieces later."""
+    """Forward for ``ahead`` pieces, then forward and backward alternately; W of a piece ``lag`` backward ones later."""
     backward = 0
     for forward in range(pieces + ahead):
         if forward < pieces:
-            yield StageTask(stage, "F", forward)
+            yield StageTask(stage, F, forward)
         if forward >= ahead:
-            yield StageTask(stage, "B", backward)
+            yield StageTask(stage, B, backward)
             if lag is not None and backward >= lag:
-                yield StageTask(stage, "W", backward - lag)
+                yield StageTask(stage, W, backward - lag)
             backward += 1
     if lag is not None:
         for piece in range(max(0, pieces - lag), pieces):
-            yield StageTask(stage, "W", piece)
+            yield StageTask(stage, W, piece)
 
 
 def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
-    """1F1B over ``rounds`` stages for each rank: stage s on rank s mod ranks; pieces take turns in groups.
+    """Interleaved 1F1B with ``rounds`` stages on each rank, stage s on rank s mod ranks.
 
-    A group has as many pieces as there are ranks if that divides them, else more: the least number
-    that leaves no group shorter than the ranks, or all pieces.
+    Each stage of a rank computes a group of pieces before the next stage does.  A group has as many pieces as there
+    are ranks if that divides all pieces; else it is the smallest larger number that leaves no shorter last group than
+    the ranks, or all pieces.
     """
     group = next((n for n in range(ranks, pieces) if not 0 < pieces % n < ranks), pieces)
     starts = range(0, pieces, group)
     turns = [(r, i) for s in starts for r in range(rounds) for i in range(s, min(s + group, pieces))]
     guide = []
     for k in range(ranks):
-        forward = [StageTask(r * ranks + k, "F", i) for r, i in turns]
-        backward = [StageTask((rounds - 1 - r) * ranks + k, "B", i) for r, i in turns]
+        forward = [StageTask(r * ranks + k, F, i) for r, i in turns]
+        backward = [StageTask((rounds - 1 - r) * ranks + k, B, i) for r, i in turns]
         ahead = min(2 * (ranks - k - 1) + (rounds - 1) * group, len(turns))
         pairs = zip(forward[ahead:], backward, strict=False)
         guide.append((*forward[:ahead], *(t for pair in pairs for t in pair), *backward[len(turns) - ahead :]))
@@ -85,9 +98,9 @@ def interleaved(ranks: int, pieces: int, rounds: int) -> PublishedOrder:
 
 
 def zb_v(ranks: int, pieces: int) -> PublishedOrder:
-    """Two stages for each rank, k on the way down and 2·ranks-1-k on the way up; no more memory than 1F1B.
+    """Two stages on each rank, k on the way down and 2·ranks-1-k on the way up; no more memory than 1F1B.
 
-    Fewer than 2·ranks-1 pieces leave the places of the absent ones out.
+    With fewer than 2·ranks-1 pieces it is the schedule of so many, without the tasks of the absent ones.
     """
     return tuple(
         tuple(t for t in _v_tasks(k, ranks, max(pieces, 2 * ranks - 1)) if t.piece < pieces) for k in range(ranks)
@@ -96,31 +109,31 @@ def zb_v(ranks: int, pieces: int) -> PublishedOrder:
 
 def _v_tasks(k: int, ranks: int, pieces: int) -> Iterator[StageTask]:
     down, up = k, 2 * ranks - 1 - k
-    done: dict[tuple[int, str], int] = {}
+    done: dict[tuple[int, TaskKind], int] = {}
 
-    def do(stage: int, kinds: str) -> Iterator[StageTask]:
+    def do(stage: int, *kinds: TaskKind) -> Iterator[StageTask]:
         for kind in kinds:
             piece = done.get((stage, kind), 0)
             done[stage, kind] = piece + 1
             yield StageTask(stage, kind, piece)
 
     for _ in range(2 * (ranks - k) - 1):  # until the first piece comes back up
-        yield from do(down, "F")
+        yield from do(down, F)
     for _ in range(k):
-        yield from do(up, "F")
-        yield from do(down, "F")
+        yield from do(up, F)
+        yield from do(down, F)
     for _ in range(ranks - k):  # until the first gradient comes back
-        yield from do(up, "FBW")
+        yield from do(up, F, B, W)
     for _ in range(pieces - ranks):
-        if done[down, "F"] < pieces:
-            yield from do(down, "F")
-        yield from do(down, "BW")
-        yield from do(up, "FBW")
+        if done[down, F] < pieces:
+            yield from do(down, F)
+        yield from do(down, B, W)
+        yield from do(up, F, B, W)
     for _ in range(k):
-        yield from do(down, "B")
-        yield from do(up, "B")
+        yield from do(down, B)
+        yield from do(up, B)
     for _ in range(ranks - k):
-        yield from do(down, "BW")
+        yield from do(down, B, W)
     for stage in (up, down):
-        while done[stage, "W"] < pieces:
+        while done[stage, W] < pieces:
             yield from do(stage, "W")

@@ -1,8 +1,8 @@
-"""A plan and the time of each actor enter; the plan of one rank of each class of alike ranks leaves.
+"""Group the ranks of a plan into classes that do the same, and fold the plan to one rank of each class.
 
-Ranks are alike if their actors, registers and orders are, one by one, and so are the ranks at the
-other ends of their sends and collectives (colour refinement).  With frozen orders alike ranks then do
-the same at the same times, so that one stands for all, whatever their number.
+Ranks are of one class if their actors, registers and orders are equal one by one, and if the ranks at the other ends
+of their sends and collectives are of the same classes (colour refinement).  With frozen orders the ranks of a class
+do the same at the same times, so that one can be simulated for all of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class FoldedPlan:
     """
 
     plan: Plan
-    alike: Mapping[int, Sequence[int]]  # listed rank → the ranks that it stands for, with itself
+    rank_classes: Mapping[int, Sequence[int]]  # listed rank → all ranks of its class, itself included
 
 
 def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
-    """List only one rank, the lowest, of each class; ``times`` says how long each actor's firing lasts."""
+    """List only the lowest rank of each class; ranks whose actors have different ``times`` are of different classes."""
     given = plan if isinstance(plan, FoldedPlan) else FoldedPlan(plan, {a.rank: (a.rank,) for a in plan.actors})
     ranks = _Ranks(given.plan, times)
     classes: dict[int, list[int]] = {}
@@ -37,22 +37,22 @@ def fold(plan: Plan | FoldedPlan, times: Durations) -> FoldedPlan:
         return given
     return FoldedPlan(
         ranks.only({members[0]: members for members in classes.values()}),
-        {members[0]: sorted(r for m in members for r in given.alike[m]) for members in classes.values()},
+        {members[0]: sorted(r for m in members for r in given.rank_classes[m]) for members in classes.values()},
     )
 
 
 def unfold(plan: Plan, folded: FoldedPlan) -> Plan:
     """The whole plan with the slots and orders that were found for one rank of each class.
 
-    An order of the listed ranks that is part of one topological order of all their firings is, for all
-    ranks, part of one too: whatever waits in the whole plan waits in the folded one.
+    If the orders of the listed ranks are parts of one topological order of their firings, so are the orders of all
+    ranks: every dependency in the whole plan has a counterpart in the folded one.
     """
-    first = {rank: listed for listed, ranks in folded.alike.items() for rank in ranks}
+    first = {rank: listed for listed, ranks in folded.rank_classes.items() for rank in ranks}
     actors = _by_rank((a.rank, a.id) for a in plan.actors)
     registers = _by_rank((plan.home(r), r.id) for r in plan.registers)
     slots: dict[int, int] = {}
     orders: list[Order] = []
-    found = {rank: [o for o in folded.plan.orders if o.rank == rank] for rank in folded.alike}
+    found = {rank: [o for o in folded.plan.orders if o.rank == rank] for rank in folded.rank_classes}
     for rank, listed in sorted(first.items()):
         for r, of in zip(registers.get(rank, ()), registers.get(listed, ()), strict=True):
             slots[r] = folded.plan.register(of).slots
@@ -76,15 +76,15 @@ def _by_rank(found: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 class _Ranks:
-    """What of each rank is compared, and the colours that the ranks have."""
+    """The colour refinement: what is compared of each rank, and the colours (classes) that the ranks have so far."""
 
     def __init__(self, plan: Plan, times: Durations) -> None:
         self.plan = plan
         self.actors: dict[int, list[Actor]] = {}
-        self.place: dict[int, int] = {}  # actor → its place among its rank's actors
+        self.place: dict[int, int] = {}  # actor → its index among its rank's actors
         self.members: dict[int, list[Actor]] = {}  # collective → its actors
         self.filled: dict[int, list[tuple[int, int]]] = {}  # rank → (sender, register) of the registers filled remotely
-        self.at: dict[int, int] = {}  # register → its place among the registers of its home
+        self.at: dict[int, int] = {}  # register → its index among what is compared of its home rank
         for a in plan.actors:
             mine = self.actors.setdefault(a.rank, [])
             self.place[a.id] = len(mine)
@@ -99,8 +99,8 @@ class _Ranks:
             queue = {name: i for i, name in enumerate(dict.fromkeys(a.queue for a in actors))}
             looks[rank] += [
                 (
-                    (a.kind, a.stage, a.rate, queue[a.queue], a.momentary, a.comm and a.comm.kind),
-                    (times.firing[a.id], times.way.get(a.id, 0)),
+                    (a.kind, a.stage, a.rate, queue[a.queue], a.workspace, a.comm and a.comm.kind),
+                    (times.firing[a.id], times.latency.get(a.id, 0)),
                 )
                 for a in actors
             ]
@@ -116,48 +116,49 @@ class _Ranks:
         for order in plan.orders:
             orders.setdefault(order.rank, []).append(tuple(self.place[a] for a in order.actors))
         for rank, of_queues in orders.items():
-            looks[rank] += sorted(of_queues)  # the names of queues, which name other ranks, do not matter
+            looks[rank] += sorted(of_queues)  # without the queues' names, which contain the numbers of other ranks
         self.colours = _numbered({rank: tuple(look) for rank, look in looks.items()})
 
     def refined(self) -> dict[int, int]:
-        """Rank → its class: alike ranks have alike peers."""
+        """Rank → the number of its class: split classes until equal ranks have equal peers."""
         count = 0
         while count < (now := len(set(self.colours.values()))):
             count = now
-            meetings = self.meetings()
-            self.colours = _numbered({rank: self.with_peers(rank, meetings) for rank in self.actors})
+            collectives = self.collectives()
+            self.colours = _numbered({rank: self.with_peers(rank, collectives) for rank in self.actors})
         return self.colours
 
-    def meetings(self) -> dict[int, Hashable]:
-        """Collective → the classes and places of its members."""
+    def collectives(self) -> dict[int, Hashable]:
+        """Collective → how many members of which classes and places it has; equal for equal collectives."""
         colours, place = self.colours, self.place
         return {
             id: tuple(sorted(Counter((colours[a.rank], place[a.id]) for a in members).items()))
             for id, members in self.members.items()
         }
 
-    def with_peers(self, rank: int, meetings: Mapping[int, Hashable]) -> Hashable:
+    def with_peers(self, rank: int, collectives: Mapping[int, Hashable]) -> Hashable:
+        """A rank's colour together with the colours at the other ends of its sends, receives and collectives."""
         colours = self.colours
         sent: list[Hashable] = []
         for a in self.actors[rank]:
             if a.comm is not None:
                 if a.comm.kind != "send":
-                    sent.append(meetings[a.comm.id])
+                    sent.append(collectives[a.comm.id])
                 else:
                     sent += [(colours[self.home[r.id]], self.at[r.id]) for r in self.plan.outputs_of[a.id]]
         came = [(colours[self.plan.actor(s).rank], self.place[s]) for s, _ in self.filled.get(rank, ())]
         return colours[rank], tuple(sent), tuple(came)
 
-    def only(self, alike: Mapping[int, Sequence[int]]) -> Plan:
-        """The plan of these ranks, one of each class, joined as all ranks of their classes are."""
-        first = {rank: members[0] for members in alike.values() for rank in members}
-        meetings = self.meetings()
-        number = {meeting: i for i, meeting in enumerate(dict.fromkeys(meetings.values()))}
+    def only(self, classes: Mapping[int, Sequence[int]]) -> Plan:
+        """The plan of the first ranks of these classes, connected to each other as the ranks of the classes are."""
+        first = {rank: members[0] for members in classes.values() for rank in members}
+        collectives = self.collectives()
+        number = {members: i for i, members in enumerate(dict.fromkeys(collectives.values()))}
 
         def comm(comm: Comm) -> Comm:
             if comm.kind == "send":
                 return replace(comm, group=(comm.group[0], first[comm.group[1]]))
-            return replace(comm, id=number[meetings[comm.id]])
+            return replace(comm, id=number[collectives[comm.id]])
 
         def producer(register: int, sender: Actor) -> int:
             if self.home[register] == sender.rank:
@@ -168,19 +169,19 @@ class _Ranks:
         return replace(
             plan,
             actors=tuple(
-                a if a.comm is None else replace(a, comm=comm(a.comm)) for a in plan.actors if a.rank in alike
+                a if a.comm is None else replace(a, comm=comm(a.comm)) for a in plan.actors if a.rank in classes
             ),
             registers=tuple(
                 replace(r, producer=producer(r.id, plan.actor(r.producer)))
                 for r in plan.registers
-                if self.home[r.id] in alike
+                if self.home[r.id] in classes
             ),
-            orders=tuple(o for o in plan.orders if o.rank in alike),
-            ranks=tuple(sorted(alike)),
+            orders=tuple(o for o in plan.orders if o.rank in classes),
+            ranks=tuple(sorted(classes)),
         )
 
 
 def _numbered(looks: Mapping[int, Hashable]) -> dict[int, int]:
-    """A number for each different look."""
+    """Rank → a number, equal for equal looks."""
     numbers: dict[Hashable, int] = {}
     return {rank: numbers.setdefault(look, len(numbers)) for rank, look in looks.items()}

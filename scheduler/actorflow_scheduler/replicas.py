@@ -1,8 +1,8 @@
-"""A plan with data-parallel replicas enters; the plan with many times as many leaves, listing only the ranks it had.
+"""Multiply the data-parallel replicas of a plan, for a forecast; only the ranks of the original plan are listed.
 
-Ranks are replicas of each other if they hold the same parts of all variables.  A plan with n times as
-many of them is n copies of the plan whose sums over replicas are over those of all copies: each
-copy takes micro-batches of its own, of the same size.
+Ranks are replicas of each other if they hold the same parts of all variables.  The plan with n times as many replicas
+is n copies of the plan, whose sums over replicas go over all copies.  Each copy has micro-batches of its own, of the
+same size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from actorflow_scheduler.rank_classes import FoldedPlan
 def replicated(plan: Plan, times: int) -> FoldedPlan:
     """The plan with ``times`` as many data-parallel replicas, for a forecast.
 
-    The ranks of a stage, those whose actors have the same stages, are followed by their copies.
-    Raises LayoutError where the plan has no replicas, or where they exchange parts of tensors, whose
-    sizes would be others.
+    The ranks whose actors are of the same stages are numbered together, followed by their copies.  Raises LayoutError
+    where the plan has no replicas, or where replicas exchange parts of tensors, whose sizes would change.
     """
     parts = parts_of(plan)
     sets: dict[Hashable, int] = {}
@@ -67,7 +66,7 @@ def replicated(plan: Plan, times: int) -> FoldedPlan:
 
 
 def parts_of(plan: Plan) -> dict[int, Hashable]:
-    """Rank → which parts of the variables it holds; equal for replicas."""
+    """Rank → which parts of the variables it holds, equal for replicas."""
     found: dict[int, list[Hashable]] = {rank: [] for rank in sorted({a.rank for a in plan.actors})}
     for v in plan.variables:
         for index, rank in enumerate(v.placement.ranks):

@@ -1,7 +1,7 @@
-"""All ranks' machines, joined: an event of one rank enters, the instructions of all ranks leave.
+"""Connect the actor machines of all ranks of a plan, to run the whole plan without a clock.
 
-Messages between ranks arrive at once.  Whoever drives the cluster (the timeline, the search for
-slot counts) decides only how long a firing takes.
+Messages between ranks arrive at once.  The caller decides when each firing ends.  The liveness proof runs a plan
+this way, and the error for a deadlock is made from the machines that got stuck.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from actorflow_scheduler.events import (
     Instruction,
     TokenArrived,
     Wait,
+    WaitReason,
     deadlock,
 )
 from actorflow_scheduler.machine import Machine
@@ -26,9 +27,9 @@ from actorflow_scheduler.wait_graph import shortest_cycle
 
 
 class SimulatedCluster:
-    """The machines of a whole plan.
+    """The machines of all ranks of a plan.
 
-    ``parts`` are the ranks' own parts, where the machines are to know no more than in a real run.
+    With ``parts`` (rank → ``plan.for_rank(rank)``) each machine knows only its rank's part, as in a real run.
     """
 
     def __init__(self, plan: Plan, parts: Mapping[int, Plan] | None = None) -> None:
@@ -38,10 +39,10 @@ class SimulatedCluster:
         }
         self.together: dict[int, tuple[int, ...]] = {}  # member of a collective → all its members
         self._machine = {a.id: self.machines[a.rank] for a in plan.actors}
-        self._reader: dict[int, Machine] = {}  # register that a send fills → where it is read
-        self._filler: dict[int, Machine] = {}  # the same → where it is filled
+        self._reader: dict[int, Machine] = {}  # register filled by a send → the machine of the rank that reads it
+        self._filler: dict[int, Machine] = {}  # register filled by a send → the machine of the rank that sends
         self._senders: set[int] = set()
-        self._parked: dict[int, list[Fire]] = {}  # first member → the firings that wait for the other members
+        self._parked: dict[int, list[Fire]] = {}  # collective's first member → firings waiting for the other members
         members: dict[int, list[int]] = {}
         for a in plan.actors:
             if a.comm is not None and a.comm.kind != "send":
@@ -55,11 +56,14 @@ class SimulatedCluster:
                 self._senders.add(r.producer)
 
     def issue(self) -> list[Instruction]:
-        """Call one more iteration on every rank."""
+        """Start one more iteration on every rank."""
         return [i for machine in self.machines.values() for i in machine.handle(CallIssued())]
 
     def meet(self, fire: Fire) -> list[Fire]:
-        """The firings that can proceed now that this one was started: none, one, or a whole collective."""
+        """Start a firing; return the firings that run now.
+
+        A collective runs when all its members have started; until then the result is empty.
+        """
         members = self.together.get(fire.actor)
         if members is None:
             return [fire]
@@ -70,27 +74,27 @@ class SimulatedCluster:
         return self._parked.pop(members[0])
 
     def finish(self, fire: Fire) -> list[Instruction]:
-        """A firing is done: what all ranks do next; credits are passed on here."""
+        """End a firing; return what all ranks do next.  Tokens and credits are delivered to other ranks here."""
         out = self._machine[fire.actor].handle(ActorFinished(fire.actor))
         if fire.actor in self._senders:
             for register, _, last in fire.writes:
                 if last:
                     out += self._reader[register].handle(TokenArrived(register))
-        for instruction in out:  # grows: what a credit sets free is appended
+        for instruction in out:  # the list grows: a credit may let more actors fire
             if isinstance(instruction, GiveCredit):
                 out += self._filler[instruction.register].handle(CreditReturned(instruction.register))
         return out
 
     def idle(self) -> bool:
-        """Whether every iteration that was called is done on every rank."""
+        """Whether every iteration that was started has ended on every rank."""
         return all(machine.idle() for machine in self.machines.values())
 
     def tokens(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """(Rank, register) → the tokens that hold its slots, as ``Machine.tokens`` gives them."""
+        """(Rank, register) → the tokens in its slots, as in ``Machine.tokens``."""
         return {(rank, r): n for rank, m in self.machines.items() for r, n in m.tokens().items()}
 
     def deadlock(self) -> DeadlockError:
-        """The error for a cluster in which nothing runs and work is left; it prints the cycle, actor by actor."""
+        """The error for a plan in which nothing can fire although work is left; it shows the cycle of waits."""
         stuck: int | None = next(a for machine in self.machines.values() for a in machine.unfinished())
         waits: dict[int, Wait] = {}
         while stuck is not None and stuck not in waits:
@@ -100,14 +104,14 @@ class SimulatedCluster:
         return deadlock(self.plan, [waits[actor] for actor in cycle or waits], bool(cycle))
 
     def _wait(self, actor: int) -> Wait:
-        """The first reason why an actor is stuck; one that runs, or is ready, is in a collective."""
+        """The first reason why an actor is stuck; one without a reason has started and waits in a collective."""
         waits = self._machine[actor].waits(actor)
         if not waits:
             members = self.together[actor]
             here = {f.actor for f in self._parked.get(members[0], ())}
             absent = tuple(m for m in members if m not in here and (here or self._machine[m].waits(m)))
-            return Wait(actor, "meet", -1, absent)
+            return Wait(actor, WaitReason.MEET, -1, absent)
         wait = waits[0]
-        if wait.reason == "full" and wait.register in self._reader:
+        if wait.reason is WaitReason.FULL and wait.register in self._reader:
             return wait._replace(on=self._reader[wait.register].laggards(wait.register))
         return wait

@@ -1,11 +1,12 @@
-"""Frozen orders and a period enter; slot counts with which the plan keeps that period leave.
+"""Choose slot counts with which a plan of given orders keeps a given period, and holds few bytes.
 
-Firings that are repeated every period, each at its time, need as many slots of a register as tokens
-of it are held at once.  A linear program finds the times that hold the fewest bytes: for firings u, v
-such that v needs the u of d iterations ago, start(v) ≥ start(u) + time(u) + way - period · d, where way
-is how long a token or a credit is under way.  Until its credit is back a slot is held.  Counts from
-any such times keep the period, and the plan live: with frozen orders and private registers, firing as
-early as possible is never later than firing at those times.
+Suppose that every firing happens at a fixed time, repeated every period.  A register then needs as many slots as
+tokens of it are held at a time.  A linear program finds the times that hold the fewest bytes, under the constraints
+start(v) ≥ start(u) + duration(u) + latency - period · d for every firing v that needs the firing u of d iterations
+before.  A slot is held until the credit for it is back.
+
+Slot counts from any such times keep the period and keep the plan live: with frozen orders and one producer for each
+register, firing as early as possible is never later than firing at those times.
 """
 
 from __future__ import annotations
@@ -21,43 +22,42 @@ from numpy.typing import NDArray
 from actorflow_compiler.plan.plan import Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration_graph import IterationGraph, IterationOrder
 
-SOLVED = 12_000  # firings of an iteration; the program of a larger one takes too long
-PASSES = 200  # over the constraints, to mend what rounding to nanoseconds did
+SOLVED = 12_000  # firings of an iteration; the linear program of a larger one takes too long
+PASSES = 200  # over the constraints, to repair what rounding to nanoseconds broke
 
 Starts = NDArray[np.int64]  # node → nanoseconds
 Slots = dict[int, int]  # register → slots
-_Need = tuple[int, int, int, int]  # a firing, one that needs it, iterations between them, nanoseconds under way
+_Need = tuple[int, int, int, int]  # a firing, one that needs it, iterations between them, latency in nanoseconds
 
 
 class SlotPlanner:
     """Slot counts for the orders of one plan, from plentiful (level 0) to as few as the orders allow."""
 
-    LEVELS = ((1.0, True), (1.0, False), (1.1, False), (10.0, False))  # times the period; two slots between queues?
+    LEVELS = ((1.0, True), (1.0, False), (1.1, False), (10.0, False))  # (factor on the period, two slots across queues)
 
     def __init__(self, graph: IterationGraph, solved: int = SOLVED) -> None:
         self.graph = graph
         self.solved = solved
-        self.way = graph.times.way
+        self.latency = graph.times.latency
         self.plan = plan = roomy(graph.plan)
         self.counted = [r for r in plan.registers if not r.initial]
-        self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else one slot has to do
-        self.fixed = sorted({*_needs(graph, plan)})
+        self.several = any(tokens_per_iteration(plan, r) > 1 for r in self.counted)  # else all get one slot
+        self.fixed = sorted({*_needs(graph, plan)})  # the constraints that no order of the queues changes
         self.tokens = {r.id: tuple(_tokens(graph, r)) for r in self.counted}
         queue = {a.id: graph.queues[graph.first[a.id]] for a in plan.actors}
-        self.crossing = {  # within a queue, its order alone says how many tokens are held
+        self.crossing = {  # registers read on another queue; for others the queue's order alone gives the slots
             r.id for r in self.counted if any(queue[x.actor] != queue[r.producer] for x in r.readers)
         }
-
-        self.within = [
+        self.within = [  # registers with bytes within one queue, the firings that begin their tokens and end their use
             (r, np.array([begin for begin, _ in self.tokens[r.id]]), np.array([ends for _, ends in self.tokens[r.id]]))
             for r in self.counted
             if r.nbytes and r.id not in self.crossing
         ]
 
     def slots(self, run: IterationOrder, period: float, level: int = 0) -> Slots:
-        """Slots of all registers; those with initial tokens keep theirs.
+        """Slot counts of all registers; those with initial tokens keep theirs.
 
-        Times that only the solver would find are not looked for in large plans: they get what the
+        For plans of more than ``solved`` firings the linear program is not solved: they get the slots that one
         iteration takes when it runs alone.
         """
         if not self.several:
@@ -77,7 +77,7 @@ class SlotPlanner:
         return found
 
     def estimate(self, run: IterationOrder) -> int:
-        """The bytes of the rank with most of them, if the iteration runs alone."""
+        """The largest bytes of registers of any rank if one iteration runs alone."""
         taken: Counter[int] = Counter()
         starts, every = np.array(run.starts, np.int64), self.length(run)
         for r in self.counted:
@@ -86,14 +86,14 @@ class SlotPlanner:
         return max(taken.values(), default=0)
 
     def at_least(self, run: IterationOrder) -> dict[int, int]:
-        """Rank → bytes that registers within one of its queues hold at a time: their orders alone say so."""
-        turn = np.empty(len(run.nodes), np.int64)
-        turn[np.array(run.nodes)] = np.arange(len(run.nodes))
+        """Rank → a lower bound on its bytes of registers: those within one queue, which its order alone decides."""
+        position = np.empty(len(run.nodes), np.int64)
+        position[np.array(run.nodes)] = np.arange(len(run.nodes))
         changes: dict[int, NDArray[np.int64]] = {}
         for r, begins, ends in self.within:
-            change = changes.setdefault(self.graph.queues[begins[0]][0], np.zeros(len(turn) + 1, np.int64))
-            np.add.at(change, turn[begins], r.nbytes)
-            np.add.at(change, turn[ends].max(axis=1) + 1, -r.nbytes)
+            change = changes.setdefault(self.graph.queues[begins[0]][0], np.zeros(len(position) + 1, np.int64))
+            np.add.at(change, position[begins], r.nbytes)
+            np.add.at(change, position[ends].max(axis=1) + 1, -r.nbytes)
         most: dict[int, int] = {}
         for queue, change in changes.items():
             rank = self.graph.names[queue][0]
@@ -101,32 +101,33 @@ class SlotPlanner:
         return most
 
     def length(self, run: IterationOrder) -> int:
-        """Nanoseconds of the iteration alone."""
+        """Nanoseconds that one iteration takes when it runs alone."""
         graph = self.graph
-        return max((s + t + way for s, t, way in zip(run.starts, graph.lasts, graph.way, strict=True)), default=1)
+        times = zip(run.starts, graph.durations, graph.latency, strict=True)
+        return max((start + duration + latency for start, duration, latency in times), default=1)
 
     def held(self, register: Register, starts: Starts, every: int) -> int:
-        """The most tokens of a register that are held at once, until the credits for them are back."""
-        lasts, way = self.graph.lasts, self.way.get(register.producer, 0)
+        """The most tokens of a register that hold a slot at a time; a slot is held until its credit is back."""
+        durations, latency = self.graph.durations, self.latency.get(register.producer, 0)
         tokens = self.tokens[register.id]
         begun = np.array([starts[begin] for begin, _ in tokens], np.int64)
-        freed = np.array([max(starts[e] + lasts[e] for e in ends) for _, ends in tokens], np.int64) + way
+        freed = np.array([max(starts[e] + durations[e] for e in ends) for _, ends in tokens], np.int64) + latency
         again = int(freed.max() - begun.min()) // every + 2  # iterations that may overlap
         begins = np.add.outer(np.arange(again) * every, begun).ravel()
         return int((np.searchsorted(begins, freed, side="left") - np.arange(len(freed))).max())
 
     def place(self, run: IterationOrder, every: int) -> Starts | None:
-        """When each firing starts, so that registers hold the fewest bytes; None if no times are found."""
-        from scipy.optimize import linprog  # here: it takes a third of a second, in every process
+        """Start times of all firings with which registers hold the fewest bytes; None if none are found."""
+        from scipy.optimize import linprog  # imported here, as it takes a third of a second in every process
         from scipy.sparse import csr_array
 
         graph = self.graph
-        u, v, ago, way = np.array([*self.fixed, *_turns(graph, run)], np.int64).reshape(-1, 4).T
-        lasts = np.array(graph.lasts, np.int64)
-        least = lasts[u] + way - ago * every
+        u, v, back, latency = np.array([*self.fixed, *_queue_order(graph, run)], np.int64).reshape(-1, 4).T
+        durations = np.array(graph.durations, np.int64)
+        least = durations[u] + latency - back * every
         count = len(graph.members)
         cost = np.zeros(count)
-        freed: list[tuple[int, int]] = []  # firing that ends before a token is free, variable of when it is
+        freed: list[tuple[int, int]] = []  # (a firing that ends before a token is freed, the variable of that instant)
         weights: list[float] = []
         most = max((r.nbytes for r in self.counted), default=0) or 1
         for r in self.counted:
@@ -149,7 +150,7 @@ class SlotPlanner:
         found = linprog(
             np.concatenate([cost, weights]),
             A_ub=matrix,
-            b_ub=-np.concatenate([least, lasts[last]]) / every,
+            b_ub=-np.concatenate([least, durations[last]]) / every,
             bounds=(0, None),
         )
         if found.status:
@@ -165,7 +166,7 @@ class SlotPlanner:
 
 
 def roomy(plan: Plan) -> Plan:
-    """The plan with slots for all tokens of an iteration, and for the next batch."""
+    """The plan with slots for all tokens of an iteration, and for the next iteration's batch."""
     return replace(
         plan,
         registers=tuple(
@@ -178,17 +179,17 @@ def roomy(plan: Plan) -> Plan:
 
 
 def _needs(graph: IterationGraph, plan: Plan) -> Iterator[_Need]:
-    """What firings need of each other, with slots for all tokens of an iteration."""
+    """The constraints between firings that come from actors and registers, whatever the order of the queues."""
     for a in plan.actors:
         base = graph.first[a.id]
         yield from ((node - 1, node, 0, 0) for node in range(base + 1, base + a.rate))
     for r in plan.registers:
-        way = graph.times.way.get(r.producer, 0)
-        yield from ((u, v, ago, way) for u, v, ago in (*graph.edges(r), *graph.credits(r, r.slots)))
+        latency = graph.times.latency.get(r.producer, 0)
+        yield from ((u, v, back, latency) for u, v, back in (*graph.edges(r), *graph.credits(r, r.slots)))
 
 
-def _turns(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
-    """Each queue's order, and its first firing after its last one of the iteration before."""
+def _queue_order(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
+    """The constraints of each queue's order; its first firing comes after the last one of the iteration before."""
     queues: list[list[int]] = [[] for _ in graph.names]
     for node in run.nodes:
         for queue in graph.queues[node]:
@@ -199,7 +200,7 @@ def _turns(graph: IterationGraph, run: IterationOrder) -> Iterator[_Need]:
 
 
 def _tokens(graph: IterationGraph, register: Register) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """For each token of an iteration the firing that begins it, and those after which readers let it go."""
+    """For each token of an iteration the firing that begins it, and the firings after which it is freed."""
     made = graph.first[register.producer]
     for token in range(tokens_per_iteration(graph.plan, register)):
         ends = tuple(graph.first[r.actor] + (token + 1) * r.firings - 1 for r in register.readers)

@@ -1,9 +1,8 @@
-"""A plan and the hardware enter; what every queue does when leaves: the actor machines' rules on a virtual clock.
+"""Simulate a scheduled plan on given hardware: when every firing starts and ends, and how much memory is live.
 
-The clock counts whole nanoseconds, so equal times are equal and every run of it is the same.  A
-collective starts when all its members were fired and lasts as long as its slowest; a send's tokens
-arrive a latency after it is done, and the credits for them come back in as much time.  Frozen orders
-are evaluated by ``firing_times.py``.
+Times are whole nanoseconds, so that equal times compare equal and every simulation of a plan gives the same result.
+A collective starts when all its members have fired, and takes as long as its slowest member.  A send's tokens arrive
+one latency after its end, and the credits for them take as long to come back.  ``firing_times.py`` computes the times.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan, Register
-from actorflow_scheduler.cost import Durations, seconds, way
+from actorflow_scheduler.cost import Durations, latency, seconds
 from actorflow_scheduler.events import Fire
 from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
 from actorflow_scheduler.notation import COMPUTING, Notation
@@ -38,13 +37,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a plan does on given hardware: when every firing of every actor is fired and done, in nanoseconds."""
+    """What a plan does on given hardware: the times of all firings of all actors, in nanoseconds."""
 
     plan: Plan
     iterations: int
     fired: Mapping[int, Sequence[int]]  # actor → when each firing takes its slots
-    ends: Mapping[int, Sequence[int]]
-    lasts: Mapping[int, int]  # actor → nanoseconds of a firing, from when all members of its collective are there
+    ends: Mapping[int, Sequence[int]]  # actor → when each firing ends
+    durations: Mapping[int, int]  # actor → how long a firing runs, from when all members of its collective have fired
 
     @property
     def seconds(self) -> float:
@@ -53,7 +52,7 @@ class Timeline:
 
     @cached_property
     def iteration_ends(self) -> tuple[int, ...]:
-        """When the last firing of each iteration is done, in nanoseconds."""
+        """When the last firing of each iteration ends, in nanoseconds."""
         done = [(a.rate, self.ends[a.id]) for a in self.plan.actors]
         return tuple(max((ends[(i + 1) * rate - 1] for rate, ends in done), default=0) for i in range(self.iterations))
 
@@ -71,9 +70,9 @@ class Timeline:
         """All firings by start, then by rank and queue."""
         found = []
         for a in self.plan.actors:
-            lasts, queue = self.lasts[a.id], (a.rank, a.queue)
+            duration, queue = self.durations[a.id], (a.rank, a.queue)
             found += [
-                ((end - lasts, queue), Span(a.id, *queue, n, (end - lasts) / 1e9, end / 1e9))
+                ((end - duration, queue), Span(a.id, *queue, n, (end - duration) / 1e9, end / 1e9))
                 for n, end in enumerate(self.ends[a.id])
             ]
         return tuple(span for _, span in sorted(found))
@@ -84,15 +83,15 @@ class Timeline:
         worked: dict[tuple[int, str], int] = {}
         for a in self.plan.actors:
             queue = (a.rank, a.queue)
-            worked[queue] = worked.get(queue, 0) + self.lasts[a.id] * len(self.ends[a.id])
+            worked[queue] = worked.get(queue, 0) + self.durations[a.id] * len(self.ends[a.id])
         total = max(self.iteration_ends, default=0) or 1
         return {queue: time / total for queue, time in sorted(worked.items())}
 
     @cached_property
     def live_bytes(self) -> dict[int, tuple[Nanoseconds, Nanoseconds]]:
-        """Rank → when its live bytes of registers change, from 0 on, in nanoseconds, and how many live from then on.
+        """Rank → (instants in nanoseconds, from 0 on; bytes of live register slots from each instant on).
 
-        What is freed at an instant goes first, so that an instant may be named several times.
+        Several changes at one instant are listed one by one, what is freed first.
         """
         plan = self.plan
         changes: dict[int, tuple[list[Nanoseconds], list[Nanoseconds]]] = {a.rank: ([], []) for a in plan.actors}
@@ -113,12 +112,12 @@ class Timeline:
 
     @cached_property
     def peak_bytes(self) -> dict[int, int]:
-        """Rank → most bytes of registers that were live at a time; what is freed at an instant goes first."""
+        """Rank → the most bytes of register slots that are live at a time; slots freed at an instant go first."""
         return {rank: int(live.max()) for rank, (_, live) in self.live_bytes.items()}
 
     @cached_property
     def peak_slots(self) -> dict[int, int]:
-        """Register → most slots that were taken at a time."""
+        """Register → the most slots that are taken at a time."""
         found = {}
         for r in self.plan.registers:
             begun, freed = self._tokens(r)
@@ -127,7 +126,7 @@ class Timeline:
         return found
 
     def _tokens(self, register: Register) -> tuple[Nanoseconds, Nanoseconds]:
-        """When a register's tokens took their slots, but for the initial ones, and when slots were freed."""
+        """When each token of a register takes its slot, without the initial ones, and when each slot is freed."""
         producer = register.producer
         begun = np.array(self.fired[producer][:: register.fill], np.int64)
         if not register.readers:
@@ -136,7 +135,7 @@ class Timeline:
         return begun, np.array(freed, np.int64).max(axis=0)
 
     def __str__(self) -> str:
-        """The compute queues in the order they ran: a line ``rank 0: 0F0 0F1 0B0`` for each rank."""
+        """The firings of each rank's compute queue in order, a line ``rank 0: 0F0 0F1 0B0`` for each rank."""
         notation = Notation(self.plan)
         lines: dict[int, list[tuple[int, str]]] = {}
         for a in self.plan.actors:
@@ -147,7 +146,7 @@ class Timeline:
 
 
 def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
-    """Run all ranks of a whole plan for some iterations that are all called at time 0.
+    """Simulate all ranks of a plan for some iterations, all of which are called at time 0.
 
     Raises DeadlockError, with the cycle, if the plan gets stuck, and PlanError if a queue has no order.
     """
@@ -155,19 +154,19 @@ def simulate(plan: Plan, iterations: int, hardware: Hardware) -> Timeline:
     firings = FiringTimes(plan, times)
     if not firings.run(iterations):
         raise stuck(plan, iterations)
-    return Timeline(plan, iterations, firings.fired, firings.ends, firings.lasts)
+    return Timeline(plan, iterations, firings.fired, firings.ends, firings.durations)
 
 
 def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
-    """How long a firing of each actor takes, at least a nanosecond, and how long what it sends is under way."""
+    """The duration of each actor's firing, at least a nanosecond, and the latency of each send."""
     return Durations(
         {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors},
-        {a.id: round(way(a, hardware) * 1e9) for a in plan.actors if a.comm is not None and a.comm.kind == "send"},
+        {a.id: round(latency(a, hardware) * 1e9) for a in plan.actors if a.comm is not None and a.comm.kind == "send"},
     )
 
 
 def stuck(plan: Plan, iterations: int) -> DeadlockError:
-    """The error that shows why a plan gets stuck: its machines do, as well."""
+    """The error for a plan that gets stuck: running its actor machines finds the actors that wait for each other."""
     cluster = SimulatedCluster(plan)
     todo = [i for _ in range(iterations) for i in cluster.issue()]
     while todo:

@@ -1,4 +1,4 @@
-"""Who waits for whom enters; those who wait for each other in a cycle leave: ranks, actors or firings.
+"""Find the shortest cycle in a graph of who waits for whom: ranks, actors or firings.
 
 >>> shortest_cycle({0: [1], 1: [2], 2: [0, 1]})
 [1, 2]
@@ -16,11 +16,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
-    """Those of which each waits for the next and the last for the first, as few as possible; empty if there are none.
+    """A shortest cycle, in which each waits for the next and the last for the first; empty if there is none.
 
-    Among cycles of one length it is the one that begins first in the order of ``waits``, and it begins there.
+    Of several with the same length it is the one that contains the earliest key of ``waits``; it begins with that key.
     """
-    import networkx as nx  # takes a moment, and is needed only where something may be stuck
+    import networkx as nx  # slow to import, and needed only where something may be stuck
 
     graph = nx.DiGraph([(one, other) for one, others in waits.items() for other in others])
     component = {node: number for number, nodes in enumerate(nx.strongly_connected_components(graph)) for node in nodes}
@@ -29,10 +29,10 @@ def shortest_cycle(waits: Mapping[T, Collection[T]]) -> list[T]:
     for start in waits:
         if start not in graph or not graph[start]:
             continue
-        before = {start: start}  # node → the one that a shortest way from the start comes from
-        most = len(best) - 2 if best else None  # edges of a way that makes a shorter cycle
-        ways = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 takes 0 for 1
-        for one, other in chain([(start, start)], ways):
+        before = {start: start}  # node → its predecessor on a shortest path from the start
+        most = len(best) - 2 if best else None  # edges of a path that closes a shorter cycle
+        paths = () if most == 0 else nx.bfs_edges(graph, start, depth_limit=most)  # networkx 2 takes 0 for 1
+        for one, other in chain([(start, start)], paths):
             before[other] = one
             if graph.has_edge(other, start):
                 best = [other]

@@ -1,4 +1,4 @@
-"""An actor enters; the name of what it computes leaves: alike for all actors that take as long on one machine."""
+"""Digest what an actor computes: equal for all actors that take equally long on one machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import OrderedDict
 from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfVariable, Operand, Plan, Target
 from actorflow_compiler.plan.summary import variable_shape
 
-_KEPT = 8  # plans whose bodies are digested once: a search makes many plans of the same bodies
+_KEPT = 8  # plans whose digests of bodies are cached: a search makes many plans that share their bodies
 _digests: OrderedDict[int, tuple[tuple[Body, ...], dict[int, str]]] = OrderedDict()
 
 
 def work_digest(plan: Plan, actor: Actor) -> str:
-    """The SHA-256, in hexadecimal, of an actor's body and the shapes and dtypes that it works on.
+    """The SHA-256, in hexadecimal, of an actor's body and the shapes and dtypes of its operands and targets.
 
-    The actor has a body.
+    The actor must have a body.
     """
     assert actor.body is not None
     places = ",".join(_tensor(plan, actor, place) for place in (*actor.operands, *actor.targets))
@@ -23,7 +23,7 @@ def work_digest(plan: Plan, actor: Actor) -> str:
 
 
 def _body_digest(plan: Plan, body: int) -> str:
-    bodies, found = _digests.setdefault(id(plan.bodies), (plan.bodies, {}))  # held, so that the id stays theirs
+    bodies, found = _digests.setdefault(id(plan.bodies), (plan.bodies, {}))  # kept alive, so that the id stays unique
     if len(_digests) > _KEPT:
         _digests.popitem(last=False)
     if body not in found:

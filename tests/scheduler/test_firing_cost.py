@@ -25,7 +25,15 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     Variable,
 )
-from actorflow_scheduler.cost import AT_ONCE, moved_bytes, register_bytes, seconds, touched_bytes, variable_bytes, way
+from actorflow_scheduler.cost import (
+    AT_ONCE,
+    latency,
+    moved_bytes,
+    register_bytes,
+    seconds,
+    touched_bytes,
+    variable_bytes,
+)
 from actorflow_scheduler.work_digest import work_digest
 from plans import Sketch
 
@@ -65,7 +73,7 @@ def test_an_all_reduce_waits_for_the_messages_of_its_ring_or_tree(
     plan, actor = communication(Comm("all_reduce", 0, tuple(range(ranks)), plane=plane), nbytes, nbytes)
     longer = replace(HARDWARE, latency_s=HARDWARE.latency_s + 1.0)
     assert seconds(plan, actor, longer) - seconds(plan, actor, HARDWARE) == pytest.approx(messages)
-    assert way(actor, longer) == 0.0
+    assert latency(actor, longer) == 0.0
 
 
 def test_an_all_reduce_is_taken_to_be_a_ring_from_where_it_is_one() -> None:
@@ -86,13 +94,13 @@ def test_a_send_moves_its_token() -> None:
 def test_a_send_holds_its_queue_until_its_bytes_have_left_and_not_until_they_are_there() -> None:
     plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"), target=80)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 8.0)
-    assert way(actor, HARDWARE) == 2.0
+    assert latency(actor, HARDWARE) == 2.0
 
 
 def test_a_send_by_gloo_also_waits_for_the_answer_to_what_it_announces() -> None:
     plan, actor = communication(Comm("send", 0, (0, 1), plane="gloo"), target=80)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 8.0)
-    assert way(actor, HARDWARE) == 2.0
+    assert latency(actor, HARDWARE) == 2.0
 
 
 def test_an_exchange_moves_what_it_lists_but_not_to_itself() -> None:
@@ -167,10 +175,10 @@ def test_ranks_of_one_node_use_its_link_and_a_group_over_several_nodes_the_netwo
     hardware = replace(HARDWARE, node_size=2, inside=Link(100.0, 1.0))
     plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"))
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 4.0)
-    assert way(actor, hardware) == 1.0
+    assert latency(actor, hardware) == 1.0
     plan, actor = communication(Comm("send", 0, (1, 2), plane="inline"))
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 40.0)
-    assert way(actor, hardware) == 2.0
+    assert latency(actor, hardware) == 2.0
     assert hardware.link((2, 3)) == Link(100.0, 1.0)
     assert hardware.link((0, 1, 2)) == Link(10.0, 2.0)
 

@@ -81,7 +81,7 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
                     later(max(times.firing[f.actor] for f in ready), machine[fire.actor], fire)
             elif isinstance(instruction, GiveCredit):
                 send = producer[instruction.register]
-                later(times.way[send], machine[send], CreditReturned(instruction.register))
+                later(times.latency[send], machine[send], CreditReturned(instruction.register))
             elif isinstance(instruction, Release):
                 taken[instruction.register] -= 1
 
@@ -94,7 +94,7 @@ def by_events(plan: Plan, hardware: Hardware) -> tuple[dict[int, list[int]], dic
             ends[what.actor].append(now)
             for register, _, last in what.writes:
                 if last and home[register] is not at:
-                    later(times.way[what.actor], home[register], TokenArrived(register))
+                    later(times.latency[what.actor], home[register], TokenArrived(register))
             carry_out(at.handle(ActorFinished(what.actor)))
         else:
             carry_out(at.handle(what))
@@ -131,7 +131,7 @@ def test_the_critical_path_leaves_no_gap_from_the_end_to_the_call(drawn: tuple[P
     plan, hardware = drawn
     firings = FiringTimes(plan, nanoseconds(plan, hardware))
     firings.run(ITERATIONS)
-    end = max(Timeline(plan, ITERATIONS, firings.fired, firings.ends, firings.lasts).iteration_ends)
+    end = max(Timeline(plan, ITERATIONS, firings.fired, firings.ends, firings.durations).iteration_ends)
     assert sum(time for _, time in critical_path(firings, end)) == end
 
 

@@ -63,13 +63,13 @@ def test_folding_changes_no_firing(plan: Plan) -> None:
     plan = ordered(with_slots(plan, least(plan)), SLOW)
     times = nanoseconds(plan, SLOW)
     folded = fold(plan, times)
-    assert sorted(r for ranks in folded.alike.values() for r in ranks) == sorted({a.rank for a in plan.actors})
+    assert sorted(r for ranks in folded.rank_classes.values() for r in ranks) == sorted({a.rank for a in plan.actors})
     few, all_of_them = FiringTimes(folded.plan, times), FiringTimes(plan, times)
     assert few.run(3)
     assert all_of_them.run(3)
     for actor in folded.plan.actors:
         assert few.ends[actor.id] == all_of_them.ends[actor.id]
-        assert few.lasts[actor.id] == all_of_them.lasts[actor.id]
+        assert few.durations[actor.id] == all_of_them.durations[actor.id]
 
 
 def test_ranks_at_other_ends_of_unlike_links_are_not_alike() -> None:

@@ -112,7 +112,7 @@ def test_the_actor_whose_cost_was_forecast_worst_is_named_first() -> None:
     plan = training()
     fair = nanoseconds(plan, CPU_CORE)
     f1 = next(a for a in plan.actors if a.name == "F1")
-    traced = trace(costs=Durations({**fair.firing, f1.id: 80 * MS}, fair.way))
+    traced = trace(costs=Durations({**fair.firing, f1.id: 80 * MS}, fair.latency))
     found = report(traced, traced.ran[0])
     assert found.costs[0].name == "F1"
     assert found.costs[0].off < -0.2  # four firings of 80 ms that took nothing like it

@@ -51,7 +51,7 @@ def as_forecast(plan: Plan, costs: Durations, iterations: int = CALLS) -> Measur
     """A run in which everything happened when the forecast says, and messages took no time."""
     firings = FiringTimes(plan, costs)
     assert firings.run(iterations)
-    starts = {a.id: [end - firings.lasts[a.id] for end in firings.ends[a.id]] for a in plan.actors}
+    starts = {a.id: [end - firings.durations[a.id] for end in firings.ends[a.id]] for a in plan.actors}
     remote = [r for r in plan.registers if plan.actor(r.producer).rank != plan.home(r)]
     return Measured(
         plan,

@@ -34,7 +34,7 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )  # fmt: skip
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.plan.workspace import momentary_bytes, products
+from actorflow_compiler.plan.workspace import products, workspace_bytes
 
 INLINE = 64 << 10  # bytes that may ride inside a control message
 LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
@@ -337,10 +337,10 @@ class _Cutter:
         index = bodies.setdefault(built.body, len(bodies))
         return Actor(
             number, draft.name, rank, draft.queue, draft.kind, draft.rate, index, tuple(operands), built.targets,
-            flops=draft.flops, stage=draft.stage, momentary=self.momentary(built, rank, registers),
+            flops=draft.flops, stage=draft.stage, workspace=self.workspace(built, rank, registers),
         )  # fmt: skip
 
-    def momentary(self, built: Built, rank: int, registers: Sequence[Register]) -> int:
+    def workspace(self, built: Built, rank: int, registers: Sequence[Register]) -> int:
         """The bytes that a firing needs beside its operands and what registers have room for."""
         metas, body = self.program.metas, built.body
         nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
@@ -355,7 +355,7 @@ class _Cutter:
                     joined += spec.nbytes
         for at in {*summed} - {*products(body, summed)}:
             room[at] = 0
-        return momentary_bytes(body, nbytes, room, joined)
+        return workspace_bytes(body, nbytes, room, joined)
 
     def outputs(
         self,

@@ -203,7 +203,7 @@ class Actor:
     comm: Comm | None = None
     flops: float = 0.0  # of one firing
     stage: int = 0
-    momentary: int = 0  # bytes that one firing needs beside registers and variables
+    workspace: int = 0  # bytes that one firing needs beside registers and variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,7 +275,7 @@ def _actor(actor: Actor) -> pb.Actor:
         comm=None if actor.comm is None else _comm(actor.comm),
         flops=actor.flops,
         stage=actor.stage,
-        momentary=actor.momentary,
+        momentary=actor.workspace,
     )
 
 
@@ -293,7 +293,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         comm=_to_comm(message.comm) if message.HasField("comm") else None,
         flops=message.flops,
         stage=message.stage,
-        momentary=message.momentary,
+        workspace=message.momentary,
     )
 
 

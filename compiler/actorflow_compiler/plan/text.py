@@ -194,8 +194,8 @@ class _Text:
             facts.append(_count(len(self.plan.bodies[actor.body].steps), "op"))
         if actor.flops:
             facts.append(f"{flop_text(actor.flops)} a firing")
-        if actor.momentary:
-            facts.append(f"{bytes_text(actor.momentary)} while it fires")
+        if actor.workspace:
+            facts.append(f"{bytes_text(actor.workspace)} while it fires")
         yield f"  #{actor.id} {actor.name}: {', '.join(facts)}"
         for label, registers in (("reads", self.plan.inputs_of[actor.id]), ("writes", self.plan.outputs_of[actor.id])):
             lines = [line for register in registers for line in self.register(register, actor)]

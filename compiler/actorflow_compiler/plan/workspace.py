@@ -23,7 +23,7 @@ def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
     return tuple(at for at in sorted(outputs) if body.outputs[at] in once)
 
 
-def momentary_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], joined: int = 0) -> int:
+def workspace_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], joined: int = 0) -> int:
     """The most bytes that values of a body hold at a time, beside its operands and what registers have room for.
 
     ``nbytes[v]`` is the size of value v; ``room[i]`` what the register that output i goes to has for it: its size, or
@@ -31,7 +31,7 @@ def momentary_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], join
     the body has run.  A value lives from the step that makes it to the last one that reads it or a view of it;
     outputs live to the end.
 
-    >>> momentary_bytes(Body(1, (Step("aten.relu.default", (Ref(0),), (), (1,)), …), (2,)), (8, 8, 8), (8,))
+    >>> workspace_bytes(Body(1, (Step("aten.relu.default", (Ref(0),), (), (1,)), …), (2,)), (8, 8, 8), (8,))
     8
     """
     owner = list(range(len(nbytes)))  # value → the value in whose memory it lies

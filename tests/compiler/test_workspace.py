@@ -19,7 +19,7 @@ from actorflow_compiler.hints.hints import place
 from actorflow_compiler.library import OPS
 from actorflow_compiler.plan.plan import Actor, Body, FromRegister, OfPiece, OfScalar, OfVariable, Plan, Step
 from actorflow_compiler.plan.summary import variable_shape
-from actorflow_compiler.plan.workspace import momentary_bytes
+from actorflow_compiler.plan.workspace import workspace_bytes
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule as schedule_
 from models import CASES
@@ -104,10 +104,10 @@ def registered(plan: Plan, actor: Actor) -> int:
 def test_what_lives_while_an_actor_fires_has_room_in_its_registers_and_what_is_foretold(name: str) -> None:
     plan, _, _ = plan_of(CASES[name], Layout(2, 4, prepare=lambda m: place(m, stages=2)), 16)
     computing = [a for a in plan.actors if a.body is not None and a.kind in ("forward", "backward", "weight")]
-    assert any(a.momentary for a in computing)
+    assert any(a.workspace for a in computing)
     for actor in computing:
         most = measured(plan, actor)
-        assert most - registered(plan, actor) <= actor.momentary <= most, actor.name
+        assert most - registered(plan, actor) <= actor.workspace <= most, actor.name
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -115,17 +115,17 @@ def test_a_forecast_holds_the_largest_of_a_rank_on_top_of_registers_and_variable
     layout = Layout(2, 4, prepare=lambda m: place(m, stages=2), schedule=schedule)
     plan, _, _ = plan_of(CASES["gpt"], layout, 16)
     for told in forecast(plan, CPU_CORE).ranks:
-        largest = max(a.momentary for a in plan.actors if a.rank == told.ranks[0])
-        assert told.momentary == largest > 0
-        assert told.total == told.registers + told.momentary + told.variables
+        largest = max(a.workspace for a in plan.actors if a.rank == told.ranks[0])
+        assert told.workspace == largest > 0
+        assert told.total == told.registers + told.workspace + told.variables
 
 
 def test_a_budget_has_room_for_what_lives_while_an_actor_fires() -> None:
     laid, _, _ = laid_of(CASES["gpt"], Layout(2, 4, prepare=lambda m: place(m, stages=2)), 16)
     plan = schedule_(laid.cut(), name="1f1b")
-    needed = {told.ranks[0]: told.registers + told.momentary for told in forecast(plan, CPU_CORE).ranks}
+    needed = {told.ranks[0]: told.registers + told.workspace for told in forecast(plan, CPU_CORE).ranks}
     assert schedule_(laid.cut(), memory=needed, name="1f1b")
-    least = {told.ranks[0]: told.momentary for told in forecast(plan, CPU_CORE).ranks}
+    least = {told.ranks[0]: told.workspace for told in forecast(plan, CPU_CORE).ranks}
     with pytest.raises(PlanError, match=rf"for its registers, and \S+ {least[0]} more while it fires, {least[0]} are"):
         schedule_(laid.cut(), memory=least, name="1f1b")
 
@@ -140,24 +140,24 @@ def body(inputs: int, outputs: tuple[int, ...], *steps: tuple[str, int, int]) ->
 
 def test_a_value_lives_to_its_last_reader() -> None:
     chain = body(1, (3,), (RELU, 0, 1), (RELU, 1, 2), (RELU, 2, 3))
-    assert momentary_bytes(chain, [9, 4, 2, 1], [1]) == 4 + 2
-    assert momentary_bytes(chain, [9, 4, 2, 1], [0]) == 4 + 2
-    assert momentary_bytes(chain, [9, 4, 2, 5], [0]) == 2 + 5
+    assert workspace_bytes(chain, [9, 4, 2, 1], [1]) == 4 + 2
+    assert workspace_bytes(chain, [9, 4, 2, 1], [0]) == 4 + 2
+    assert workspace_bytes(chain, [9, 4, 2, 5], [0]) == 2 + 5
 
 
 def test_a_view_takes_nothing_and_keeps_what_it_is_a_view_of() -> None:
     viewed = body(1, (4,), (RELU, 0, 1), (T, 1, 2), (RELU, 0, 3), (RELU, 2, 4))
-    assert momentary_bytes(viewed, [8, 8, 8, 3, 1], [1]) == 8 + 3
-    assert momentary_bytes(body(1, (1,), (T, 0, 1)), [8, 8], [8]) == 0
+    assert workspace_bytes(viewed, [8, 8, 8, 3, 1], [1]) == 8 + 3
+    assert workspace_bytes(body(1, (1,), (T, 0, 1)), [8, 8], [8]) == 0
 
 
 def test_an_output_that_its_register_has_no_room_for_lives_to_the_end() -> None:
     summed = body(1, (1, 2), (RELU, 0, 1), (RELU, 0, 2))
-    assert momentary_bytes(summed, [8, 8, 3], [8, 3]) == 0
-    assert momentary_bytes(summed, [8, 8, 3], [0, 3]) == 8
-    assert momentary_bytes(summed, [8, 8, 3], [8, 3], joined=6) == 6
+    assert workspace_bytes(summed, [8, 8, 3], [8, 3]) == 0
+    assert workspace_bytes(summed, [8, 8, 3], [0, 3]) == 8
+    assert workspace_bytes(summed, [8, 8, 3], [8, 3], joined=6) == 6
 
 
 def test_what_is_larger_than_the_part_of_it_that_leaves_is_held_whole() -> None:
     part = body(1, (2,), (RELU, 0, 1), ("actorflow.carve", 1, 2))
-    assert momentary_bytes(part, [8, 8, 3], [3]) == 8 - 3
+    assert workspace_bytes(part, [8, 8, 3], [3]) == 8 - 3
