@@ -136,4 +136,4 @@ def _v_tasks(k: int, ranks: int, pieces: int) -> Iterator[StageTask]:
         yield from do(down, B, W)
     for stage in (up, down):
         while done[stage, W] < pieces:
-            yield from do(stage, "W")
+            yield from do(stage, W)
