@@ -62,6 +62,7 @@ class Wires(ABC):
         self.drawn = 0  # random ops so far
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()
+        self.agreed: set[str] = set()  # kinds of calls whose layouts all ranks have from rank 0
         self.one_by_one: set[object] = set()  # functions of torch whose ops run one after the other: see learning.py
         self.tried: dict[object, int] = {}  # function → kinds of its calls that had to
 

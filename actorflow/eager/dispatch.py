@@ -19,13 +19,15 @@ from actorflow.eager import random
 from actorflow.eager.changes import change, written
 from actorflow.eager.held import GlobalTensor, Spec, wrap
 from actorflow.eager.links import LinkedTensor, refresh
-from actorflow.eager.perform import DIRECT, LOOSE, SIGN, perform
+from actorflow.eager.op_cache import CACHE, call_key
+from actorflow.eager.perform import perform
 from actorflow.eager.plain import check, count_references, flat, plain_at
 from actorflow.eager.plans import op_name
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
 
+_lookup = CACHE.get
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}  # ops that are done otherwise; ``special.py`` fills it
 
@@ -36,62 +38,26 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
         watcher = _watchers.pop(threading.get_ident(), None)
         if watcher is not None:
             return _watched(watcher, func, args, kwargs)
-    key: Any
-    parts: Any
-    if len(args) == 2 and not kwargs and type(args[0]) is GlobalTensor and type(args[1]) is GlobalTensor:
-        a, b = args
-        key, parts = (id(func), a._spec, b._spec), (a._local, b._local)
-    elif len(args) == 1 and not kwargs and type(args[0]) is GlobalTensor:
-        a = args[0]
-        key, parts = (id(func), a._spec), (a._local,)
-    else:
-        loose = id(func) in LOOSE
-        key, parts = [id(func)], []
-        for a in args:
-            t = type(a)
-            if t is GlobalTensor:
-                key.append(a._spec)
-                parts.append(a._local)
-                continue
-            if t is list:
-                if a and type(a[0]) is GlobalTensor:
-                    parts.append([e._local if type(e) is GlobalTensor else e for e in a])
-                    key.append(tuple([e._spec if type(e) is GlobalTensor else e for e in a]))
-                else:
-                    parts.append(a)
-                    key.append(tuple(a))
-            else:
-                parts.append(a)
-                key.append((t, SIGN[not a] if loose and t is float else a))
-        if kwargs:
-            for name, a in kwargs.items():
-                key.append((name, type(a), SIGN[not a] if loose and type(a) is float else a))
-        key = tuple(key)
+    key, parts = call_key(func, args, kwargs)
     try:
-        found = DIRECT.get(key)
+        found = _lookup(key)
     except TypeError:  # an argument without a hash
         found = None
-    if found is not None and not (found[1] if type(found[1]) is Spec else _spec_in(args)).wires.checks:
-        call, spec = found
+    if found is not None and parts is not None and found.direct is not None and not found.comm.checks:
         try:
-            local = call(*parts, **kwargs) if kwargs else call(*parts)
+            local = found.direct(*parts, **kwargs) if kwargs else found.direct(*parts)
         except RuntimeError:  # a view that is not possible, or what the op has to say: the long way tells
             pass
         else:
+            spec = found.outs
             if type(spec) is Spec:
                 made = spec.make()
                 made._local = local
                 made._spec = spec
                 return made
             return args[0] if spec is None else _several(local, spec)
-    a = b = key = parts = None  # nothing but the arguments may hold plain tensors: see ``plain.py``
+    parts = None  # nothing but the arguments may hold plain tensors: see ``plain.py``
     return carry_out(func, args, kwargs or {})
-
-
-def _spec_in(args: tuple[Any, ...]) -> Spec:
-    """What a global tensor is, of those among the arguments."""
-    found: Spec = next(t for t in flat(args, {}) if isinstance(t, GlobalTensor))._spec
-    return found
 
 
 # ---- seeing the ops that a function is made of
@@ -202,12 +168,11 @@ def _arithmetic(name: str, func: Any) -> None:
                 and type(self) is GlobalTensor
                 and not (enabled() and (self.requires_grad or other.requires_grad))
             ):
-                found = DIRECT.get((number, self._spec, other._spec))
-                if found is not None and not self._spec.wires.checks:
-                    call, spec = found
-                    assert type(spec) is Spec
+                found = _lookup((number, self._spec, other._spec))  # as ``call_key`` makes it
+                if found is not None and found.direct is not None and not found.comm.checks:
+                    spec: Any = found.outs
                     made = spec.make()
-                    made._local = call(self._local, other._local)
+                    made._local = found.direct(self._local, other._local)
                     made._spec = spec
                     return made
             return usual(self, other)

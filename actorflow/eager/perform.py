@@ -5,28 +5,23 @@ What has to be done is planned once for each op and specs of operands (``plans.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from actorflow.eager.agree import agree
+from actorflow.eager.communicator import Doing
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, everywhere
 from actorflow.eager.links import LinkedTensor, link
+from actorflow.eager.op_cache import CACHE, call_key
 from actorflow.eager.plain import flat
-from actorflow.eager.plans import Plan, make
+from actorflow.eager.plans import Plan, make, unknown_call
 from actorflow.eager.redistribution import box
 from actorflow_compiler.core.torch_internals import memory_of
-
-MOST = 1 << 16  # plans that are kept
-
-DIRECT: dict[tuple[Any, ...], tuple[Callable[..., Any], Spec | tuple[Spec | None, ...] | None]] = {}  # on the parts
-_plans: dict[tuple[Any, ...], Plan] = {}
-LOOSE: set[int] = set()  # ids of ops for which one float is as good as another, zero apart
-SIGN = ("other", "zero")  # stands for a float there
-_seen: set[Any] = set()  # ops that were looked at for that; they stay, and so do their ids
+from actorflow_compiler.signatures.discovery import learn, rules_of
+from actorflow_compiler.signatures.discovery.rules import from_json, structure, to_json
 
 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any = None) -> Any:
@@ -37,17 +32,18 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
     """
     operands, small = operands_of(args, kwargs)
     op = func if changed is None else changed
-    if op not in _seen:
-        _seen.add(op)
-        if torch.Tag.pointwise in op.tags or op._schema.name in _POINTWISE:
-            LOOSE.add(id(op))
-    key = _key(op, args, kwargs, operands)
-    plan = None if key is None else _plans.get(key)
+    key, direct = call_key(op, args, kwargs)
+    try:
+        found = CACHE.get(key)
+        hashable = True
+    except TypeError:
+        found, hashable = None, False
+    plan = None if found is None else found.plan
     if plan is None:
         agree(func, args, kwargs, operands)
         plan = make(func, args, kwargs, operands, small, changed)
-        if key is not None:
-            _keep(key, plan, op, operands, args, kwargs)
+        if hashable:
+            CACHE.add_plan(key, op, operands[0]._spec.wires, plan, direct is not None)
     parts = [t._local for t in operands]
     for i, target in plan.moves:
         spec = operands[i]._spec
@@ -123,85 +119,27 @@ def as_whole(tensor: Tensor, like: Spec) -> GlobalTensor:
 
 def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
     """How an op that has run was run; None for one that is done otherwise."""
-    operands, _ = operands_of(args, kwargs)
-    key = _key(func, args, kwargs, operands)
-    return None if key is None else _plans.get(key)
-
-
-def _key(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
-) -> tuple[Any, ...] | None:
-    """What a plan depends on; None for arguments that cannot be compared."""
-    specs = iter(operands)
-    loose = id(func) in LOOSE
-
-    def part(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return next(specs)._spec
-        kind = type(value)
-        if kind is float:
-            return (kind, SIGN[not value]) if loose else (kind, value)
-        if kind in (list, tuple):
-            return tuple(map(part, value))
-        return (kind, value)
-
-    key = (func, *map(part, args), *((name, part(value)) for name, value in kwargs.items()))
     try:
-        hash(key)
-    except TypeError:
+        found = CACHE.get(call_key(func, args, kwargs)[0])
+    except TypeError:  # an argument without a hash
         return None
-    return key
+    return None if found is None else found.plan
 
 
-def _keep(
-    key: tuple[Any, ...], plan: Plan, func: Any, operands: Sequence[GlobalTensor], args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:  # fmt: skip
-    """Remember a plan; where it is the op on the parts alone, for the short way as well."""
-    if id(func) in LOOSE and not plan.same:  # it names the float that it was made for
-        LOOSE.discard(id(func))
+def agree(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]) -> None:
+    """Let all ranks know which layouts this op may have, where that has to be found out by running it.
+
+    Rank 0 finds out: that takes time and can fail for want of it, so that ranks could come to different layouts, each
+    by itself.  Collective the first time for each kind of call.
+    """
+    wires = operands[0]._spec.wires
+    call = None if wires.world == 1 else unknown_call(func, args, kwargs, operands)
+    if call is None:
         return
-    if len(_plans) > MOST:
-        _plans.clear()
-        DIRECT.clear()
-    _plans[key] = plan
-    if (
-        plan.quick is None or plan.moves or not args
-        or any(not isinstance(t, GlobalTensor) for t in flat(args, {}) if isinstance(t, Tensor))
-        or any(isinstance(v, Tensor) for v in flat((), kwargs))
-        or not all(type(t) is GlobalTensor for t in operands)
-    ):  # fmt: skip
+    kind = structure(call)
+    if kind in wires.agreed:
         return
-    outs = plan.outs
-    if func._schema.is_mutable:
-        if plan.in_place:
-            DIRECT[_short(func, args, kwargs)] = (plan.quick, None)
-    elif outs is not None and (plan.form is not None or outs[0] is not None):
-        DIRECT[_short(func, args, kwargs)] = (plan.quick, outs[0] if plan.form is None else outs)
-
-
-def remember(func: Any, x: GlobalTensor) -> None:
-    """From now on, this op on such a tensor gives one with the same part."""
-    DIRECT[(id(func), x._spec)] = (_same_part, x._spec)
-
-
-def _same_part(part: Tensor) -> Tensor:
-    return part
-
-
-def _short(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What ``run`` looks up."""
-    loose = id(func) in LOOSE
-
-    def part(a: Any) -> Any:
-        if type(a) is GlobalTensor:
-            return a._spec
-        if type(a) is list:
-            return tuple(t._spec if type(t) is GlobalTensor else t for t in a)
-        return (type(a), SIGN[not a] if type(a) is float and loose else a)
-
-    named = ((k, type(v), SIGN[not v] if type(v) is float and loose else v) for k, v in kwargs.items())
-    return (id(func), *map(part, args), *named)
-
-
-_POINTWISE = frozenset({"aten::addcdiv_", "aten::addcmul_", "aten::lerp_", "aten::add_", "aten::mul_", "aten::div_"})
+    mine = json.dumps(to_json(rules_of(call))).encode() if wires.rank == 0 else b""
+    found, *_ = wires.gather(Doing.of(f"agreement on the layouts of {func}"), wires.everybody, mine)
+    learn(call, from_json(json.loads(found), call))
+    wires.agreed.add(kind)

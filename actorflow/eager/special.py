@@ -13,7 +13,8 @@ from actorflow.eager.dispatch import HANDLERS, Handler
 from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import Layout, everywhere, has_terms, local_shape
 from actorflow.eager.links import LinkedTensor, write_back
-from actorflow.eager.perform import as_whole, operands_of, remember
+from actorflow.eager.op_cache import CACHE
+from actorflow.eager.perform import as_whole, operands_of
 from actorflow.eager.plans import is_spread
 from actorflow.eager.redistribution import box
 from actorflow_compiler.core.errors import LayoutError
@@ -73,8 +74,12 @@ def _same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if type(x) is not GlobalTensor:
         return NotImplemented
-    remember(func, x)
+    CACHE.add_direct(func, x, _unchanged, x._spec)
     return wrap(x._local, x._spec)
+
+
+def _unchanged(part: Tensor) -> Tensor:
+    return part
 
 
 @_for(aten._to_copy.default)

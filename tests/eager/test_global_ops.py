@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.eager import agree, perform
+from actorflow.eager import perform
 from actorflow.eager.current import current
 from actorflow.eager.held import GlobalTensor
 from actorflow.eager.threads import Threads
@@ -289,8 +289,8 @@ def test_it_is_a_tensor_to_pytorch(two: Threads) -> None:
 
 def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    rules_of = agree.rules_of
-    monkeypatch.setattr(agree, "rules_of", lambda call: asked.append(current().rank) or rules_of(call))
+    rules_of = perform.rules_of
+    monkeypatch.setattr(perform, "rules_of", lambda call: asked.append(current().rank) or rules_of(call))
 
     a, b, c = (torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(i)) for i in range(3))
 
