@@ -26,13 +26,13 @@ from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
-    Comm,
     FromRegister,
     OfInput,
     Order,
     Plan,
     Read,
     Register,
+    Send,
     Step,
     TensorSpec,
     ToResult,
@@ -48,7 +48,7 @@ WAYS = ("gRPC, Gloo", "Unix, shared")
 def passing(nbytes: int, slots: int, tokens: int) -> Plan:
     """Rank 0 sends ``tokens`` copies of a tensor to rank 1, which takes the first element of each."""
     tensor, number = TensorSpec((nbytes // 4,), "float32", "B"), TensorSpec((), "float32", "B")
-    comm = Comm("send", 0, (0, 1), plane="inline" if nbytes <= INLINE else "gloo")
+    comm = Send(0, 0, 1, plane="inline" if nbytes <= INLINE else "gloo")
     actors = (
         Actor(0, "x", 0, "source", "source", tokens, None, (OfInput("x"),), (FromRegister(0, 0),)),
         Actor(1, "send", 0, "send:1", "send", tokens, None, (FromRegister(0, 0),), (FromRegister(1, 0),), comm),

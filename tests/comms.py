@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
-from actorflow_compiler.plan.plan import Actor, FromRegister, OfVariable, Operand, Plan, Target
+from actorflow_compiler.plan.plan import Actor, CollectiveKind, FromRegister, OfVariable, Operand, Plan, Send, Target
 from actorflow_compiler.plan.summary import variable_shape
 
 PHASES = {"F": "forward", "B": "backward", "O": "optimizer", "s": "source"}
@@ -36,7 +36,7 @@ def communications(plan: Plan) -> list[Communication]:
     for number, actors in members.items():
         first = actors[0]
         assert first.comm is not None
-        kind, ranks = first.comm.kind, first.comm.group
+        kind, ranks = first.comm.label, first.comm.ranks
         letter = re.match(rf"{kind}\d+([{''.join(PHASES)}])\d", first.name)
         assert letter is not None, first.name
         for i, target in enumerate(first.targets):
@@ -63,11 +63,11 @@ def _sent(plan: Plan, actor: Actor, i: int) -> int:
     """Bytes of tensor i that this rank sends in a firing, but for an all_reduce."""
     comm = actor.comm
     assert comm is not None
-    if comm.kind == "send":
+    if isinstance(comm, Send):
         return _nbytes(plan, actor, actor.operands[i])
-    if comm.kind == "all_reduce":
+    if comm.kind == CollectiveKind.ALL_REDUCE:
         return 0
-    boxes = [b for to, bs in zip(comm.group, comm.exchanges[i].send, strict=True) if to != actor.rank for b in bs]
+    boxes = [b for to, bs in zip(comm.ranks, comm.exchanges[i].send, strict=True) if to != actor.rank for b in bs]
     return sum(numel(b.size) for b in boxes) * ITEM_BYTES[_tensor(plan, actor, actor.operands[i])[1]]
 
 

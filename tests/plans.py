@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from actorflow_compiler.plan.plan import (
     Actor,
+    Collective,
+    CollectiveKind,
     Comm,
     FromRegister,
     Operand,
@@ -13,6 +15,7 @@ from actorflow_compiler.plan.plan import (
     Plan,
     Read,
     Register,
+    Send,
     Target,
     TensorSpec,
 )
@@ -84,7 +87,7 @@ class Sketch:
 
     def collective(self, ranks: Sequence[int], name: str = "grad", **actor: object) -> list[int]:
         """Add an all-reduce: one actor on the comm queue of every rank; returns their numbers."""
-        comm = Comm("all_reduce", self._comm(), tuple(ranks))
+        comm = Collective(CollectiveKind.ALL_REDUCE, self._comm(), tuple(ranks))
         return [
             self.actor(name, "boxing", rank=rank, queue="comm", flops=0.0, comm=comm, **actor)  # type: ignore[arg-type]
             for rank in ranks
@@ -110,7 +113,7 @@ class Sketch:
             rate=made.rate,
             stage=made.stage,
             flops=0.0,
-            comm=Comm("send", self._comm(), (made.rank, to), plane=plane),
+            comm=Send(self._comm(), made.rank, to, plane=plane),
             operands=(FromRegister(out, 0),),
             targets=(FromRegister(into, 0),),
         )

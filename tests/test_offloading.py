@@ -198,7 +198,7 @@ def test_a_call_moves_each_parameter_once_and_each_gradient_once(name: str, micr
     case = SMALL[name]
     plan, *_ = plan_of(case, Layout(2, micro_batches, prepare=at([1])), 8)
     sent = [(plan.actor(a), n) for a, n in sent_bytes(plan).items()]
-    assert {a.comm.kind for a, _ in sent if a.comm is not None} == {"send"}
+    assert {a.comm.label for a, _ in sent if a.comm is not None} == {"send"}
     there, back = (sum(n for a, n in sent if a.rank == rank) for rank in (1, 0))
     assert there == nbytes(case)
     assert back == nbytes(case) + 4  # and the loss, for the script of that rank

@@ -14,7 +14,7 @@ from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.cutting import gathers
 from actorflow_compiler.hints.hints import distribute, zero
-from actorflow_compiler.plan.plan import Plan, Register
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan, Register
 from actorflow_compiler.plan.summary import summarise
 from actorflow_scheduler.timeline import simulate
 from gpt import GPT
@@ -75,7 +75,7 @@ def test_stages_1_and_2_scatter_every_gradient_and_gather_every_parameter_once(s
     assert moved.keys() <= {"reduce_scatter", "all_gather", "all_reduce"}
     assert moved["all_reduce"] < 100  # the loss and its denominator
     for kind in ("reduce_scatter", "all_gather"):
-        actors = [a for a in plan.actors if a.rank == 0 and a.comm is not None and a.comm.kind == kind]
+        actors = [a for a in plan.actors if a.rank == 0 and isinstance(a.comm, Collective) and a.comm.kind == kind]
         assert [len(a.operands) for a in actors] == [6]  # all in one
 
 
@@ -94,7 +94,7 @@ def test_stage_2_adds_gradients_up_over_micro_batches_in_parts() -> None:
         plan, *_ = plan_of(CASES["mlp"], laid(stage, 2, 4), 12)
         sums = [t for r in plan.registers if plan.home(r) == 0 for t in r.tensors if t.combine == "sum"]
         held[stage] = sum(t.nbytes for t in sums if t.shape)
-        scatters = {a.rate for a in plan.actors if a.comm is not None and a.comm.kind == "reduce_scatter"}
+        scatters = {a.rate for a in plan.actors if isinstance(a.comm, Collective) and a.comm.kind == "reduce_scatter"}
         assert scatters == ({1} if stage == 1 else {4})
     assert held == {1: 4 * whole, 2: 2 * whole}
 
@@ -146,7 +146,7 @@ class Deep(nn.Sequential):
 
 def is_gather(plan: Plan, register: Register) -> bool:
     comm = plan.actor(register.producer).comm
-    return comm is not None and comm.kind == "all_gather"
+    return isinstance(comm, Collective) and comm.kind == CollectiveKind.ALL_GATHER
 
 
 def test_the_dim_that_is_split_divides_evenly_if_one_does() -> None:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Collective, Plan, Plane
 
 __all__ = ["NcclCall", "Post", "Turns", "calls"]
 
 T = TypeVar("T")
-NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +47,20 @@ def calls(plan: Plan, rank: int) -> tuple[NcclCall, ...]:
     """
     found: list[NcclCall] = []
     for order in plan.calls:
-        if (order.rank, order.queue) != (rank, NCCL):
+        if (order.rank, order.queue) != (rank, Plane.NCCL):
             continue
         for id in order.actors:
             actor = plan.actor(id)
             comm = actor.comm
             assert comm is not None, f"{actor.name} communicates nothing"
-            if comm.kind != "send":
-                found.append(NcclCall(comm.kind, comm.id, comm.group, id, actor.name))
+            if isinstance(comm, Collective):
+                found.append(NcclCall(comm.kind, comm.id, comm.ranks, id, actor.name))
                 continue
             filled = [register.id for register in plan.outputs_of[id]]
             if len(filled) != 1:
                 raise PlanError(f"plan {plan.name!r}: actor {actor.name}: a send fills one register, not {len(filled)}")
-            kind = "send" if comm.group[0] == rank else "receive"
-            found.append(NcclCall(kind, comm.id, comm.group, id, actor.name, filled[0]))
+            kind = "send" if comm.from_rank == rank else "receive"
+            found.append(NcclCall(kind, comm.id, comm.ranks, id, actor.name, filled[0]))
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from actorflow.runtime.collective_order import calls
 from actorflow.runtime.slots import Slots, of_one_firing
 from actorflow.runtime.stream_events import Passage, Trails, barrier
 from actorflow.transport.messages import DataPlane, Filled, Ready, Region
-from actorflow.transport.shared import SHARED, Room, make_region, map_region, region_bytes, rooms_of
+from actorflow.transport.shared import Room, make_region, map_region, region_bytes, rooms_of
 from actorflow.transport.small_tensors import decode
 from actorflow_compiler.core.errors import CallError, ClusterError, PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES, Symbol
@@ -36,14 +36,15 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Operand,
     Plan,
+    Plane,
     Register,
+    Send,
     TensorSpec,
     ToResult,
 )
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.machine import ActorFinished, Machine
 
-INLINE = "inline"
 UNDONE = 1 << 20  # bytes; the values of larger variables are not kept while a call changes them
 QUICK = 1 << 20  # bytes; up to here the compute thread copies a token itself, as a hand-over costs more
 
@@ -267,7 +268,7 @@ class Job:
         taken = [(at, self.slots[r.id]) for at, r in enumerate(reads) if r.tensors]
         box = {slots.id: i for i, (_, slots) in enumerate(taken)}
         comm = actor.comm
-        send = comm is not None and comm.kind == "send"
+        send = isinstance(comm, Send)
         body = None if actor.body is None else self.plan.bodies[actor.body]
         if comm is not None and body is not None:
             raise PlanError(f"{where}: it has a body and a communication; one of them was expected")
@@ -275,8 +276,8 @@ class Job:
         filled = () if send else [(at, r) for at, r in enumerate(writes) if r.tensors]
         run = self._run(actor, body)
         stores = tuple(self._store(actor, None if run else body, at, register, where) for at, register in filled)
-        inside = send and comm is not None and (comm.plane == INLINE or not operands)  # travels in the message
-        shared = send and comm is not None and comm.plane == SHARED and not inside
+        inside = isinstance(comm, Send) and (comm.plane == Plane.INLINE or not operands)  # travels in the message
+        shared = send and comm is not None and comm.plane == Plane.SHARED and not inside
         quick = inside or (shared and writes[0].nbytes <= QUICK)
         passage = None if self.trails is None else self.trails.passage(actor, body is None or not _makes_tensors(body))
         return Unit(
@@ -321,7 +322,7 @@ class Job:
 
     def _is_shared(self, register: int) -> bool:
         comm = self.plan.actor(self.plan.register(register).producer).comm
-        return comm is not None and comm.plane == SHARED
+        return comm is not None and comm.plane == Plane.SHARED
 
     def _in_order(self, actor: Actor, writes: tuple[Register, ...], where: str) -> tuple[Operand, ...]:
         """The operands of a send in the order of the register that they fill on the other rank."""
@@ -396,8 +397,8 @@ class Job:
         found = self._planes.get(comm.plane)
         if found is None:
             raise PlanError(
-                f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane!r} was found; "
-                f"this rank has {sorted(self._planes)}"
+                f"plan {self.plan.name!r}, actor {actor.name}: data plane {comm.plane.value!r} was found; "
+                f"this rank has {sorted(map(str, self._planes))}"
             )
         return found
 
@@ -415,12 +416,12 @@ def open_planes(plan: Plan, rank: int, planes: Mapping[str, DataPlane]) -> None:
         groups: set[tuple[int, ...]] = set()
         for actor in plan.actors:
             comm = actor.comm
-            if comm is None or comm.plane != name or rank not in comm.group:
+            if comm is None or comm.plane != name or rank not in comm.ranks:
                 continue
-            if comm.kind == "send":
-                pairs.add((comm.group[0], comm.group[1]))
+            if isinstance(comm, Send):
+                pairs.add(comm.ranks)
             else:
-                groups.add(comm.group)
+                groups.add(comm.ranks)
         planes[name].open(sorted(pairs), sorted(groups))
 
 

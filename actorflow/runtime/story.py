@@ -21,7 +21,7 @@ from actorflow_scheduler.machine import Fire
 def firing(unit: Unit, fire: Fire) -> str:
     """What a thread does that fires an actor."""
     comm = unit.comm
-    what = "fires" if comm is None else f"{comm.kind} {comm.id} with ranks {list(comm.group)} for"
+    what = "fires" if comm is None else f"{comm.label} {comm.id} with ranks {list(comm.ranks)} for"
     return f"{what} {unit.actor.name}, firing {fire.firing}"
 
 
@@ -51,7 +51,7 @@ def actor_error(rank: int, unit: Unit, fire: Fire, error: BaseException, plan: P
     step = None if body is None else culprit(body, error)
     op = "" if step is None or body is None else f", {body.steps[step].op}"
     if comm is not None:
-        op = f", {comm.kind} {comm.id} over ranks {list(comm.group)}"
+        op = f", {comm.label} {comm.id} over ranks {list(comm.ranks)}"
     said = "" if plan is None or step is None else _said(plan, unit.actor.id, step)
     where = f"rank {rank}, actor {unit.actor.name}, firing {fire.firing}{op}{said}"
     if plan is not None and ran_out(error):

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from actorflow.devices import Device
-from actorflow.runtime.collective_order import NCCL, Post
+from actorflow.runtime.collective_order import Post
 from actorflow.runtime.inbox import Inbox
 from actorflow.runtime.job import Job, Unit
 from actorflow.runtime.queue_threads import Lane
@@ -23,6 +23,7 @@ from actorflow.runtime.stream_events import Waits
 from actorflow.transport.messages import Filled, Ready, Transport
 from actorflow.transport.shared import fill
 from actorflow.transport.small_tensors import encode
+from actorflow_compiler.plan.plan import Collective, Plane, Send
 from actorflow_scheduler.machine import Fire
 
 __all__ = ["Coming", "Task", "Transfers"]
@@ -66,7 +67,7 @@ class Transfers:
 
     def turn(self, turn: Task | Post) -> None:
         """Do what comes next in the order of all ranks, on the one thread that issues all of it."""
-        self._put(NCCL, self._take_turn, turn)
+        self._put(Plane.NCCL, self._take_turn, turn)
 
     def receive(self, peer: int, coming: Coming) -> None:
         """Receive a token on the thread that serves a peer."""
@@ -98,6 +99,7 @@ class Transfers:
         if unit.sent is not None:
             return self._send(job, unit, fire, operands)
         assert unit.plane is not None
+        assert isinstance(unit.comm, Collective)
         return unit.plane.collective(unit.comm, operands, unit.specs)
 
     def stop(self) -> None:
@@ -156,10 +158,10 @@ class Transfers:
             self._carry(turn)
 
     def _send(self, job: Job, unit: Unit, fire: Fire, operands: list[Tensor]) -> Sequence[Any]:
-        assert unit.comm is not None
+        assert isinstance(unit.comm, Send)
         assert unit.sent is not None
         at, register = unit.sent
-        to, sequence = unit.comm.group[1], fire.writes[at][1]
+        to, sequence = unit.comm.to_rank, fire.writes[at][1]
         if unit.plane is None and unit.passage is not None:
             operands = self._on.to_host(operands)
         if unit.shared:

@@ -10,7 +10,6 @@ from actorflow.devices import make_device
 from actorflow.rendezvous.device_assignment import device_of, idle_oversubscribe
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.options import NCCL_TIMEOUT
-from actorflow.runtime.collective_order import NCCL
 from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
@@ -21,6 +20,7 @@ from actorflow.transport.of_rank import planes_of
 from actorflow.transport.timeouts import Started
 from actorflow.variables.rebound import Rebound
 from actorflow.variables.state import Variables
+from actorflow_compiler.plan.plan import Plane
 
 __all__ = ["Lifecycle"]
 
@@ -42,7 +42,7 @@ class Lifecycle:
         planes: dict[str, DataPlane] = {}
         if isinstance(cluster, Cluster):
             planes = planes_of(context.rank, cluster.store(), device, context.settings.nccl_timeout, self._late)
-            nccl = planes.get(NCCL)
+            nccl = planes.get(Plane.NCCL)
             if isinstance(nccl, NcclPlane):
                 cluster.on_end(nccl.finish)
         record = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.plan.plan import Actor, Comm, Plan
+from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
 from actorflow_scheduler.call_order import order_calls
 
 __all__ = ["Spot", "choose", "share", "spots_of", "unshare"]
@@ -28,14 +28,14 @@ def choose(plan: Plan, spots: Sequence[Spot], hardware: Hardware = CPU_CORE) -> 
     message for what is small.  All but NCCL are staged through host memory where a GPU sends or receives.
     """
 
-    def plane(actor: Actor, comm: Comm) -> str:
-        of = [spots[rank] for rank in comm.group]
+    def plane(actor: Actor, comm: Comm) -> Plane:
+        of = [spots[rank] for rank in comm.ranks]
         if all(spot.gpu and spot.nccl for spot in of) and len({spot.gpu for spot in of}) == len(of):
-            return "nccl"
-        near = comm.kind == "send" and bool(of[0].machine) and of[0].machine == of[1].machine
-        return "shared" if near else comm.plane
+            return Plane.NCCL
+        near = isinstance(comm, Send) and bool(of[0].machine) and of[0].machine == of[1].machine
+        return Plane.SHARED if near else comm.plane
 
-    return order_calls(_with_planes(plan, plane), "nccl", hardware)
+    return order_calls(_with_planes(plan, plane), Plane.NCCL, hardware)
 
 
 def share(plan: Plan, machines: Sequence[str]) -> Plan:
@@ -49,9 +49,9 @@ def share(plan: Plan, machines: Sequence[str]) -> Plan:
 def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
     """Let a rank send to, and receive from, peers that are not ``near`` without shared memory."""
 
-    def plane(actor: Actor, comm: Comm) -> str:
-        far = rank in comm.group and not set(comm.group) <= {rank, *near}
-        return "gloo" if far and comm.plane == "shared" else comm.plane
+    def plane(actor: Actor, comm: Comm) -> Plane:
+        far = rank in comm.ranks and not set(comm.ranks) <= {rank, *near}
+        return Plane.GLOO if far and comm.plane == Plane.SHARED else comm.plane
 
     return _with_planes(plan, plane)
 
@@ -64,10 +64,10 @@ def spots_of(machines: Sequence[str], kinds: Sequence[str], gpus: Sequence[str],
     ]
 
 
-def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], str]) -> Plan:
+def _with_planes(plan: Plan, plane: Callable[[Actor, Comm], Plane]) -> Plan:
     actors = tuple(
         replace(actor, comm=replace(actor.comm, plane=plane(actor, actor.comm)))
-        if actor.comm is not None and (actor.operands or actor.comm.kind != "send")
+        if actor.comm is not None and (actor.operands or isinstance(actor.comm, Collective))
         else actor
         for actor in plan.actors
     )

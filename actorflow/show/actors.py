@@ -78,7 +78,7 @@ def _box(plan: Plan, a: Actor, at: _Place) -> str:
     name = short(a.name)
     if a.kind == "boxing":
         name = name.rpartition(" ")[2]  # its kind stands below
-    what = a.comm.kind.replace("_", "-") if a.comm is not None else a.kind
+    what = a.comm.label.replace("_", "-") if a.comm is not None else a.kind
     if a.body is not None:
         count = len(plan.bodies[a.body].steps)
         what = f"{count} op{'s' * (count != 1)}"

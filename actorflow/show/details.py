@@ -10,7 +10,7 @@ from actorflow.show.modules import STEP, Folded, flow_text
 from actorflow.show.words import ranks_text, short
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text, flop_text
-from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, ToResult
+from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
 
 MOST = 12  # tensors that are named of one line
 AROUND = 2  # lines of code before and after one
@@ -114,9 +114,12 @@ def _actor(plan: Plan, a: Actor, lasts: float | None, places: Sequence[int] | No
     if lasts is not None:
         found["lasts"] = f"{lasts * 1e3:.3f} ms a firing"
     if a.comm is not None:
-        group = a.comm.group
-        between = f"from rank {group[0]} to rank {group[1]}" if a.comm.kind == "send" else f"among {ranks_text(group)}"
-        found["comm"] = f"{a.comm.kind} {between}, {a.comm.plane}"
+        between = (
+            f"from rank {a.comm.from_rank} to rank {a.comm.to_rank}"
+            if isinstance(a.comm, Send)
+            else f"among {ranks_text(a.comm.ranks)}"
+        )
+        found["comm"] = f"{a.comm.label} {between}, {a.comm.plane}"
     return found
 
 

@@ -45,7 +45,7 @@ def to_dot(plan: Plan) -> str:
 
 def _node(plan: Plan, a: Actor) -> str:
     look = LOOKS[a.kind]
-    what = a.comm.kind if a.comm is not None else a.kind
+    what = a.comm.label if a.comm is not None else a.kind
     if a.body is not None:
         what = f"{len(plan.bodies[a.body].steps)} ops"
     label = _quoted(f"{short(a.name)} ×{a.rate}\n{what}")

@@ -32,7 +32,7 @@ def moves(plan: Plan) -> list[Move]:
     found: dict[object, list[Actor]] = {}
     for a in plan.actors:
         if a.comm is not None:
-            found.setdefault((a.comm.kind, a.stage, short(a.name), a.rate), []).append(a)
+            found.setdefault((a.comm.label, a.stage, short(a.name), a.rate), []).append(a)
     rows = []
     for members in found.values():
         a = members[0]
@@ -44,9 +44,9 @@ def moves(plan: Plan) -> list[Move]:
         boxed = f"{_some(before)} → {_some(after)}" if before or after else ""
         rows.append(
             Move(
-                a.comm.kind,
+                a.comm.label,
                 short(a.name),
-                tuple(dict.fromkeys(m.comm.group for m in members if m.comm is not None)),
+                tuple(dict.fromkeys(m.comm.ranks for m in members if m.comm is not None)),
                 a.id,
                 sum(sent.get(m.id, 0) for m in members),
                 a.rate,

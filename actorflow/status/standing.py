@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from actorflow.support.requests import Request
+from actorflow_compiler.plan.plan import Collective, Send
 from actorflow_scheduler.events import Wait, explain, name
 
 if TYPE_CHECKING:
@@ -109,10 +110,10 @@ def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
         actor = plan.actor(id)
         waits = machine.waits(id)
         comm = actor.comm
-        if not waits and comm is not None and comm.kind != "send":
-            others = tuple(r for r in comm.group if r != rank)
+        if not waits and isinstance(comm, Collective):
+            others = tuple(r for r in comm.ranks if r != rank)
             yield Waiting(
-                actor.name, f"is in {comm.kind} {comm.id} with ranks {list(comm.group)}", others, str(comm.id)
+                actor.name, f"is in {comm.label} {comm.id} with ranks {list(comm.ranks)}", others, str(comm.id)
             )
         for wait in waits:
             ranks = tuple(sorted(_ranks(job, wait) - {rank}))
@@ -124,7 +125,7 @@ def _sends(job: Job) -> bool:
     """Whether a token is on its way to another rank."""
     running = (id for id in job.machine.unfinished() if not job.machine.waits(id))
     comms = (job.plan.actor(id).comm for id in running)
-    return any(comm is not None and comm.kind == "send" for comm in comms)
+    return any(isinstance(comm, Send) for comm in comms)
 
 
 def _ranks(job: Job, wait: Wait) -> set[int]:

@@ -19,7 +19,7 @@ from actorflow.show.words import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
 from actorflow.tracing.folder import Ran, Traced
 from actorflow_compiler.core.errors import TraceError
-from actorflow_compiler.plan.plan import Actor, Plan, Register
+from actorflow_compiler.plan.plan import Actor, Collective, Plan, Register
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["REASONS", "WARM_UP", "Gap", "Measured", "measured"]
@@ -228,7 +228,7 @@ def measured(traced: Traced, ran: Ran) -> Measured:
 
 def _group(actor: Actor) -> tuple[object, ...]:
     comm = actor.comm
-    return ("alone", actor.id) if comm is None or comm.kind == "send" else ("together", comm.id, comm.group)
+    return ("together", comm.id, comm.ranks) if isinstance(comm, Collective) else ("alone", actor.id)
 
 
 def _ns(us: float) -> int:

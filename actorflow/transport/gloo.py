@@ -21,7 +21,7 @@ from actorflow.transport.communicators import NO_TIMEOUT, Communicator, Communic
 from actorflow.transport.parcels import SMALL, Parcels, Room, by_size, plain_room, side_by_side
 from actorflow.transport.redistribution import check, dtype_of
 from actorflow_compiler.core.flat import as_bytes
-from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 # Gloo sums no numbers of these dtypes, and sums the bytes of bools (True + True is 2); they are summed in
 # another one and cut down again.
@@ -37,9 +37,7 @@ class GlooPlane:
     Gloo cannot be woken: the control plane has to notice that.
     """
 
-    def __init__(
-        self, rank: int, store: Store, *, timeout: timedelta = NO_TIMEOUT, room: Room = plain_room
-    ) -> None:
+    def __init__(self, rank: int, store: Store, *, timeout: timedelta = NO_TIMEOUT, room: Room = plain_room) -> None:
         self._rank = rank
         self._communicators = CommunicatorRegistry(
             rank,
@@ -85,16 +83,16 @@ class GlooPlane:
             work.wait()
         return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``: one Gloo operation in all, or for each dtype of an all_reduce that is not small.
 
         In a small all_reduce every member sends all to all, and sums in the order of the group.
         """
         check(comm, tensors, specs)
-        group = self._communicators[Scope.GROUP, comm.group]
-        if comm.kind != "all_reduce":
+        group = self._communicators[Scope.GROUP, comm.ranks]
+        if comm.kind != CollectiveKind.ALL_REDUCE:
             return self._exchange(group, comm, tensors, specs)
-        size = len(comm.group)
+        size = len(comm.ranks)
         if (size - 1) * sum(t.nbytes for t in tensors) > SMALL:
             return self._all_reduce(group, tensors)
         whole = [((Box((0,) * t.dim(), tuple(t.shape)),),) * size for t in tensors]
@@ -114,7 +112,7 @@ class GlooPlane:
         return cast(list[Tensor], outputs)
 
     def _exchange(
-        self, group: Communicator, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
+        self, group: Communicator, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]
     ) -> list[Tensor]:
         parcels = Parcels.of(comm, self._rank, specs)
         leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))

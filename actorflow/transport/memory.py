@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actorflow.transport.redistribution import check, cut, join
 from actorflow_compiler.core.errors import ClusterError
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 _CPU = torch.device("cpu")
 _Parts = list[list[Tensor]] | None  # for each tensor its pieces; None: the switchboard was closed
@@ -82,17 +82,17 @@ class MemoryPlane:
         (tensors,) = self._board.take(((), source, self._rank))
         return [t.to(self._device).view(spec.shape) for t, spec in zip(tensors, specs, strict=True)]
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``; sums are taken in the order of the group, so every member has the same bits."""
         check(comm, tensors, specs)
-        for m, member in enumerate(comm.group):
-            if comm.kind == "all_reduce":
+        for m, member in enumerate(comm.ranks):
+            if comm.kind == CollectiveKind.ALL_REDUCE:
                 parts = [[t.clone()] for t in tensors]
             else:
                 parts = [[p.clone() for p in cut(t, e.send[m])] for t, e in zip(tensors, comm.exchanges, strict=True)]
-            self._board.put((comm.group, self._rank, member), parts)
-        came = [self._board.take((comm.group, member, self._rank)) for member in comm.group]
-        if comm.kind == "all_reduce":
+            self._board.put((comm.ranks, self._rank, member), parts)
+        came = [self._board.take((comm.ranks, member, self._rank)) for member in comm.ranks]
+        if comm.kind == CollectiveKind.ALL_REDUCE:
             return [_sum([parts[i][0].to(self._device) for parts in came]) for i in range(len(tensors))]
         return [
             join(e, spec, [parts[i] for parts in came], self._device)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class DataPlane(Protocol):
     def receive(self, source: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Receive the next tensors that a rank sends."""
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Take part in a collective and return this rank's outputs, shaped as ``specs``; inputs are not changed."""
 
     def explain(self) -> str:

@@ -32,7 +32,7 @@ from actorflow.transport.redistribution import check, dtype_of
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.flat import as_bytes
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 __all__ = ["NcclPlane", "nccl_version"]
 
@@ -141,12 +141,12 @@ class NcclPlane:
                 self._put(started, pair.broadcast([wires[i]], _MOVED))
         return [wire.view(dtype_of(spec.dtype)).view(spec.shape) for wire, spec in zip(wires, specs, strict=False)]
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``: one all-to-all, or for each dtype of an all_reduce one all-reduce."""
         check(comm, tensors, specs)
-        group = self._communicators[Scope.GROUP, comm.group]
-        with self._doing(f"{comm.kind} {list(comm.group)}") as started:
-            if comm.kind == "all_reduce":
+        group = self._communicators[Scope.GROUP, comm.ranks]
+        with self._doing(f"{comm.kind} {list(comm.ranks)}") as started:
+            if comm.kind == CollectiveKind.ALL_REDUCE:
                 return self._all_reduce(group, tensors, started)
             parcels = Parcels.of(comm, self._rank, specs)
             leaving, coming = self._room(sum(parcels.to)), self._room(sum(parcels.come))

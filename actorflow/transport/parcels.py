@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actorflow.transport.redistribution import cut, dtype_of, join, padded, run_bytes, windows
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, TensorSpec
 
 __all__ = ["SMALL", "Parcels", "Room", "by_size", "plain_room", "side_by_side"]
 
@@ -47,17 +47,17 @@ def side_by_side(sizes: Sequence[int], room: Room) -> tuple[Tensor, list[Tensor]
 class Parcels:
     """One rank's part of a collective that follows exchanges: what it sends each other member, in one run of bytes."""
 
-    comm: Comm
+    comm: Collective
     me: int  # position in the group
     specs: Sequence[TensorSpec]  # of the outputs
     to: tuple[int, ...]  # bytes for each member; none for the rank itself
     come: tuple[int, ...]  # bytes from each member
 
     @classmethod
-    def of(cls, comm: Comm, rank: int, specs: Sequence[TensorSpec]) -> Parcels:
+    def of(cls, comm: Collective, rank: int, specs: Sequence[TensorSpec]) -> Parcels:
         """The parcels of a rank, by their sizes."""
-        me = comm.group.index(rank)
-        others = [m != me for m in range(len(comm.group))]
+        me = comm.ranks.index(rank)
+        others = [m != me for m in range(len(comm.ranks))]
         pairs = list(zip(comm.exchanges, specs, strict=True))
         to = tuple(other * sum(run_bytes(e.send[m], s.dtype) for e, s in pairs) for m, other in enumerate(others))
         come = tuple(other * sum(run_bytes(e.receive[m], s.dtype) for e, s in pairs) for m, other in enumerate(others))
@@ -75,7 +75,7 @@ class Parcels:
 
     def unpack(self, tensors: Sequence[Tensor], coming: Tensor, device: torch.device) -> list[Tensor]:
         """The outputs: of what came from other members, and of what the rank keeps of its own ``tensors``."""
-        pieces: list[list[list[Tensor]]] = [[[] for _ in self.comm.group] for _ in tensors]
+        pieces: list[list[list[Tensor]]] = [[[] for _ in self.comm.ranks] for _ in tensors]
         offset = 0
         for m in self._others():
             for i, (exchange, spec) in enumerate(zip(self.comm.exchanges, self.specs, strict=True)):
@@ -89,4 +89,4 @@ class Parcels:
         return outputs
 
     def _others(self) -> list[int]:
-        return [m for m in range(len(self.comm.group)) if m != self.me]
+        return [m for m in range(len(self.comm.ranks)) if m != self.me]

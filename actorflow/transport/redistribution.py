@@ -14,7 +14,7 @@ from torch import Tensor
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
-from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 ALIGN = 16  # bytes; the largest item
 
@@ -27,17 +27,17 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def check(comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+def check(comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
     """Raise PlanError unless the operands of a collective fit its targets and its exchanges."""
-    parts = len(tensors) if comm.kind == "all_reduce" else len(comm.exchanges)
+    parts = len(tensors) if comm.kind == CollectiveKind.ALL_REDUCE else len(comm.exchanges)
     if not len(tensors) == len(specs) == parts:
         raise PlanError(
-            f"{comm.kind} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; "
+            f"{comm.label} {comm.id}: {len(tensors)} operands, {len(specs)} targets and {parts} exchanges were found; "
             "expected one each"
         )
     for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
         if tensor.dtype != dtype_of(spec.dtype):
-            raise PlanError(f"{comm.kind} {comm.id}: operand {i} is {tensor.dtype}; its target is {spec.dtype}")
+            raise PlanError(f"{comm.label} {comm.id}: operand {i} is {tensor.dtype}; its target is {spec.dtype}")
 
 
 def cut(tensor: Tensor, boxes: Sequence[Box]) -> list[Tensor]:

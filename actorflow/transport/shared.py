@@ -24,9 +24,8 @@ from torch import Tensor
 
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.errors import ClusterError, PlanError
-from actorflow_compiler.plan.plan import Plan, Register
+from actorflow_compiler.plan.plan import Plan, Plane, Register, Send
 
-SHARED = "shared"
 ALIGN = 64  # bytes; a cache line, and what vector instructions like
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # so that no peer can pull it away from under us
 
@@ -45,9 +44,9 @@ def rooms_of(plan: Plan, source: int, home: int) -> tuple[Register, ...]:
     return tuple(
         register
         for register in plan.registers
-        if (comm := plan.actor(register.producer).comm) is not None
-        and comm.plane == SHARED
-        and comm.group == (source, home)
+        if isinstance(comm := plan.actor(register.producer).comm, Send)
+        and comm.plane == Plane.SHARED
+        and comm.ranks == (source, home)
         and register.tensors
     )
 

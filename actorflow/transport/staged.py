@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actorflow.devices import Device
 from actorflow.transport.messages import DataPlane
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, TensorSpec
 
 __all__ = ["StagedPlane"]
 
@@ -41,7 +41,7 @@ class StagedPlane:
         """See ``DataPlane``."""
         return self._device.to_device(self._host.receive(source, specs))
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
         """See ``DataPlane``."""
         return self._device.to_device(self._host.collective(comm, self._device.to_host(tensors), specs))
 

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from actorflow.devices import Device, make_device
 from actorflow.transport.communicators import over_gloo, over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 from gpus.ranks import launch
 from gpus.tell import tell, told
 
@@ -31,7 +31,9 @@ def alone(kind: str) -> None:
             spec = TensorSpec((size,), str(dtype).removeprefix("torch."), "B")
             device.queue("nccl").wait(device.here().mark())
             with device.queue("nccl").context():
-                (found,) = plane.collective(Comm("all_reduce", 0, (0,), plane="nccl"), [tensor], [spec])
+                (found,) = plane.collective(
+                    Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane="nccl"), [tensor], [spec]
+                )
             device.synchronize()
             right = right and torch.equal(found, tensor)
     name = f"NCCL {nccl_version()}" if kind == "cuda" else "Gloo in its place"
@@ -55,7 +57,7 @@ def ahead(plane: NcclPlane, device: Device) -> None:
         base = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         for _ in range(CALLS):
-            plane.collective(Comm("all_reduce", 0, (0,), plane="nccl"), [tensor], [spec])
+            plane.collective(Collective(CollectiveKind.ALL_REDUCE, 0, (0,), plane="nccl"), [tensor], [spec])
     held = (torch.cuda.max_memory_allocated() - base) / AHEAD
     early = begun is not None and not begun.passed()
     found = f"{held:.1f} times one of them" if early else "not measured: they had begun"

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.plan.plan import Order, Plan, moves_by
+from actorflow_compiler.plan.plan import Order, Plan, Plane, Send, moves_by
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
 __all__ = ["order_calls"]
 
 
-def order_calls(plan: Plan, plane: str, hardware: Hardware = CPU_CORE) -> Plan:
+def order_calls(plan: Plan, plane: Plane, hardware: Hardware = CPU_CORE) -> Plan:
     """Return the plan with ``calls`` made anew for one plane; those of other planes stay as they are.
 
     Raises DeadlockError if the plan gets stuck.
@@ -36,7 +36,7 @@ def order_calls(plan: Plan, plane: str, hardware: Hardware = CPU_CORE) -> Plan:
     starts: list[tuple[int, int, int, int, int]] = []  # start, communication, firing, rank, actor
     for actor in moving:
         assert actor.comm is not None
-        ranks = actor.comm.group if actor.comm.kind == "send" else (actor.rank,)
+        ranks = actor.comm.ranks if isinstance(actor.comm, Send) else (actor.rank,)
         duration = firings.durations[actor.id]
         for n, end in enumerate(firings.ends[actor.id]):
             starts += [(end - duration, actor.comm.id, n, rank, actor.id) for rank in ranks]

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
-from actorflow_compiler.plan.plan import Actor, Box, FromRegister, OfVariable, Operand, Plan, Target, TensorSpec
+from actorflow_compiler.plan.plan import (
+    Actor,
+    Box,
+    CollectiveKind,
+    FromRegister,
+    OfVariable,
+    Operand,
+    Plan,
+    Plane,
+    Send,
+    Target,
+    TensorSpec,
+)
 from actorflow_compiler.plan.summary import variable_shape
 from actorflow_scheduler.work_digest import work_digest
 
@@ -34,7 +46,7 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
     """
     total = hardware.fire_overhead_s
     if actor.comm is not None:
-        link = hardware.link(actor.comm.group)
+        link = hardware.link(actor.comm.ranks)
         total += waits(plan, actor) * link.latency_s + moved_bytes(plan, actor) / link.bytes_per_s
     elif hardware.measured and actor.body is not None:
         known = hardware.measured.get(work_digest(plan, actor))
@@ -47,9 +59,9 @@ def seconds(plan: Plan, actor: Actor, hardware: Hardware) -> float:
 
 def latency(actor: Actor, hardware: Hardware) -> float:
     """Seconds from the end of a send until its token arrives; its queue can send the next one meanwhile."""
-    if actor.comm is None or actor.comm.kind != "send":
+    if not isinstance(actor.comm, Send):
         return 0.0
-    return hardware.link(actor.comm.group).latency_s
+    return hardware.link(actor.comm.ranks).latency_s
 
 
 def waits(plan: Plan, actor: Actor) -> int:
@@ -61,12 +73,12 @@ def waits(plan: Plan, actor: Actor) -> int:
     """
     comm = actor.comm
     assert comm is not None
-    n = len(comm.group)
-    if comm.plane != "gloo":
-        return 0 if comm.kind == "send" else max(1, math.ceil(math.log2(n)))
-    if comm.kind == "send":
+    n = len(comm.ranks)
+    if comm.plane != Plane.GLOO:
+        return 0 if isinstance(comm, Send) else max(1, math.ceil(math.log2(n)))
+    if isinstance(comm, Send):
         return 2 if actor.operands else 0
-    if comm.kind != "all_reduce" or comm.exchanges:
+    if comm.kind != CollectiveKind.ALL_REDUCE or comm.exchanges:
         return 2
     read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
     return 2 if (n - 1) * read <= AT_ONCE else 2 * 2 * (n - 1)
@@ -108,13 +120,13 @@ def moved_bytes(plan: Plan, actor: Actor) -> float:
     if comm is None:
         return 0.0
     written = [_firing_bytes(plan, t, writes=True) for t in actor.targets]
-    if comm.kind == "send":
+    if isinstance(comm, Send):
         return sum(written)
-    n = len(comm.group)
+    n = len(comm.ranks)
     if not comm.exchanges:
         read = sum(_firing_bytes(plan, o, writes=False) for o in actor.operands)
-        return max(read, sum(written)) * (n - 1) / n * (2 if comm.kind == "all_reduce" else 1)
-    me = comm.group.index(actor.rank)
+        return max(read, sum(written)) * (n - 1) / n * (2 if comm.kind == CollectiveKind.ALL_REDUCE else 1)
+    me = comm.ranks.index(actor.rank)
     sent = received = 0.0
     for exchange, operand, target in zip(comm.exchanges, actor.operands, actor.targets, strict=True):
         item = _item_bytes(plan, target) or _item_bytes(plan, operand)

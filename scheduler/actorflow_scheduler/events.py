@@ -108,7 +108,7 @@ def explain(plan: Plan, wait: Wait) -> str:
         case WaitReason.MEET:
             comm = plan.actor(wait.actor).comm
             assert comm is not None
-            return f"waits in {comm.kind} {comm.id} for {on}"
+            return f"waits in {comm.label} {comm.id} for {on}"
         case WaitReason.CALL:
             return "waits for the next call"
 

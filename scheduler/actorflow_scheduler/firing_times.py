@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Plan, Register
+from actorflow_compiler.plan.plan import Collective, Plan, Register
 from actorflow_scheduler.cost import Durations
 
 Nanoseconds = NDArray[np.int64]  # nanoseconds
@@ -101,7 +101,7 @@ class FiringTimes:
             )
         members: dict[int, list[_Actor]] = {}
         for a in plan.actors:
-            if a.comm is not None and a.comm.kind != "send":
+            if isinstance(a.comm, Collective):
                 members.setdefault(a.comm.id, []).append(self._actors[a.id])
         for group in members.values():
             if len(group) > 1:

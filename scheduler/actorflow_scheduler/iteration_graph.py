@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from actorflow_compiler.core.errors import DeadlockError
-from actorflow_compiler.plan.plan import Order, Plan, Register
+from actorflow_compiler.plan.plan import Collective, Order, Plan, Register
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.events import Wait, WaitReason, deadlock
 from actorflow_scheduler.wait_graph import shortest_cycle
@@ -68,13 +68,12 @@ class IterationGraph:
         number = {queue: i for i, queue in enumerate(self.names)}
         collectives: dict[int, list[int]] = {}
         for a in plan.actors:
-            if a.comm is not None and a.comm.kind != "send":
+            if isinstance(a.comm, Collective):
                 collectives.setdefault(a.comm.id, []).append(a.id)
         for a in plan.actors:
             if a.id in self.first:
                 continue
-            alone = a.comm is None or a.comm.kind == "send"
-            members = (a.id,) if alone or a.comm is None else tuple(collectives[a.comm.id])
+            members = tuple(collectives[a.comm.id]) if isinstance(a.comm, Collective) else (a.id,)
             self.first |= dict.fromkeys(members, len(self.members))
             actors = [plan.actor(m) for m in members]
             self.members += [members] * a.rate

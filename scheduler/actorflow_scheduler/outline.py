@@ -9,12 +9,15 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import (
     Actor,
-    Comm,
+    Collective,
+    CollectiveKind,
     FromRegister,
     Order,
     Plan,
+    Plane,
     Read,
     Register,
+    Send,
     TensorSpec,
     Variable,
 )
@@ -72,7 +75,7 @@ def _by_nccl(plan: Plan) -> Plan:
     """The plan with NCCL as the plane of all communication; it is never run, so its calls need no order."""
     return replace(
         plan,
-        actors=tuple(a if a.comm is None else replace(a, comm=replace(a.comm, plane="nccl")) for a in plan.actors),
+        actors=tuple(a if a.comm is None else replace(a, comm=replace(a.comm, plane=Plane.NCCL)) for a in plan.actors),
     )
 
 
@@ -124,7 +127,7 @@ class _OutlineBuilder:
         if len(ranks) > 1:
             register = len(self.registers)
             last = self.actor(
-                f"gradients{k}", "boxing", once, "comm", comm=Comm("all_reduce", k, ranks),
+                f"gradients{k}", "boxing", once, "comm", comm=Collective(CollectiveKind.ALL_REDUCE, k, ranks),
                 operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
             )  # fmt: skip
             self.join(backward, last, parameters, fill=pieces)
@@ -148,7 +151,7 @@ class _OutlineBuilder:
         register = len(self.registers)
         send = self.actor(
             f"send {made.name}", "send", (made.rank, source, made.rate), f"send:{reader.rank}",
-            comm=Comm("send", len(self.actors), (made.rank, reader.rank)),
+            comm=Send(len(self.actors), made.rank, reader.rank),
             operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
         )  # fmt: skip
         self.join(made, send, elements, slots=2)

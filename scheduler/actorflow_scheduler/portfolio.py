@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from actorflow_compiler.plan.plan import Order, Plan
+from actorflow_compiler.plan.plan import Collective, Order, Plan
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical_path import critical_firings
 from actorflow_scheduler.firing_times import FiringTimes
@@ -155,7 +155,7 @@ class Portfolio:
     @property
     def hides(self) -> int:
         """1 if each piece has collectives that computing another piece can hide, else 0."""
-        return int(any(a.rate > 1 and a.comm is not None and a.comm.kind != "send" for a in self.plan.actors))
+        return int(any(a.rate > 1 and isinstance(a.comm, Collective) for a in self.plan.actors))
 
     # ---- candidates
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware
-from actorflow_compiler.plan.plan import Actor, Plan
+from actorflow_compiler.plan.plan import Actor, Collective, Plan
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.cost import max_workspace_bytes
 from actorflow_scheduler.events import Fire, Instruction
@@ -41,27 +41,26 @@ def _prove_groups(plan: Plan) -> None:
     members: dict[int, list[Actor]] = {}
     queues: dict[tuple[int, tuple[int, ...]], Actor] = {}
     for actor in plan.actors:
-        if actor.comm is None or actor.comm.kind == "send":
+        if not isinstance(actor.comm, Collective):
             continue
         members.setdefault(actor.comm.id, []).append(actor)
-        other = queues.setdefault((actor.rank, actor.comm.group), actor)
+        other = queues.setdefault((actor.rank, actor.comm.ranks), actor)
         if other.queue != actor.queue:
             raise PlanError(
                 f"plan {plan.name!r}: rank {actor.rank}: collectives {other.name} and {actor.name} of ranks "
-                f"{actor.comm.group} are on queues {other.queue} and {actor.queue}; expected one queue, or their "
+                f"{actor.comm.ranks} are on queues {other.queue} and {actor.queue}; expected one queue, or their "
                 "order is not fixed"
             )
     for id, actors in members.items():
         first = actors[0]
-        assert first.comm is not None
-        where = f"plan {plan.name!r}: {first.comm.kind} {id} ({first.name})"
-        if sorted(a.rank for a in actors) != sorted(first.comm.group):
+        assert isinstance(first.comm, Collective)
+        where = f"plan {plan.name!r}: {first.comm.label} {id} ({first.name})"
+        if sorted(a.rank for a in actors) != sorted(first.comm.ranks):
             raise PlanError(
                 f"{where}: actors on ranks {[a.rank for a in actors]} were found, "
-                f"expected one on each of {first.comm.group}"
+                f"expected one on each of {first.comm.ranks}"
             )
         for a in actors:
-            assert a.comm is not None
             if _part(a) != _part(first):
                 raise PlanError(
                     f"{where}: its members disagree: {_part(first)} on rank {first.rank}, {_part(a)} on rank {a.rank}"
@@ -71,7 +70,7 @@ def _prove_groups(plan: Plan) -> None:
 def _part(member: Actor) -> str:
     """What must be equal for all members of a collective, as text."""
     assert member.comm is not None
-    return f"{member.comm.kind} over {member.comm.group} of {len(member.operands)} tensors at rate {member.rate}"
+    return f"{member.comm.label} over {member.comm.ranks} of {len(member.operands)} tensors at rate {member.rate}"
 
 
 def _prove_live(plan: Plan) -> None:

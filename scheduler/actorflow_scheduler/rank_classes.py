@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.plan.plan import Actor, Comm, Order, Plan
+from actorflow_compiler.plan.plan import Actor, Collective, Comm, Order, Plan, Send
 from actorflow_scheduler.cost import Durations, variable_bytes
 
 
@@ -89,7 +89,7 @@ class _Ranks:
             mine = self.actors.setdefault(a.rank, [])
             self.place[a.id] = len(mine)
             mine.append(a)
-            if a.comm is not None and a.comm.kind != "send":
+            if isinstance(a.comm, Collective):
                 self.members.setdefault(a.comm.id, []).append(a)
         looks: dict[int, list[Hashable]] = {rank: [] for rank in self.actors}
         self.home = {r.id: plan.home(r) for r in plan.registers}
@@ -99,7 +99,7 @@ class _Ranks:
             queue = {name: i for i, name in enumerate(dict.fromkeys(a.queue for a in actors))}
             looks[rank] += [
                 (
-                    (a.kind, a.stage, a.rate, queue[a.queue], a.workspace, a.comm and a.comm.kind),
+                    (a.kind, a.stage, a.rate, queue[a.queue], a.workspace, a.comm and a.comm.label),
                     (times.firing[a.id], times.latency.get(a.id, 0)),
                 )
                 for a in actors
@@ -142,7 +142,7 @@ class _Ranks:
         sent: list[Hashable] = []
         for a in self.actors[rank]:
             if a.comm is not None:
-                if a.comm.kind != "send":
+                if isinstance(a.comm, Collective):
                     sent.append(collectives[a.comm.id])
                 else:
                     sent += [(colours[self.home[r.id]], self.at[r.id]) for r in self.plan.outputs_of[a.id]]
@@ -156,8 +156,8 @@ class _Ranks:
         number = {members: i for i, members in enumerate(dict.fromkeys(collectives.values()))}
 
         def comm(comm: Comm) -> Comm:
-            if comm.kind == "send":
-                return replace(comm, group=(comm.group[0], first[comm.group[1]]))
+            if isinstance(comm, Send):
+                return replace(comm, to_rank=first[comm.to_rank])
             return replace(comm, id=number[collectives[comm.id]])
 
         def producer(register: int, sender: Actor) -> int:

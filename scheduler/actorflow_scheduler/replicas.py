@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.sbp import Split
-from actorflow_compiler.plan.plan import Actor, Comm, Plan, Variable
+from actorflow_compiler.plan.plan import Actor, CollectiveKind, Comm, Plan, Send, Variable
 from actorflow_scheduler.rank_classes import FoldedPlan
 
 
@@ -36,16 +36,18 @@ def replicated(plan: Plan, times: int) -> FoldedPlan:
     numbers = _numbers(plan, times)
 
     def comm(actor: Actor, comm: Comm) -> Comm:
-        mine = tuple(numbers[rank][0] for rank in comm.group)
-        if comm.kind == "send" or len({parts[rank] for rank in comm.group}) == len(comm.group):
-            return replace(comm, group=mine)
-        if comm.kind != "all_reduce":
+        mine = tuple(numbers[rank][0] for rank in comm.ranks)
+        if isinstance(comm, Send):
+            return replace(comm, from_rank=mine[0], to_rank=mine[1])
+        if len({parts[rank] for rank in comm.ranks}) == len(comm.ranks):
+            return replace(comm, ranks=mine)
+        if comm.kind != CollectiveKind.ALL_REDUCE:
             raise LayoutError(
-                f"plan {plan.name!r}: replicas {list(comm.group)} exchange parts of tensors in actor {actor.name} "
+                f"plan {plan.name!r}: replicas {list(comm.ranks)} exchange parts of tensors in actor {actor.name} "
                 f"({comm.kind}), whose sizes depend on their number; expected sums alone (all_reduce): plan for all "
                 "devices instead"
             )
-        return replace(comm, group=tuple(sorted(copy for rank in comm.group for copy in numbers[rank])))
+        return replace(comm, ranks=tuple(sorted(copy for rank in comm.ranks for copy in numbers[rank])))
 
     def variable(variable: Variable) -> Variable:
         place = variable.placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow_compiler.core.errors import DeadlockError
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Collective, Plan
 from actorflow_scheduler.events import (
     ActorFinished,
     CallIssued,
@@ -45,7 +45,7 @@ class SimulatedCluster:
         self._parked: dict[int, list[Fire]] = {}  # collective's first member → firings waiting for the other members
         members: dict[int, list[int]] = {}
         for a in plan.actors:
-            if a.comm is not None and a.comm.kind != "send":
+            if isinstance(a.comm, Collective):
                 members.setdefault(a.comm.id, []).append(a.id)
         for group in members.values():
             self.together |= dict.fromkeys(group, tuple(group))

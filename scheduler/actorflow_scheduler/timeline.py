@@ -16,7 +16,7 @@ import numpy as np
 
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
-from actorflow_compiler.plan.plan import Plan, Register
+from actorflow_compiler.plan.plan import Plan, Register, Send
 from actorflow_scheduler.cost import Durations, latency, seconds
 from actorflow_scheduler.events import Fire
 from actorflow_scheduler.firing_times import FiringTimes, Nanoseconds
@@ -161,7 +161,7 @@ def nanoseconds(plan: Plan, hardware: Hardware) -> Durations:
     """The duration of each actor's firing, at least a nanosecond, and the latency of each send."""
     return Durations(
         {a.id: max(1, round(seconds(plan, a, hardware) * 1e9)) for a in plan.actors},
-        {a.id: round(latency(a, hardware) * 1e9) for a in plan.actors if a.comm is not None and a.comm.kind == "send"},
+        {a.id: round(latency(a, hardware) * 1e9) for a in plan.actors if isinstance(a.comm, Send)},
     )
 
 

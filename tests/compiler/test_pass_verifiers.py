@@ -212,7 +212,7 @@ BROKEN_PROGRAMS: dict[str, tuple[Callable[[], Program], str]] = {
     "a collective that one rank takes no part in": (one_side, "takes no part"),
     "a collective in another's group": (
         lambda: items(
-            lambda i: replace(i, comms={r: replace(c, group=(r, 9)) for r, c in i.comms.items()}), "comm",
+            lambda i: replace(i, comms={r: replace(c, ranks=(r, 9)) for r, c in i.comms.items()}), "comm",
         ),
         "in a group of",
     ),

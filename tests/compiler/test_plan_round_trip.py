@@ -19,7 +19,8 @@ from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Box,
-    Comm,
+    Collective,
+    CollectiveKind,
     Constant,
     Exchange,
     FromRegister,
@@ -29,10 +30,12 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Order,
     Plan,
+    Plane,
     RankBytes,
     Read,
     Register,
     Result,
+    Send,
     Step,
     Summary,
     TensorSpec,
@@ -69,7 +72,10 @@ step = st.builds(Step, word, tuples(arg), tuples(st.tuples(word, arg)), tuples(s
 body = st.builds(Body, u32, tuples(step), tuples(u32))
 box = st.builds(Box, shape, shape)
 exchange = st.builds(Exchange, tuples(tuples(box)), tuples(tuples(box)), st.booleans())
-comm = st.builds(Comm, word, u32, tuples(u32), tuples(exchange), word)
+plane = st.sampled_from(Plane)
+comm = st.builds(Send, u32, u32, u32, plane) | st.builds(
+    Collective, st.sampled_from(CollectiveKind), u32, tuples(u32), tuples(exchange), plane
+)
 in_register = st.builds(FromRegister, u32, u32)
 variable_name = word.map(OfVariable)
 operand = in_register | variable_name | word.map(OfScalar) | st.just(OfPiece()) | word.map(OfInput)
@@ -149,7 +155,7 @@ def test_an_argument_keeps_its_type_and_value(through: object, value: Arg) -> No
 def test_an_actor_without_body_or_communication_stays_without(through: object) -> None:
     assert callable(through)
     bare = Actor(0, "a", 0, "compute", "forward")
-    first = replace(bare, id=1, body=0, comm=Comm("send", 0, (0, 1)))
+    first = replace(bare, id=1, body=0, comm=Send(0, 0, 1))
     back = through(Plan("p", 2, 1, (Body(0, (), ()),), (bare, first), ()))
     assert back.actors == (bare, first)
     assert back.actors[0].body is None

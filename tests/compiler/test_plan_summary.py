@@ -12,7 +12,8 @@ from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.plan.plan import (
     Actor,
     Box,
-    Comm,
+    Collective,
+    CollectiveKind,
     Exchange,
     FromRegister,
     OfScalar,
@@ -21,6 +22,7 @@ from actorflow_compiler.plan.plan import (
     RankBytes,
     Read,
     Register,
+    Send,
     Summary,
     TensorSpec,
     Variable,
@@ -52,7 +54,7 @@ def collective(kind: str, ranks: tuple[int, ...], sends: list[list[int]], rate: 
         actors += [
             Actor(3 * i, f"F@{rank}", rank, "compute", "forward", rate),
             Actor(3 * i + 1, f"C@{rank}", rank, "comm", "boxing", rate, None, (FromRegister(2 * i, 0),),
-                  (FromRegister(2 * i + 1, 0),), Comm(kind, 5, ranks, exchanges)),
+                  (FromRegister(2 * i + 1, 0),), Collective(CollectiveKind(kind), 5, ranks, exchanges)),
             Actor(3 * i + 2, f"G@{rank}", rank, "compute", "forward", rate),
         ]  # fmt: skip
         registers += [
@@ -69,7 +71,7 @@ def send(rate: int) -> Plan:
     actors = (
         Actor(0, "F0", 0, "compute", "forward", rate, stage=0),
         Actor(1, "send", 0, "send:1", "send", rate, None, both, (FromRegister(1, 0), FromRegister(1, 1)),
-              Comm("send", 0, (0, 1))),
+              Send(0, 0, 1)),
         Actor(2, "F1", 1, "compute", "forward", rate, stage=1),
     )  # fmt: skip
     registers = (Register(0, 0, (Read(1),), tensors), Register(1, 1, (Read(2),), tensors, slots=2))
@@ -83,7 +85,7 @@ def test_an_all_reduce_of_t_bytes_over_p_ranks_moves_2_p_minus_1_t() -> None:
 
 def test_an_all_reduce_in_two_groups_counts_both() -> None:
     plan = collective("all_reduce", (0, 1), [[], []])
-    other = replace(plan.actors[1].comm, group=(2, 3))  # type: ignore[type-var]
+    other = replace(plan.actors[1].comm, ranks=(2, 3))  # type: ignore[type-var]
     more = tuple(replace(a, id=a.id + 10, rank=a.rank + 2, comm=a.comm and other) for a in plan.actors)
     plan = replace(plan, world=4, actors=plan.actors + more)
     assert summarise(plan).summary.moved == (("all_reduce", 2 * (2 * 6 * 4 * 4)),)
@@ -161,7 +163,7 @@ def test_what_the_compiler_knows_stays_and_the_rest_is_made_anew() -> None:
 def test_a_variable_can_be_moved_without_a_register() -> None:
     actors = tuple(
         Actor(r, f"C@{r}", r, "comm", "boxing", 2, None, (OfVariable("w"),), (OfVariable("w"),),
-              Comm("all_reduce", 0, (0, 1)))
+              Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1)))
         for r in (0, 1)
     )  # fmt: skip
     plan = Plan("p", 2, 2, (), actors, (), (variable("w", (6,), sbp=(P,)),))
@@ -170,7 +172,16 @@ def test_a_variable_can_be_moved_without_a_register() -> None:
 
 def test_a_communication_of_no_tensor_is_refused_by_the_name_of_its_actor() -> None:
     actor = Actor(
-        0, "C@0", 0, "comm", "boxing", 1, None, (OfScalar("lr"),), (OfVariable("w"),), Comm("all_reduce", 0, (0, 1))
+        0,
+        "C@0",
+        0,
+        "comm",
+        "boxing",
+        1,
+        None,
+        (OfScalar("lr"),),
+        (OfVariable("w"),),
+        Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1)),
     )
     with pytest.raises(PlanError, match="actor C@0"):
         summarise(Plan("p", 2, 1, (), (actor,), ()))

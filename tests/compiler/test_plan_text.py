@@ -12,7 +12,8 @@ from actorflow_compiler.core.sbp import B, Split
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
-    Comm,
+    Collective,
+    CollectiveKind,
     FromRegister,
     OfInput,
     OfPiece,
@@ -22,6 +23,7 @@ from actorflow_compiler.plan.plan import (
     Plan,
     Read,
     Register,
+    Send,
     Step,
     Summary,
     TensorSpec,
@@ -43,14 +45,14 @@ def two_stages() -> Plan:
     total = TensorSpec((), "float32", "P", "sum", "total")
     add = Step("aten.add.Tensor", (), (), (0,))
     weight, count = OfVariable("fc.weight"), OfVariable("count")
-    pair = Comm("all_reduce", 7, (0, 1), plane="gloo")
+    pair = Collective(CollectiveKind.ALL_REDUCE, 7, (0, 1), plane="gloo")
     actors = [
         Actor(0, "source@1", 1, "source", "source", 1, None, (OfInput("tokens"),), (FromRegister(0, 0),)),
         Actor(1, "F0@1", 1, "compute", "forward", PIECES, 0,
               (FromRegister(0, 0), weight, OfPiece()),
               (FromRegister(1, 0), FromRegister(1, 1), FromRegister(3, 0)), flops=2.5e9),
         Actor(2, "send0@1>2", 1, "send:2", "send", PIECES, None, (FromRegister(1, 0), FromRegister(1, 1)),
-              (FromRegister(2, 0), FromRegister(2, 1)), Comm("send", 3, (1, 2), plane="inline")),
+              (FromRegister(2, 0), FromRegister(2, 1)), Send(3, 1, 2, plane="inline")),
         Actor(3, "F1@2", 2, "compute", "forward", PIECES, None, stage=1),
         Actor(4, "reduce@1", 1, "comm", "boxing", 1, None, (FromRegister(3, 0),), (FromRegister(4, 0),), pair),
         Actor(5, "O@1", 1, "compute", "optimizer", 1, 1, (FromRegister(4, 0), OfScalar("lr")), (weight,)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actorflow_compiler.core.hardware import CPU_CORE
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, Plan
 from actorflow_compiler.plan.variant import Variant
 from actorflow_scheduler.timeline import simulate
 from trained import differences
@@ -99,7 +99,7 @@ def test_no_communication_is_repeated(variant: Variant) -> None:
 
 def test_a_parameter_gathered_for_the_forward_pass_is_not_kept_to_compute_again() -> None:
     again = plan("gpt", "ZeRO 2, pipeline 2", RECOMPUTE)
-    gathers = [a for a in again.actors if a.comm is not None and a.comm.kind == "all_gather"]
+    gathers = [a for a in again.actors if isinstance(a.comm, Collective) and a.comm.kind == CollectiveKind.ALL_GATHER]
     kinds = [
         {again.actor(read.actor).kind for register in again.outputs_of[a.id] for read in register.readers}
         & {"forward", "backward"}

@@ -118,7 +118,7 @@ def test_no_state_is_kept_for_an_actor_that_does_not_use_it(name: str) -> None:
 def test_gradients_of_weight_actors_are_reduced_as_those_of_the_backward_pass_are(layout: str) -> None:
     def reduced(of: Plan) -> list[tuple[str, int, int]]:
         comms = [a for a in of.actors if a.comm is not None and a.rate == 1]
-        return sorted((a.comm.kind, a.rank, len(a.targets)) for a in comms if a.comm is not None)
+        return sorted((a.comm.label, a.rank, len(a.targets)) for a in comms if a.comm is not None)
 
     whole, split = plan("gpt", layout), plan("gpt", layout, WEIGHTS)
     assert split.summary.moved == whole.summary.moved

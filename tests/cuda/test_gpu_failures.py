@@ -16,7 +16,7 @@ from actorflow.runtime.local import LocalCluster
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
-from actorflow_compiler.plan.plan import Comm, OfInput, Plan, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfInput, Plan, TensorSpec
 from cluster.runs import Run
 from runtime.programs import V0, Program, body, on, spec, step
 
@@ -96,7 +96,9 @@ def test_communicators_that_are_given_up_leave_the_device_usable() -> None:
         work = torch.zeros(8192, 8192, device=device.where)
         for _ in range(50):
             work = work @ work
-        plane.collective(Comm("all_reduce", 0, (0,)), [tensor], [TensorSpec((1 << 20,), "float32", "B")])
+        plane.collective(
+            Collective(CollectiveKind.ALL_REDUCE, 0, (0,)), [tensor], [TensorSpec((1 << 20,), "float32", "B")]
+        )
     plane.close()  # while the call waits for the device
     device.synchronize()
     assert (tensor + 1).sum().item() == 2.0 * (1 << 20)

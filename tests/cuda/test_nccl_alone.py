@@ -10,7 +10,7 @@ from actorflow.devices import Cuda
 from actorflow.transport import nccl
 from actorflow.transport.communicators import Scope, over_nccl
 from actorflow.transport.nccl import NcclPlane, nccl_version
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not nccl_version(), reason="this torch has no NCCL")]
 LARGE = 16 << 20  # elements of float32
@@ -47,7 +47,9 @@ def test_memory_does_not_grow_with_calls_that_wait_for_the_device() -> None:
         begun, base = queue.mark(), torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         for _ in range(CALLS):
-            (found,) = plane.collective(Comm("all_reduce", 0, (0,)), [tensor], [TensorSpec((LARGE,), "float32", "B")])
+            (found,) = plane.collective(
+                Collective(CollectiveKind.ALL_REDUCE, 0, (0,)), [tensor], [TensorSpec((LARGE,), "float32", "B")]
+            )
             wire = torch.empty(LARGE, device=device.where)
             plane._communicators[Scope.GROUP, (0,)].broadcast([wire], nccl._MOVED)
             del wire

@@ -18,7 +18,7 @@ from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.staged import StagedPlane
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import share
-from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 WORLD = 3
 SECONDS = 100.0  # for all cases
@@ -92,7 +92,7 @@ def reduced(rank: int, plane: DataPlane, columns: int) -> list[Tensor]:
     me = GROUP.index(rank)
     tensors = terms(me, columns)
     before = [t.clone() for t in tensors]
-    found = plane.collective(Comm("all_reduce", 0, GROUP), tensors, [spec(t) for t in tensors])
+    found = plane.collective(Collective(CollectiveKind.ALL_REDUCE, 0, GROUP), tensors, [spec(t) for t in tensors])
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True)), "an input was changed"
     return found
 
@@ -118,7 +118,7 @@ def all_gather(rank: int, plane: DataPlane) -> list[Tensor]:
         receive = tuple((part(rows, m),) if part(rows, m).size[0] else () for m in range(WORLD))
         exchanges.append(Exchange((send,) * WORLD, receive))
         found.append(spec(full))
-    return plane.collective(Comm("all_gather", 1, GROUP, tuple(exchanges)), tensors, found)
+    return plane.collective(Collective(CollectiveKind.ALL_GATHER, 1, GROUP, tuple(exchanges)), tensors, found)
 
 
 @case
@@ -127,7 +127,7 @@ def reduce_scatter(rank: int, plane: DataPlane) -> list[Tensor]:
     me = GROUP.index(rank)
     mine = part(5, me)
     exchange = Exchange(tuple((part(5, m),) for m in range(WORLD)), ((whole(mine.size),),) * WORLD, add=True)
-    comm = Comm("reduce_scatter", 2, GROUP, (exchange,))
+    comm = Collective(CollectiveKind.REDUCE_SCATTER, 2, GROUP, (exchange,))
     return plane.collective(comm, [term(me, (5, 2), torch.float32)], [TensorSpec(mine.size, "float32", "")])
 
 
@@ -146,7 +146,9 @@ def all_to_all(rank: int, plane: DataPlane) -> list[Tensor]:
         for m in range(WORLD)
     )
     return plane.collective(
-        Comm("all_to_all", 3, GROUP, (Exchange(send, receive),)), [full[r0:r1]], [TensorSpec((4, c1 - c0), "int64", "")]
+        Collective(CollectiveKind.ALL_TO_ALL, 3, GROUP, (Exchange(send, receive),)),
+        [full[r0:r1]],
+        [TensorSpec((4, c1 - c0), "int64", "")],
     )
 
 
@@ -158,7 +160,7 @@ def partly(rank: int, plane: DataPlane) -> list[Tensor]:
     send = ((), (corner,), ()) if me == 0 else ((), (), ())
     receive = ((Box((1, 1), (1, 2)),), (), ()) if me == 1 else ((), (), ())
     return plane.collective(
-        Comm("all_to_all", 4, GROUP, (Exchange(send, receive),)),
+        Collective(CollectiveKind.ALL_TO_ALL, 4, GROUP, (Exchange(send, receive),)),
         [torch.ones(2, 3)],
         [TensorSpec((2, 3), "float32", "")],
     )
@@ -168,16 +170,18 @@ def partly(rank: int, plane: DataPlane) -> list[Tensor]:
 def within_groups(rank: int, plane: DataPlane) -> list[Tensor]:
     """Ranks 0 and 1 scatter a sum and gather it, in a group of their own, between two sums of all ranks."""
     me = GROUP.index(rank)
-    first = plane.collective(Comm("all_reduce", 5, GROUP), [term(me, (3,), torch.float32)], [vector(3)])
+    first = plane.collective(
+        Collective(CollectiveKind.ALL_REDUCE, 5, GROUP), [term(me, (3,), torch.float32)], [vector(3)]
+    )
     found = []
     if rank != 2:
         halves = (Box((0,), (2,)), Box((2,), (1,)))
         scatter = Exchange(((halves[0],), (halves[1],)), ((whole(halves[rank].size),),) * 2, add=True)
-        comm = Comm("reduce_scatter", 6, GROUPS[0], (scatter,))
+        comm = Collective(CollectiveKind.REDUCE_SCATTER, 6, GROUPS[0], (scatter,))
         found = plane.collective(comm, [term(rank, (3,), torch.float32)], [vector(2 - rank)])
         gather = Exchange(((whole(halves[rank].size),),) * 2, ((halves[0],), (halves[1],)))
-        found += plane.collective(Comm("all_gather", 7, GROUPS[0], (gather,)), found, [vector(3)])
-    last = plane.collective(Comm("all_reduce", 8, GROUP), first, [vector(3)])
+        found += plane.collective(Collective(CollectiveKind.ALL_GATHER, 7, GROUPS[0], (gather,)), found, [vector(3)])
+    last = plane.collective(Collective(CollectiveKind.ALL_REDUCE, 8, GROUP), first, [vector(3)])
     return [*last, *found]
 
 

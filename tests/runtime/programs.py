@@ -11,6 +11,8 @@ from actorflow_compiler.core.sbp import NdSbp
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
+    Collective,
+    CollectiveKind,
     Comm,
     Constant,
     FromRegister,
@@ -20,6 +22,7 @@ from actorflow_compiler.plan.plan import (
     Read,
     Register,
     Result,
+    Send,
     Step,
     Target,
     TensorSpec,
@@ -108,7 +111,7 @@ class Program:
         """Carry a token to another rank."""
         register = self.registers[operands[0].register]
         made = self.actors[register["producer"]]
-        comm = Comm("send", self._comm(), (made.rank, to), plane=plane)
+        comm = Send(self._comm(), made.rank, to, plane=plane)
         out = [register["tensors"][o.index] for o in operands]
         queue = f"send:{to}"
         return self.actor(
@@ -123,9 +126,9 @@ class Program:
             comm=comm,
         )
 
-    def collective(self, kind: str, ranks: Sequence[int], **options: Any) -> Comm:
+    def collective(self, kind: str, ranks: Sequence[int], **options: Any) -> Collective:
         """A new logical communication on the data plane in memory."""
-        return Comm(kind, self._comm(), tuple(ranks), plane="memory", **options)
+        return Collective(CollectiveKind(kind), self._comm(), tuple(ranks), plane="memory", **options)
 
     def result(
         self,

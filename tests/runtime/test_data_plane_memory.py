@@ -10,7 +10,7 @@ import torch
 
 from actorflow.transport.memory import Switchboard
 from actorflow_compiler.core.errors import ClusterError, PlanError
-from actorflow_compiler.plan.plan import Comm, TensorSpec
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, TensorSpec
 from runtime.exchanges import CASES, WORLD, expected, run_all
 
 
@@ -64,5 +64,7 @@ def test_closing_wakes_a_blocked_receive() -> None:
 def test_operands_must_have_the_dtypes_of_their_targets() -> None:
     with pytest.raises(PlanError, match=r"all_reduce 7: operand 0 is torch.int64; its target is float32"):
         Switchboard().plane(0).collective(
-            Comm("all_reduce", 7, (0,)), [torch.zeros(2, dtype=torch.int64)], [TensorSpec((2,), "float32", "")]
+            Collective(CollectiveKind.ALL_REDUCE, 7, (0,)),
+            [torch.zeros(2, dtype=torch.int64)],
+            [TensorSpec((2,), "float32", "")],
         )

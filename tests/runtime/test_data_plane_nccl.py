@@ -24,7 +24,7 @@ from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow.transport.of_rank import planes_of
 from actorflow.transport.timeouts import Patience, Started
 from actorflow_compiler.core.errors import ClusterError
-from actorflow_compiler.plan.plan import Box, Comm, Exchange, TensorSpec
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Exchange, TensorSpec
 
 SECONDS = 20.0  # for what comes at once
 VECTOR = TensorSpec((3,), "float32", "")
@@ -153,13 +153,13 @@ def test_nothing_holds_tensors_once_a_call_is_in_its_queue_however_late_it_ends(
     journal.ended.set()
     made = plane(journal)
     journal.ended.clear()
-    all_to_all = Comm("all_to_all", 1, (0, 1, 2), exchanges=(SWAPPED,))
+    all_to_all = Collective(CollectiveKind.ALL_TO_ALL, 1, (0, 1, 2), exchanges=(SWAPPED,))
     held = []
     for _ in range(3):  # calls that are under way for ever
         large, summed, cut = torch.zeros(40_000), torch.ones(3), torch.ones(3)
         made.send(2, [large])
         (came,) = made.receive(0, [TensorSpec((40_000,), "float32", "")])
-        (total,) = made.collective(Comm("all_reduce", 0, (0, 1, 2)), [summed], [VECTOR])
+        (total,) = made.collective(Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1, 2)), [summed], [VECTOR])
         (whole,) = made.collective(all_to_all, [cut], [VECTOR])
         held += [weakref.ref(t.untyped_storage()) for t in (large, came, summed, total, cut, whole)]
         del large, came, summed, total, cut, whole
@@ -174,7 +174,7 @@ def test_an_all_reduce_is_one_call_for_each_dtype_summed_in_one_that_nccl_knows(
     del journal.notes[:]
     tensors = [torch.ones(3), torch.ones(2, dtype=torch.bool), torch.ones(4)]
     specs = [TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."), "") for t in tensors]
-    found = made.collective(Comm("all_reduce", 0, (0, 1, 2)), tensors, specs)
+    found = made.collective(Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1, 2)), tensors, specs)
     assert journal.notes == ["3 all_reduce 7 torch.float32", "3 all_reduce 2 torch.int32"]
     assert [t.dtype for t in found] == [torch.float32, torch.bool, torch.float32]
 

@@ -21,7 +21,16 @@ from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.shared import ALIGN, fill, make_region, map_region, owned, region_bytes
 from actorflow_compiler.core.errors import ClusterError, PlanError
 from actorflow_compiler.core.sbp import B
-from actorflow_compiler.plan.plan import Comm, OfInput, OfPiece, Plan, Read, Register, TensorSpec
+from actorflow_compiler.plan.plan import (
+    Collective,
+    CollectiveKind,
+    OfInput,
+    OfPiece,
+    Plan,
+    Read,
+    Register,
+    TensorSpec,
+)
 from actorflow_compiler.plan.verify import verify
 from runtime.programs import V0, V1, Program, body, on, spec, step
 from runtime.trainings import LIBRARY, TAKE, training
@@ -121,7 +130,7 @@ def test_ranks_of_one_machine_share_and_those_that_could_not_connect_do_not() ->
 def test_a_collective_through_shared_memory_is_no_legal_plan() -> None:
     p = Program()
     (a,) = p.actor("a", OfInput("x"), out=[spec(2)], kind="source", queue="source")
-    comm = Comm("all_reduce", 5, (0,), plane="shared")
+    comm = Collective(CollectiveKind.ALL_REDUCE, 5, (0,), plane="shared")
     p.actor("sum", a, out=[spec(2)], kind="boxing", queue="comm", comm=comm)
     with pytest.raises(PlanError, match='plane "shared" was found for all_reduce'):
         verify(p.plan())

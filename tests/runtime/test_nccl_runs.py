@@ -19,7 +19,7 @@ from actorflow.transport.memory import MemoryPlane, Switchboard
 from actorflow.transport.messages import DataPlane
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.plan.plan import Comm, Plan, TensorSpec
+from actorflow_compiler.plan.plan import Collective, Plan, TensorSpec
 from actorflow_compiler.plan.verify import verify
 from models import CASES
 from runtime.fake_device import Bench, staged
@@ -54,8 +54,8 @@ class Meeting(MemoryPlane):
         self._board.put(((-1,), self._rank, source), [])
         return found
 
-    def collective(self, comm: Comm, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
-        self._note(comm.kind, comm.group)
+    def collective(self, comm: Collective, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Tensor]:
+        self._note(comm.kind, comm.ranks)
         return super().collective(comm, tensors, specs)
 
     def _note(self, kind: str, ranks: tuple[int, ...]) -> None:

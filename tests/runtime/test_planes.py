@@ -9,7 +9,7 @@ import pytest
 
 from actorflow.runtime.collective_order import calls
 from actorflow.session.planes import Spot, choose, share, spots_of, unshare
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import Collective, Plan
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.verify import verify
 from models import CASES
@@ -27,8 +27,8 @@ def pipeline() -> Plan:
 
 def planes(plan: Plan) -> Counter[tuple[str, str]]:
     """(Kind of communication, plane) → how many move something that way."""
-    moving = [a.comm for a in plan.actors if a.comm is not None and (a.operands or a.comm.kind != "send")]
-    return Counter(("send" if c.kind == "send" else "collective", c.plane) for c in moving)
+    moving = [a.comm for a in plan.actors if a.comm is not None and (a.operands or isinstance(a.comm, Collective))]
+    return Counter(("collective" if isinstance(c, Collective) else "send", c.plane) for c in moving)
 
 
 def test_gpus_of_one_rank_each_use_nccl_for_all_even_what_is_small(pipeline: Plan) -> None:
@@ -59,7 +59,7 @@ def test_two_gpus_that_each_hold_a_pair_of_ranks_use_nccl_only_between_different
 
 def test_processors_and_gpus_in_one_plan_meet_in_host_memory(pipeline: Plan) -> None:
     found = verify(choose(pipeline, [*GPUS, Spot("a"), Spot("b")]))
-    by_group = {a.comm.group: a.comm.plane for a in pipeline_comms(found)}
+    by_group = {a.comm.ranks: a.comm.plane for a in pipeline_comms(found)}
     assert by_group[0, 1] == "nccl"
     assert by_group[2, 3] == "gloo"
     assert by_group[0, 2] == "shared"
@@ -67,7 +67,7 @@ def test_processors_and_gpus_in_one_plan_meet_in_host_memory(pipeline: Plan) -> 
 
 
 def pipeline_comms(plan: Plan) -> list:  # type: ignore[type-arg]
-    return [a for a in plan.actors if a.comm is not None and (a.operands or a.comm.kind != "send")]
+    return [a for a in plan.actors if a.comm is not None and (a.operands or isinstance(a.comm, Collective))]
 
 
 def test_a_gpu_without_nccl_goes_through_host_memory(pipeline: Plan) -> None:

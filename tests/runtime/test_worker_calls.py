@@ -20,7 +20,7 @@ from actorflow.transport.messages import Credit, Message, Ready
 from actorflow_compiler.core.errors import ActorError, CallError, ClusterError, PlanError
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.origins import Origins, Place, StepsOf
-from actorflow_compiler.plan.plan import Comm, OfInput, OfPiece, OfScalar, OfVariable, Plan
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfInput, OfPiece, OfScalar, OfVariable, Plan
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
 HERE = on(0)
@@ -484,7 +484,7 @@ def test_a_failure_on_one_rank_ends_the_others_too() -> None:
 
 
 def test_a_failing_collective_is_named(make: Callable[..., Worker]) -> None:
-    comm = Comm("all_gather", 5, (0,), plane="memory")  # without its exchanges
+    comm = Collective(CollectiveKind.ALL_GATHER, 5, (0,), plane="memory")  # without its exchanges
     p = Program()
     (a,) = p.actor("x", OfInput("x"), out=[spec(1)], kind="source", queue="source")
     (b,) = p.actor("gather", a, out=[spec(1)], kind="boxing", queue="comm", comm=comm)

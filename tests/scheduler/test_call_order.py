@@ -15,7 +15,7 @@ from actorflow.session.planes import Spot, choose
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.hints import zero
-from actorflow_compiler.plan.plan import Plan, moves_by
+from actorflow_compiler.plan.plan import Collective, Plan, Send, moves_by
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler import schedule
@@ -66,7 +66,7 @@ def check_order(plan: Plan) -> None:
         assert all(rank in call.ranks for call in own)
         counts = Counter(call.actor for call in own)
         moving = [a for a in plan.actors if moves_by(a, "nccl")]
-        group = {a.id: a.comm.group if a.comm.kind == "send" else (a.rank,) for a in moving if a.comm is not None}
+        group = {a.id: a.comm.ranks if isinstance(a.comm, Send) else (a.rank,) for a in moving if a.comm is not None}
         assert counts == {a.id: a.rate for a in moving if rank in group[a.id]}
 
 
@@ -118,12 +118,12 @@ class Cluster:
     def end(self, number: int, actor: int) -> None:
         """An actor that is no call is done; a send of nothing but order is a message."""
         one = self.plan.actor(actor)
-        if one.comm is not None and one.comm.kind != "send":
+        if isinstance(one.comm, Collective):
             raise AssertionError(f"{one.name} went over no plane")
         self.carry_out(number, self.ranks[number].machine.handle(ActorFinished(actor)))
         if one.comm is not None:
             for register in self.plan.outputs_of[actor]:
-                self.arrive(one.comm.group[1], register.id)
+                self.arrive(one.comm.to_rank, register.id)
 
     def arrive(self, number: int, register: int) -> None:
         self.carry_out(number, self.ranks[number].machine.handle(TokenArrived(register)))
@@ -143,7 +143,7 @@ class Cluster:
             if rank.lane:
                 actor = self.plan.actor(_actor(rank.lane[0]))
                 assert actor.comm is not None
-                at.setdefault((actor.comm.id, actor.comm.group), []).append(number)
+                at.setdefault((actor.comm.id, actor.comm.ranks), []).append(number)
         return [tuple(here) for (_, group), here in at.items() if len(here) == len(group)]
 
     def check_done(self) -> None:

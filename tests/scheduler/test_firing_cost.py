@@ -15,12 +15,15 @@ from actorflow_compiler.plan.plan import (
     Actor,
     Body,
     Box,
+    Collective,
+    CollectiveKind,
     Comm,
     Exchange,
     FromRegister,
     OfVariable,
     Plan,
     Register,
+    Send,
     Step,
     TensorSpec,
     Variable,
@@ -58,7 +61,7 @@ def test_computing_takes_its_operations_and_the_overhead() -> None:
 
 
 def test_an_all_reduce_moves_twice_the_share_of_the_others() -> None:
-    plan, actor = communication(Comm("all_reduce", 0, (0, 1, 2, 3)))
+    plan, actor = communication(Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1, 2, 3)))
     assert moved_bytes(plan, actor) == pytest.approx(600)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 60)  # it is asked for, and comes
 
@@ -70,7 +73,9 @@ def test_an_all_reduce_moves_twice_the_share_of_the_others() -> None:
 def test_an_all_reduce_waits_for_the_messages_of_its_ring_or_tree(
     plane: str, ranks: int, nbytes: int, messages: int
 ) -> None:
-    plan, actor = communication(Comm("all_reduce", 0, tuple(range(ranks)), plane=plane), nbytes, nbytes)
+    plan, actor = communication(
+        Collective(CollectiveKind.ALL_REDUCE, 0, tuple(range(ranks)), plane=plane), nbytes, nbytes
+    )
     longer = replace(HARDWARE, latency_s=HARDWARE.latency_s + 1.0)
     assert seconds(plan, actor, longer) - seconds(plan, actor, HARDWARE) == pytest.approx(messages)
     assert latency(actor, longer) == 0.0
@@ -82,23 +87,23 @@ def test_an_all_reduce_is_taken_to_be_a_ring_from_where_it_is_one() -> None:
 
 def test_an_exchange_by_gloo_is_asked_for_and_comes_whatever_the_number_of_ranks() -> None:
     part = Exchange(send=((),) * 8, receive=((),) * 8)
-    plan, actor = communication(Comm("all_to_all", 0, tuple(range(8)), (part,)))
+    plan, actor = communication(Collective(CollectiveKind.ALL_TO_ALL, 0, tuple(range(8)), (part,)))
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0)
 
 
 def test_a_send_moves_its_token() -> None:
-    plan, actor = communication(Comm("send", 0, (0, 1)), target=80)
+    plan, actor = communication(Send(0, 0, 1), target=80)
     assert moved_bytes(plan, actor) == 80
 
 
 def test_a_send_holds_its_queue_until_its_bytes_have_left_and_not_until_they_are_there() -> None:
-    plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"), target=80)
+    plan, actor = communication(Send(0, 0, 1, plane="inline"), target=80)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 8.0)
     assert latency(actor, HARDWARE) == 2.0
 
 
 def test_a_send_by_gloo_also_waits_for_the_answer_to_what_it_announces() -> None:
-    plan, actor = communication(Comm("send", 0, (0, 1), plane="gloo"), target=80)
+    plan, actor = communication(Send(0, 0, 1, plane="gloo"), target=80)
     assert seconds(plan, actor, HARDWARE) == pytest.approx(0.5 + 0.01 + 2 * 2.0 + 8.0)
     assert latency(actor, HARDWARE) == 2.0
 
@@ -106,17 +111,19 @@ def test_a_send_by_gloo_also_waits_for_the_answer_to_what_it_announces() -> None
 def test_an_exchange_moves_what_it_lists_but_not_to_itself() -> None:
     half, whole = Box((0,), (50,)), Box((0,), (100,))
     gather = Exchange(send=((half,), (half,)), receive=((half,), (half,)))
-    plan, actor = communication(Comm("all_gather", 0, (0, 1), (gather,)), operand=200, target=400)
+    plan, actor = communication(Collective(CollectiveKind.ALL_GATHER, 0, (0, 1), (gather,)), operand=200, target=400)
     assert moved_bytes(plan, actor) == 50 * 4
     lopsided = Exchange(send=((whole,), ()), receive=((), (whole, half)))
-    plan, actor = communication(Comm("all_to_all", 0, (0, 1), (lopsided,)))
+    plan, actor = communication(Collective(CollectiveKind.ALL_TO_ALL, 0, (0, 1), (lopsided,)))
     assert moved_bytes(plan, actor) == 150 * 4
 
 
 def test_a_gathered_variable_is_measured_by_its_target() -> None:
     s = Sketch()
     half = Box((0,), (50,))
-    comm = Comm("all_gather", 0, (0, 1), (Exchange(send=((half,), (half,)), receive=((half,), (half,))),))
+    comm = Collective(
+        CollectiveKind.ALL_GATHER, 0, (0, 1), (Exchange(send=((half,), (half,)), receive=((half,), (half,))),)
+    )
     actor = s.actor("gather", "boxing", comm=comm, operands=(OfVariable("weight"),), targets=(FromRegister(0, 0),))
     s.join(actor, nbytes=400)
     assert moved_bytes(s.plan(), s.actors[actor]) == 200
@@ -173,10 +180,10 @@ def test_what_was_measured_of_the_same_work_counts_instead_of_the_estimate() -> 
 
 def test_ranks_of_one_node_use_its_link_and_a_group_over_several_nodes_the_network() -> None:
     hardware = replace(HARDWARE, node_size=2, inside=Link(100.0, 1.0))
-    plan, actor = communication(Comm("send", 0, (0, 1), plane="inline"))
+    plan, actor = communication(Send(0, 0, 1, plane="inline"))
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 4.0)
     assert latency(actor, hardware) == 1.0
-    plan, actor = communication(Comm("send", 0, (1, 2), plane="inline"))
+    plan, actor = communication(Send(0, 1, 2, plane="inline"))
     assert seconds(plan, actor, hardware) == pytest.approx(0.5 + 0.01 + 40.0)
     assert latency(actor, hardware) == 2.0
     assert hardware.link((2, 3)) == Link(100.0, 1.0)

@@ -141,7 +141,7 @@ def test_tensor_parallel_groups_stay_as_large_as_they_are() -> None:
             s.join(parts[r], member)
     weight = Variable("w", (8,), "float32", mesh, (B, Split(0)), "parameter")
     folded = replicated(replace(s.plan(), variables=(weight,)), 4)
-    groups = {a.name: len(a.comm.group) for a in folded.plan.actors if a.comm is not None}
+    groups = {a.name: len(a.comm.ranks) for a in folded.plan.actors if a.comm is not None}
     assert groups == {"activations": 2, "gradients": 8}
 
 

@@ -10,7 +10,7 @@ from actorflow_compiler.core.errors import DeadlockError, PlanError
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import placement
 from actorflow_compiler.core.sbp import B
-from actorflow_compiler.plan.plan import Comm, OfVariable, Order, Variable
+from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfVariable, Order, Variable
 from actorflow_scheduler.proof import prove
 from actorflow_scheduler.schedule import schedule
 from actorflow_scheduler.timeline import simulate
@@ -126,15 +126,15 @@ def test_rates_that_do_not_balance_are_refused() -> None:
 
 def test_a_collective_with_a_member_missing_is_refused() -> None:
     s = Sketch()
-    s.actor("lonely", "boxing", queue="comm", comm=Comm("all_reduce", 5, (0, 1)))
+    s.actor("lonely", "boxing", queue="comm", comm=Collective(CollectiveKind.ALL_REDUCE, 5, (0, 1)))
     with pytest.raises(PlanError, match=r"all_reduce 5 \(lonely\): actors on ranks \[0\] .* one on each of \(0, 1\)"):
         prove(s.plan({}))
 
 
 def test_members_of_a_collective_that_disagree_are_refused() -> None:
     s = Sketch(2)
-    s.actor("x", "boxing", queue="comm", comm=Comm("all_reduce", 0, (0, 1)))
-    s.actor("x", "boxing", rank=1, queue="comm", rate=2, comm=Comm("all_reduce", 0, (0, 1)))
+    s.actor("x", "boxing", queue="comm", comm=Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1)))
+    s.actor("x", "boxing", rank=1, queue="comm", rate=2, comm=Collective(CollectiveKind.ALL_REDUCE, 0, (0, 1)))
     with pytest.raises(PlanError, match=r"members disagree.* rate 1 on rank 0.* rate 2 on rank 1"):
         prove(s.plan({}))
 

@@ -6,6 +6,7 @@ import pytest
 
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.core.hardware import Hardware
+from actorflow_compiler.plan.plan import Collective, CollectiveKind
 from actorflow_scheduler.timeline import simulate
 from orders import least, ordered, with_slots
 from plans import Sketch, pipeline
@@ -90,7 +91,7 @@ def test_the_members_of_a_collective_start_together() -> None:
     starts: dict[tuple[int, int], set[float]] = {}
     for span in timeline.spans:
         comm = plan.actor(span.actor).comm
-        if comm is not None and comm.kind == "all_reduce":
+        if isinstance(comm, Collective) and comm.kind == CollectiveKind.ALL_REDUCE:
             starts.setdefault((comm.id, span.firing), set()).add(span.start)
     assert len(starts) == 2 * 3 + 2  # two stages' statistics of three pieces, two stages' gradients
     assert all(len(times) == 1 for times in starts.values())

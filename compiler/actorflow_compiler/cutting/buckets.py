@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.plan.plan import Send
 
 BUCKET = 4 << 20  # bytes on one rank after which a bucket is full
 
@@ -35,7 +36,7 @@ def fill_buckets(program: Program, levels: Sequence[int], parts: Sequence[int]) 
     patient = _patient(program)
     items = list(program.items)
     ready = sorted(
-        (k for k, i in enumerate(items) if i.kind == "comm" and all(c.kind != "send" for c in i.comms.values())),
+        (k for k, i in enumerate(items) if i.kind == "comm" and not any(isinstance(c, Send) for c in i.comms.values())),
         key=lambda k: (levels[k], parts[k], k),
     )
     open_: dict[tuple[Kind, bool], _Bucket] = {}
@@ -74,7 +75,7 @@ def _patient(program: Program) -> set[int]:
 
 def _kind(item: Item) -> Kind:
     one = next(iter(item.comms.values()))
-    return one.kind, frozenset(c.group for c in item.comms.values()), item.phase, item.stage, item.pieces
+    return one.label, frozenset(c.ranks for c in item.comms.values()), item.phase, item.stage, item.pieces
 
 
 def _bytes(program: Program, item: Item) -> int:

@@ -15,6 +15,7 @@ from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
     Actor,
     Body,
+    Collective,
     Comm,
     Constant,
     FromRegister,
@@ -24,9 +25,11 @@ from actorflow_compiler.plan.plan import (
     OfVariable,
     Operand,
     Plan,
+    Plane,
     Read,
     Register,
     Result,
+    Send,
     Summary,
     Target,
     TensorSpec,
@@ -180,27 +183,26 @@ class _Cutter:
         assert callable(draft)
         rate = self.pieces if item.pieces else 1
         for rank, comm in item.comms.items():
-            if comm.kind == "send":
-                key: object = ("send", comm.group, item.phase, item.pieces, level, stage)
+            if isinstance(comm, Send):
+                key: object = ("send", comm.ranks, item.phase, item.pieces, level, stage)
                 queue, kind, name = (
-                    f"send:{comm.group[1]}",
+                    f"send:{comm.to_rank}",
                     "send",
-                    f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.group[1]}",
+                    f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.to_rank}",
                 )
             else:
-                key = (comm.kind, comm.group, item.phase, item.pieces, level, stage, rank)
+                key = (comm.label, comm.ranks, item.phase, item.pieces, level, stage, rank)
                 queue, kind, name = (
                     "comm",
                     "boxing",
-                    f"{comm.kind}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
+                    f"{comm.label}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
                 )
             one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
             one.level, one.gathers = level[0], is_gather(self.program, item)
-            assert one.comm is not None
-            if one.moves and comm.kind not in ("send", "all_reduce"):
-                one.comm = Comm(comm.kind, one.comm.id, comm.group, one.comm.exchanges + comm.exchanges)
+            if one.moves and isinstance(one.comm, Collective) and isinstance(comm, Collective):  # no all-reduce has any
+                one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
             one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
-            to = comm.group[1] if comm.kind == "send" else rank
+            to = comm.to_rank if isinstance(comm, Send) else rank
             self.maker.update({(w, to): by_key[key] for w in item.writes})
 
     def draft_sinks(self) -> None:
@@ -267,7 +269,7 @@ class _Cutter:
         """The drafts that are one collective each."""
         found: dict[int, list[Draft]] = {}
         for draft in self.drafts:
-            if draft.comm is not None and draft.comm.kind != "send":
+            if isinstance(draft.comm, Collective):
                 found.setdefault(draft.comm.id, []).append(draft)
         return list(found.values())
 
@@ -384,7 +386,7 @@ class _Cutter:
     ) -> Actor:  # fmt: skip
         assert draft.comm is not None
         rank, comm = draft.rank, draft.comm
-        to = comm.group[1] if comm.kind == "send" else rank
+        to = comm.to_rank if isinstance(comm, Send) else rank
         operands: list[Operand] = []
         targets: list[Target] = []
         exchanges = []
@@ -396,10 +398,12 @@ class _Cutter:
             for end in [*ends, *(OfVariable(name) for name in writes.get((out, to), ()))]:
                 operands.append(operand)
                 targets.append(end)
-                if comm.exchanges:
+                if isinstance(comm, Collective) and comm.exchanges:
                     exchanges.append(comm.exchanges[i])
-        plane = "inline" if comm.kind == "send" and nbytes <= INLINE else "gloo"
-        comm = Comm(comm.kind, comm.id, comm.group, tuple(exchanges), plane)
+        if isinstance(comm, Send):
+            comm = replace(comm, plane=Plane.INLINE if nbytes <= INLINE else Plane.GLOO)
+        else:
+            comm = replace(comm, exchanges=tuple(exchanges))
         return Actor(
             number,
             draft.name,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.plan.plan import CollectiveKind
 
 CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
 AHEAD = 2  # chunks of a placement that may be there at a time
@@ -22,7 +23,7 @@ def is_gather(program: Program, item: Item) -> bool:
     return (
         item.kind == "comm"
         and item.phase in ("forward", "backward")
-        and all(comm.kind == "all_gather" for comm in item.comms.values())
+        and all(comm.label == CollectiveKind.ALL_GATHER for comm in item.comms.values())
         and all(program.inputs.get(v, ("", ""))[1] == "variable" for v in item.reads)
     )
 

@@ -18,7 +18,7 @@ from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
 from actorflow_compiler.infer import FREE_KINDS
 from actorflow_compiler.infer.lay_out import StepLayouts
-from actorflow_compiler.plan.plan import Box, Comm, Exchange, Step
+from actorflow_compiler.plan.plan import Box, Collective, CollectiveKind, Comm, Exchange, Send, Step
 from actorflow_compiler.plan.region import coordinates, device_shape
 from actorflow_compiler.signatures import OpCall, Signature, localise, signatures
 from actorflow_compiler.signatures.agree import refuse_unfit
@@ -310,7 +310,7 @@ class _Lowering:
         if hop.groups:
             ids = {group: self.count() for group in hop.groups}
             comms = {
-                rank: Comm(hop.kind, ids[group], group, _exchanges(hop, rank, group))
+                rank: Collective(CollectiveKind(hop.kind), ids[group], group, _exchanges(hop, rank, group))
                 for group in hop.groups
                 for rank in group
             }
@@ -359,7 +359,7 @@ class _Lowering:
                 )
             )  # fmt: skip
         for origin, to, pairs in sends:
-            comm = Comm("send", self.count(), (origin, to))
+            comm = Send(self.count(), origin, to)
             self.items.append(
                 Item(
                     "comm", made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm},

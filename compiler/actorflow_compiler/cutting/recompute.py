@@ -16,7 +16,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.copies import Copies
 from actorflow_compiler.cutting.gathers import is_gather
 from actorflow_compiler.cutting.lower import Item, Program
-from actorflow_compiler.plan.plan import Comm, Step
+from actorflow_compiler.plan.plan import Step
 
 Home = tuple[Placement, int]  # a stage, and where it is
 
@@ -142,7 +142,7 @@ class _Recompute:
         copy, number_of = self.copies.of(item, {})
         ids = {c.id: self.comm_id + i for i, c in enumerate({c.id: c for c in item.comms.values()}.values())}
         self.comm_id += len(ids)
-        comms = {r: Comm(c.kind, ids[c.id], c.group, c.exchanges, c.plane) for r, c in item.comms.items()}
+        comms = {r: replace(c, id=ids[c.id]) for r, c in item.comms.items()}
         self.new.update({(home, v): n for v, n in number_of.items()})
         self.gathered[_doing(copy)] = copy.writes
         self.out.append(replace(copy, comms=comms))
@@ -154,7 +154,7 @@ def _is_backward(item: Item) -> bool:
 
 def _doing(item: Item) -> object:
     """What a communication does; equal for two that give the same."""
-    return item.reads, item.phase, item.pieces, tuple((r, c.kind, c.group, c.exchanges) for r, c in item.comms.items())
+    return item.reads, item.phase, item.pieces, tuple((r, replace(c, id=0)) for r, c in item.comms.items())
 
 
 def _without_statistics(item: Item, wanted: set[int]) -> Item | None:

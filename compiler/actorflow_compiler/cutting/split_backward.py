@@ -21,7 +21,7 @@ from dataclasses import replace
 from actorflow_compiler.core.ops import Meta, Ref, substitute
 from actorflow_compiler.cutting.lower import Item, Program
 from actorflow_compiler.graph.flops import flops_of
-from actorflow_compiler.plan.plan import Step
+from actorflow_compiler.plan.plan import Send, Step
 from actorflow_compiler.signatures import OpCall
 
 SEPARABLE = frozenset({  # their last argument is the output mask; the first output is the gradient of the input
@@ -74,7 +74,7 @@ def _passes(item: Item) -> bool:
     if item.phase not in ("backward", "optimizer") or not item.pieces or len(item.reads) != len(item.writes):
         return False
     if item.kind == "comm":
-        return all(c.kind != "send" for c in item.comms.values())
+        return not any(isinstance(c, Send) for c in item.comms.values())
     return item.kind == "compute" and len(item.reads) == 1 and not any(item.steps.values())
 
 

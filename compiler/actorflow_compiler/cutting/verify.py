@@ -13,6 +13,7 @@ from actorflow_compiler.cutting.lower import Item, Program
 from actorflow_compiler.cutting.segment import PHASE_ORDER, Segment, Segmented
 from actorflow_compiler.cutting.stores import Flow
 from actorflow_compiler.infer.lay_out import StepLayouts
+from actorflow_compiler.plan.plan import Send
 from actorflow_compiler.plan.region import device_shape
 
 
@@ -83,20 +84,20 @@ class _ProgramVerifier:
     def comm(self, item: Item) -> None:
         if len(item.reads) != len(item.writes):
             raise PlanError(f"program: {_name(item)} takes {len(item.reads)} values and gives {len(item.writes)}")
-        groups = {comm.id: comm.group for comm in item.comms.values()}
+        groups = {comm.id: comm.ranks for comm in item.comms.values()}
         for rank, comm in item.comms.items():
             if rank not in item.placement:
                 raise PlanError(f"program: {_name(item)} moves from rank {rank}, which is not of {item.placement}")
-            if rank not in comm.group or comm.group != groups[comm.id]:
-                raise PlanError(f"program: {_name(item)} has rank {rank} in a group of {list(comm.group)}")
+            if rank not in comm.ranks or comm.ranks != groups[comm.id]:
+                raise PlanError(f"program: {_name(item)} has rank {rank} in a group of {list(comm.ranks)}")
             self.read(item, item.reads, rank)
         for rank, comm in item.comms.items():
-            if comm.kind == "send":
-                if len(comm.group) != 2 or comm.group[0] != rank:
-                    raise PlanError(f"program: {_name(item)} from rank {rank} goes by the group {list(comm.group)}")
-                self.make(item, item.writes, comm.group[1])
+            if isinstance(comm, Send):
+                if comm.from_rank != rank:
+                    raise PlanError(f"program: {_name(item)} from rank {rank} goes by the group {list(comm.ranks)}")
+                self.make(item, item.writes, comm.to_rank)
                 continue
-            absent = [r for r in comm.group if r not in item.comms]
+            absent = [r for r in comm.ranks if r not in item.comms]
             if absent:
                 raise PlanError(f"program: {_name(item)} waits for rank {absent[0]}, which takes no part in it")
             self.make(item, item.writes, rank)
@@ -206,5 +207,5 @@ def _verify_segment(item: Item, segment: Segment) -> None:
 
 def _name(item: Item) -> str:
     ops = next((steps[0].op for steps in item.steps.values() if steps), "")
-    comm = next((comm.kind for comm in item.comms.values()), "")
+    comm = next((comm.label for comm in item.comms.values()), "")
     return " ".join(filter(None, (ops or comm or item.kind, item.where, item.line)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Ref, refs, substitute
@@ -18,8 +19,28 @@ from actorflow_compiler.plan.modes import EAGER
 from actorflow_compiler.plan.origins import Origins
 
 KINDS = ("source", "forward", "backward", "weight", "optimizer", "boxing", "send", "sink")
-COMMS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-ORDERED = ("nccl",)  # the planes whose calls every rank makes in one order
+
+
+class CollectiveKind(StrEnum):
+    """What a collective does, by the names of ``torch.distributed``."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+
+
+class Plane(StrEnum):
+    """What carries the tensors of a communication from rank to rank."""
+
+    INLINE = "inline"  # inside the control message that announces a token
+    SHARED = "shared"  # memory that two processes of a machine share
+    GLOO = "gloo"  # torch's, through the host's memory
+    NCCL = "nccl"  # torch's, from GPU to GPU
+    MEMORY = "memory"  # ranks that are threads of one process
+
+
+ORDERED = (Plane.NCCL,)  # the planes whose calls every rank makes in one order
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +189,47 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Comm:
-    """The communication that a boxing or send actor does; it moves operand i to target i.
+class Collective:
+    """One rank's part in a collective, done by a boxing actor; it moves operand i to target i.
 
-    all_reduce sums every operand over the group.  The other collectives follow ``exchanges``.  A
-    send moves its operands to the one other rank, where they fill the register it writes.
+    all_reduce sums every operand over the group.  The other kinds follow ``exchanges``, one for each operand.
     """
 
-    kind: str
-    id: int  # the logical communication; the members of a collective share it
-    group: tuple[int, ...]  # ranks, alike for all members; (from, to) for a send
+    kind: CollectiveKind
+    id: int  # the logical communication, which all members share
+    ranks: tuple[int, ...]  # the group, the same for all members
     exchanges: tuple[Exchange, ...] = ()
-    plane: str = "gloo"  # "inline": in the control message; "gloo", "nccl": torch's; "shared": in shared memory
+    plane: Plane = Plane.GLOO
+
+    @property
+    def label(self) -> str:
+        """What to call it in texts: its kind."""
+        return self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A transfer to one other rank, done by a send actor: its operands fill the register there that it writes."""
+
+    id: int  # the logical communication
+    from_rank: int
+    to_rank: int
+    plane: Plane = Plane.GLOO
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """The rank that sends and the one that receives."""
+        return self.from_rank, self.to_rank
+
+    @property
+    def label(self) -> str:
+        """What to call it in texts, beside the kinds of collectives."""
+        return SEND
+
+
+Comm = Collective | Send
+SEND = "send"
+COMM_LABELS = (*(kind.value for kind in CollectiveKind), SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,21 +405,21 @@ class Plan:
     def home(self, register: Register) -> int:
         """The rank whose memory holds the register's slots: the readers'."""
         comm = self.actor(register.producer).comm
-        if comm is not None and comm.kind == "send":
-            return comm.group[1]
+        if isinstance(comm, Send):
+            return comm.to_rank
         return self.actor(register.producer).rank
 
     def peers(self, rank: int) -> tuple[int, ...]:
         """The ranks that exchange register messages with ``rank``, ascending."""
         found: set[int] = set()
         for actor in self.actors:
-            if actor.comm is not None and actor.comm.kind == "send" and rank in actor.comm.group:
-                found.update(actor.comm.group)
+            if isinstance(actor.comm, Send) and rank in actor.comm.ranks:
+                found.update(actor.comm.ranks)
         return tuple(sorted(found - {rank}))
 
     def for_rank(self, rank: int) -> Plan:
         """What one rank needs: its actors, the senders that fill its registers, their registers, its orders."""
-        sends = {a.id for a in self.actors if a.comm is not None and a.comm.kind == "send" and a.comm.group[1] == rank}
+        sends = {a.id for a in self.actors if isinstance(a.comm, Send) and a.comm.to_rank == rank}
         mine = {a.id for a in self.actors if a.rank == rank}
         used = sorted({a.body for a in self.actors if a.id in mine and a.body is not None})
         number = {old: new for new, old in enumerate(used)}
@@ -396,7 +446,7 @@ def tokens_per_iteration(plan: Plan, register: Register) -> int:
     return plan.actor(register.producer).rate // register.fill
 
 
-def moves_by(actor: Actor, plane: str) -> bool:
+def moves_by(actor: Actor, plane: Plane) -> bool:
     """Whether what an actor communicates goes over a plane; a send of nothing but order is a message."""
     comm = actor.comm
-    return comm is not None and comm.plane == plane and (comm.kind != "send" or bool(actor.operands))
+    return comm is not None and comm.plane == plane and (isinstance(comm, Collective) or bool(actor.operands))

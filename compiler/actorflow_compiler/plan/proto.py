@@ -7,6 +7,8 @@ Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, EncodeError
 
@@ -17,9 +19,13 @@ from actorflow_compiler.core.sbp import NdSbp, parse_nd, show
 from actorflow_compiler.plan.modes import EAGER
 from actorflow_compiler.plan.origins_proto import from_message, to_message
 from actorflow_compiler.plan.plan import (
+    COMM_LABELS,
+    SEND,
     Actor,
     Body,
     Box,
+    Collective,
+    CollectiveKind,
     Comm,
     Constant,
     Exchange,
@@ -31,10 +37,12 @@ from actorflow_compiler.plan.plan import (
     Operand,
     Order,
     Plan,
+    Plane,
     RankBytes,
     Read,
     Register,
     Result,
+    Send,
     Step,
     Summary,
     Target,
@@ -43,6 +51,8 @@ from actorflow_compiler.plan.plan import (
     Variable,
 )
 from actorflow_protos import plan_pb2 as pb
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -252,13 +262,33 @@ def _to_boxes(members: Iterable[pb.Boxes]) -> tuple[tuple[Box, ...], ...]:
 
 
 def _comm(comm: Comm) -> pb.Comm:
-    exchanges = (pb.Exchange(send=_boxes(e.send), receive=_boxes(e.receive), add=e.add) for e in comm.exchanges)
-    return pb.Comm(kind=comm.kind, id=comm.id, group=comm.group, exchanges=exchanges, plane=comm.plane)
+    exchanges = comm.exchanges if isinstance(comm, Collective) else ()
+    return pb.Comm(
+        kind=comm.label,
+        id=comm.id,
+        group=comm.ranks,
+        exchanges=(pb.Exchange(send=_boxes(e.send), receive=_boxes(e.receive), add=e.add) for e in exchanges),
+        plane=comm.plane,
+    )
 
 
-def _to_comm(message: pb.Comm) -> Comm:
+def _to_comm(message: pb.Comm, actor: str) -> Comm:
+    plane = _member(Plane, message.plane, actor, "data plane")
+    if message.kind == SEND:
+        if len(message.group) != 2:
+            raise LayoutError(f"{actor}: a send among ranks {list(message.group)} was found; two were expected")
+        return Send(message.id, message.group[0], message.group[1], plane)
+    if message.kind not in COMM_LABELS:
+        raise LayoutError(f"{actor}: unknown communication {message.kind!r}; known: {', '.join(COMM_LABELS)}")
     exchanges = tuple(Exchange(_to_boxes(e.send), _to_boxes(e.receive), e.add) for e in message.exchanges)
-    return Comm(message.kind, message.id, tuple(message.group), exchanges, message.plane)
+    return Collective(CollectiveKind(message.kind), message.id, tuple(message.group), exchanges, plane)
+
+
+def _member(kinds: type[_Kind], text: str, where: str, what: str) -> _Kind:
+    try:
+        return kinds(text)
+    except ValueError:
+        raise LayoutError(f"{where}: unknown {what} {text!r}; known: {', '.join(kinds)}") from None
 
 
 def _actor(actor: Actor) -> pb.Actor:
@@ -290,7 +320,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         body=None if message.body < 0 else message.body,
         operands=tuple(map(_to_operand, message.operands)),
         targets=tuple(map(_to_target, message.targets)),
-        comm=_to_comm(message.comm) if message.HasField("comm") else None,
+        comm=_to_comm(message.comm, f"actor {message.name}") if message.HasField("comm") else None,
         flops=message.flops,
         stage=message.stage,
         workspace=message.momentary,

@@ -12,14 +12,17 @@ from actorflow_compiler.core.ops import ITEM_BYTES
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import local_shape, numel
 from actorflow_compiler.plan.plan import (
-    COMMS,
+    COMM_LABELS,
     Actor,
+    Collective,
+    CollectiveKind,
     Comm,
     FromRegister,
     OfVariable,
     Operand,
     Plan,
     RankBytes,
+    Send,
     Variable,
 )
 from actorflow_compiler.plan.proto import to_bytes
@@ -96,7 +99,7 @@ def variable_shape(variable: Variable, rank: int) -> tuple[int, ...]:
 
 
 def moved(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """(kind of communication, bytes that all ranks together send in an iteration), in the order of ``COMMS``.
+    """(kind of communication, bytes that all ranks together send in an iteration), in the order of ``COMM_LABELS``.
 
     An all-reduce of T bytes over p ranks counts 2(p-1)·T, what a ring sends.
     """
@@ -105,8 +108,8 @@ def moved(plan: Plan) -> tuple[tuple[str, int], ...]:
     for id, nbytes in sent_bytes(plan).items():
         comm = actors[id]
         assert comm is not None
-        found[comm.kind] += nbytes
-    return tuple((kind, found[kind]) for kind in COMMS if kind in found)
+        found[comm.label] += nbytes
+    return tuple((kind, found[kind]) for kind in COMM_LABELS if kind in found)
 
 
 def sent_bytes(plan: Plan) -> dict[int, int]:
@@ -121,10 +124,10 @@ def sent_bytes(plan: Plan) -> dict[int, int]:
         comm = actor.comm
         if comm is None:
             continue
-        if comm.kind == "all_reduce":
-            if (comm.id, comm.group) in reduced:
+        if isinstance(comm, Collective) and comm.kind == CollectiveKind.ALL_REDUCE:
+            if (comm.id, comm.ranks) in reduced:
                 continue
-            reduced.add((comm.id, comm.group))
+            reduced.add((comm.id, comm.ranks))
         found[actor.id] = actor.rate * sum(sizes.sent(actor, comm))
     return found
 
@@ -140,10 +143,12 @@ class _Sizes:
         for i, operand in enumerate(actor.operands):
             shape, dtype = self.tensor(actor, operand)
             count = numel(shape)
-            if comm.kind == "all_reduce":
-                count *= 2 * (len(comm.group) - 1)
-            elif comm.kind != "send":
-                to_others = zip(comm.group, comm.exchanges[i].send, strict=True)
+            if isinstance(comm, Send):
+                pass
+            elif comm.kind == CollectiveKind.ALL_REDUCE:
+                count *= 2 * (len(comm.ranks) - 1)
+            else:
+                to_others = zip(comm.ranks, comm.exchanges[i].send, strict=True)
                 count = sum(numel(box.size) for rank, boxes in to_others if rank != actor.rank for box in boxes)
             yield count * ITEM_BYTES[dtype]
 

@@ -27,6 +27,7 @@ from actorflow_compiler.plan.plan import (
     Order,
     Plan,
     Register,
+    Send,
     Target,
     TensorSpec,
     ToResult,
@@ -118,7 +119,7 @@ class _Text:
         self.members: dict[tuple[int, tuple[int, ...]], list[Actor]] = {}  # of each collective
         for actor in plan.actors:
             if actor.comm is not None:
-                self.members.setdefault((actor.comm.id, actor.comm.group), []).append(actor)
+                self.members.setdefault((actor.comm.id, actor.comm.ranks), []).append(actor)
         self.orders = {(o.rank, o.queue): o for o in plan.orders}
         self.tensors = self.tensor_lines()
 
@@ -205,11 +206,11 @@ class _Text:
         if actor.comm is not None:
             comm = actor.comm
             who = (
-                f"from rank {comm.group[0]} to rank {comm.group[1]}"
-                if comm.kind == "send"
-                else f"among {_ranks(comm.group)}"
+                f"from rank {comm.from_rank} to rank {comm.to_rank}"
+                if isinstance(comm, Send)
+                else f"among {_ranks(comm.ranks)}"
             )
-            yield from _rows("comm", [f"{comm.kind} {comm.id} {who}, {comm.plane}"], indent=4)
+            yield from _rows("comm", [f"{comm.label} {comm.id} {who}, {comm.plane}"], indent=4)
         yield from _rows("peers", [self.peers(actor)], indent=4)
 
     def turns(self, actor: Actor) -> str:
@@ -262,7 +263,7 @@ class _Text:
             for read in register.readers:
                 found.setdefault(plan.home(register), {})[self.name(read.actor)] = None
         if actor.comm is not None:
-            for member in self.members[(actor.comm.id, actor.comm.group)]:
+            for member in self.members[(actor.comm.id, actor.comm.ranks)]:
                 found.setdefault(member.rank, {})[self.name(member.id)] = None
         found.get(actor.rank, {}).pop(self.name(actor.id), None)
         return "; ".join(f"rank {rank}: {', '.join(names)}" for rank, names in sorted(found.items()) if names)

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import (
-    COMMS,
     KINDS,
     ORDERED,
     Actor,
     Body,
+    Collective,
     FromRegister,
     Plan,
+    Plane,
+    Send,
     moves_by,
 )
 
@@ -71,9 +73,7 @@ def verify(plan: Plan) -> Plan:
             fail(where, f"unknown kind {actor.kind!r}; known: {', '.join(KINDS)}")
         if actor.rank >= plan.world:
             fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
-        if actor.comm is not None and actor.comm.kind not in COMMS:
-            fail(where, f"unknown communication {actor.comm.kind!r}; known: {', '.join(COMMS)}")
-        if actor.comm is not None and actor.comm.plane == "shared" and actor.comm.kind != "send":
+        if isinstance(actor.comm, Collective) and actor.comm.plane == Plane.SHARED:
             fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
         if not whole and actor.rank not in plan.ranks:
             continue
@@ -140,7 +140,7 @@ def _verify_calls(plan: Plan, fail: Callable[[str, str], None]) -> None:
         for plane in ORDERED:
             if moves_by(actor, plane):
                 assert actor.comm is not None
-                for rank in actor.comm.group if actor.comm.kind == "send" else (actor.rank,):
+                for rank in actor.comm.ranks if isinstance(actor.comm, Send) else (actor.rank,):
                     if not plan.ranks or rank in plan.ranks:
                         expected.setdefault((rank, plane), {})[actor.id] = actor.rate
     found = {(order.rank, order.queue): Counter(order.actors) for order in plan.calls}

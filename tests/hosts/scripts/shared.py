@@ -3,6 +3,7 @@
 import torch
 
 import actorflow as flow
+from actorflow_compiler.plan.plan import Send
 
 
 @flow.global_function(type="predict")
@@ -15,7 +16,7 @@ def job(x):
 
 x = torch.zeros(1 << 20)
 assert float(job(x)) == 2 * x.numel()
-sends = [a.comm.plane for a in job.plan.actors if a.comm is not None and a.comm.kind == "send"]
+sends = [a.comm.plane for a in job.plan.actors if isinstance(a.comm, Send)]
 assert set(sends) == {"shared"}, sends
 if flow.env.is_master():
     print("shared", x.numel() * x.element_size())
