@@ -1,16 +1,17 @@
 """Thin tests of many parameters for `make test`: mark as slow all but a few representatives of each matrix.
 
-A matrix is a parametrised test with the marker ``matrix``.  The representatives cover each value of each parameter at
-least once; ``every=n`` keeps only every nth of them.
+A matrix is a parametrised test with the marker ``matrix``.  Its representatives cover each value of each parameter at
+least once, or ``times`` times, and spread over the values of the others; ``every=n`` keeps only every nth of them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-__all__ = ["thin"]
+__all__ = ["representatives", "thin"]
 
 
 def thin(items: list[pytest.Item]) -> None:
@@ -18,23 +19,45 @@ def thin(items: list[pytest.Item]) -> None:
     matrices: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
-            matrices[item.parent, item.originalname].append(item)
+            if not item.get_closest_marker("slow"):  # or it would represent its values, and not be run
+                matrices[item.parent, item.originalname].append(item)
     for matrix in matrices.values():
         marker = matrix[0].get_closest_marker("matrix")
         assert marker is not None
-        kept = _each_choice(matrix)[:: marker.kwargs.get("every", 1)]
-        for item in matrix:
-            if item not in kept:
+        chosen = representatives([item.callspec.params for item in matrix], marker.kwargs.get("times", 1))
+        kept = set(chosen[:: marker.kwargs.get("every", 1)])
+        for number, item in enumerate(matrix):
+            if number not in kept:
                 item.add_marker(pytest.mark.slow)
 
 
-def _each_choice(matrix: list[pytest.Function]) -> list[pytest.Function]:
-    """Few of the tests, of which each value of each parameter is in one: the first that bring the most new values."""
-    of = {item: frozenset(item.callspec.indices.items()) for item in matrix}
-    missing = frozenset[tuple[str, int]]().union(*of.values())
-    kept = []
-    while missing:
-        best = max(matrix, key=lambda item: len(of[item] & missing))  # the first of several
-        kept.append(best)
-        missing -= of[best]
-    return sorted(kept, key=matrix.index)
+def representatives(matrix: Sequence[Mapping[str, object]], times: int = 1) -> list[int]:
+    """The numbers of few of the tests, given by their parameters, among which each value is ``times`` times.
+
+    The next one is always the first of those that bring the most missing values, have the least in common with any
+    that is kept, and whose values are used least.  A value of fewer than ``times`` tests is in all of them.
+    """
+    of = [frozenset((name, _value(x)) for name, x in params.items()) for params in matrix]
+    used = Counter[tuple[str, object]]()
+    kept: list[int] = []
+    for _ in range(times):
+        left = [number for number in range(len(of)) if number not in kept]
+        missing = frozenset[tuple[str, object]]().union(*(of[number] for number in left))
+        while missing:
+            best = max(
+                left,
+                key=lambda n: (
+                    len(of[n] & missing),
+                    -max((len(of[n] & of[other]) for other in kept), default=0),
+                    -sum(used[value] for value in of[n]),
+                ),
+            )
+            kept.append(best)
+            missing -= of[best]
+            used.update(of[best])
+    return sorted(kept)
+
+
+def _value(x: object) -> object:
+    """What tells one value of a parameter from another.  (``callspec.indices`` number the combinations instead.)"""
+    return (type(x), x) if isinstance(x, str | int | float) else id(x)

@@ -44,7 +44,7 @@ def check(name: str, layout: Layout, steps: int = STEPS) -> Plan:
     return plan
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [("gpt", s) for s in SCHEDULES] + [("cnn", s) for s in SCHEDULES] + [("llama", "zb-v"), ("t5", "auto")],

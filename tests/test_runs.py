@@ -49,16 +49,15 @@ def eagerly(name: str) -> dict[str, object]:
     return {"losses": losses, "held out": held_out, "state": model.state_dict()}
 
 
-@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize(
     ("name", "layout", "devices"),
     [
         ("mlp", "data", 1),
-        ("mlp", "split", 2),
+        pytest.param("mlp", "split", 2, marks=pytest.mark.slow),
         ("gpt", "data", 2),
-        ("gpt", "pipeline", 2),
+        pytest.param("gpt", "pipeline", 2, marks=pytest.mark.slow),
         ("gpt", "pipeline", 4),
-        ("gpt", "home", 2),
+        pytest.param("gpt", "home", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_whole_script_equals_the_eager_one(name: str, layout: str, devices: int, tmp_path: Path) -> None:
