@@ -18,9 +18,10 @@ def thin(items: list[pytest.Item]) -> None:
     """Mark as slow what a matrix has beside its representatives."""
     matrices: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
-            if not item.get_closest_marker("slow"):  # or it would represent its values, and not be run
-                matrices[item.parent, item.originalname].append(item)
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("slow"):
+            continue  # a slow one would represent its values, and not be run
+        if item.get_closest_marker("matrix"):
+            matrices[item.parent, item.originalname].append(item)
     for matrix in matrices.values():
         marker = matrix[0].get_closest_marker("matrix")
         assert marker is not None
@@ -59,5 +60,5 @@ def representatives(matrix: Sequence[Mapping[str, object]], times: int = 1) -> l
 
 
 def _value(x: object) -> object:
-    """What tells one value of a parameter from another.  (``callspec.indices`` number the combinations instead.)"""
+    """What tells one value of a parameter from another, which ``callspec.indices`` do not: they number combinations."""
     return (type(x), x) if isinstance(x, str | int | float) else id(x)

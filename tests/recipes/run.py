@@ -101,24 +101,24 @@ def _decorated(options: dict[str, Any], function: Any, **own: Any) -> Any:
     return flow.global_function(**{**given, **own})(function)
 
 
-def outcomes(tasks: Iterable[Task]) -> dict[Task, Outcome]:
-    """Train each task under the launcher; tasks with as many devices share processes."""
+def outcomes(tasks: Iterable[Task], python: str = sys.executable) -> dict[Task, Outcome]:
+    """Train each task under the launcher, which ``python`` runs; tasks with as many devices share processes."""
     left = list(tasks)
     found: dict[Task, Outcome] = {}
     for devices in sorted({LAYOUTS[t.layout].devices for t in left}):
         share = [t for t in left if LAYOUTS[t.layout].devices == devices]
         while share:
-            found |= _run(share, devices)
+            found |= _run(share, devices, python)
             share = [t for t in share if t not in found]
     return found
 
 
-def _run(tasks: Sequence[Task], devices: int) -> dict[Task, Outcome]:
+def _run(tasks: Sequence[Task], devices: int, python: str) -> dict[Task, Outcome]:
     """Run processes until all tasks are done, or one of them has killed or stopped the run."""
     with tempfile.TemporaryDirectory() as folder:
         names = [f"{t.recipe} @ {t.layout}" for t in tasks]
-        command = [sys.executable, "-m", "actorflow", "run", __file__, "--devices", str(devices), "--no-bar", "--",
-                   folder, *names]  # fmt: skip
+        command = [python, "-m", "actorflow", "run", __file__, "--devices", str(devices), "--no-bar"]
+        command += ["--", folder, *names]
         with (Path(folder) / "said").open("w+") as said:
             path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
             process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, "PYTHONPATH": path})

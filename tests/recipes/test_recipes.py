@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 import recipes.all  # noqa: F401
+import warm
 from recipes.document import OUTPUT, document
 from recipes.layouts import LAYOUTS
 from recipes.recipe import RECIPES
@@ -17,13 +19,14 @@ SEVERAL = [name for name, layout in LAYOUTS.items() if layout.devices > 1]
 # each recipe on one device or on several, in turn, and under another layout than its neighbours
 FAST = [Task(name, list(LAYOUTS)[number % len(LAYOUTS)]) for number, name in enumerate(RECIPES)]
 ALL = [Task(name, layout) for name in RECIPES for layout in LAYOUTS]
-AT_A_TIME = 2  # runs
+SHARE = 200  # tasks, from which on two runs at a time are worth it that the second has to start
 
 
 def trained(tasks: list[Task]) -> dict[Task, Outcome]:
-    """What comes of tasks, of which two shares are under way at a time."""
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        parts = pool.map(outcomes, (tasks[i::AT_A_TIME] for i in range(AT_A_TIME)))
+    """What comes of tasks; of many, two shares are under way at a time."""
+    shares = 2 if len(tasks) > SHARE else 1
+    with ThreadPoolExecutor(shares) as pool:
+        parts = pool.map(partial(outcomes, python=warm.python()), (tasks[i::shares] for i in range(shares)))
         return {task: outcome for part in parts for task, outcome in part.items()}
 
 

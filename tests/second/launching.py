@@ -12,12 +12,12 @@ from cluster.ranks import free_port
 LIMIT = 200.0  # seconds; a launch takes a few
 
 
-def command(launcher: str, *arguments: str, processes: int = 2) -> list[str]:
-    """The command line that runs a script and its arguments with one of the launchers."""
+def command(launcher: str, *arguments: str, processes: int = 2, python: str = sys.executable) -> list[str]:
+    """The command line that runs a script and its arguments with one of the launchers; see ``warm`` for ``python``."""
     n = str(processes)
     port = str(free_port())
     return [
-        sys.executable,
+        python,
         "-m",
         *{
             "launch": ["actorflow.distributed.launch", "--nproc_per_node", n, "--master_port", port],

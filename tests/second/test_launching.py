@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import actorflow.distributed.launch as launcher
+import warm
 from actorflow_compiler.core.errors import ClusterError
 from second.launching import LIMIT, command, environment, run
 
@@ -30,7 +31,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """What ``scripts/both.py`` found, on each of two ranks, under one of the launchers."""
     folder = tmp_path_factory.mktemp(request.param)
     between = ["--"] if request.param == "run" else []
-    done = run(command(request.param, str(BOTH), *between, str(folder)), folder)
+    python = sys.executable if request.param == "launch" else warm.python()  # what ours starts is of no other Python
+    done = run(command(request.param, str(BOTH), *between, str(folder), python=python), folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
