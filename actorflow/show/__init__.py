@@ -1,1 +1,1 @@
-"""Plans, forecasts and measurements enter; pictures and pages that can be looked at leave."""
+"""Draw plans, their forecasts and measured runs: HTML pages, SVG pictures, Graphviz."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actorflow.show import svg
-from actorflow.show.words import queue_key, ranks_text, short
+from actorflow.show.styles import queue_key, ranks_text, short
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.plan import Actor, Plan, Register
 

@@ -1,6 +1,6 @@
-"""Timelines go in; what the charts of a page show comes out as plain data, which ``charts.js`` draws.
+"""The data of a page's charts (timeline, memory), for JSON; ``charts.js`` draws them.
 
-All charts of a page have one time axis, in milliseconds: 0 is where the iteration that is looked at first begins.
+All charts of a page have one time axis, in milliseconds; the iteration that is shown first begins at 0.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actorflow.show.timeline import Span, Timeline
-from actorflow.show.words import BUBBLE, LINES, LOOKS, queue_key, ranks_text
+from actorflow.show.styles import BUBBLE, LINES, STYLES, queue_key, ranks_text
+from actorflow.show.timeline import TimelineSpan, TimelineView
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["memory_chart", "time_axis", "timeline_chart"]
 
 ROW, SIDE, GAP = 1.0, 0.62, 0.45  # heights of a compute queue, of another one, and of the space between ranks
-FULL = ("forward", "backward", "weight")  # kept apart by thin lines; others are often too short to be seen without
-UNNUMBERED = ("source", "sink", "optimizer")  # they do not belong to one micro-batch
-ROOM = 0.05  # of the length of a timeline, that can be seen before and after it
+FULL = ("forward", "backward", "weight")  # drawn with gaps between firings; others would often be too short to be seen
+UNNUMBERED = ("source", "sink", "optimizer")  # drawn without a number: they do not belong to one micro-batch
+ROOM = 0.05  # margin before and after a timeline, as a fraction of its length
 
 
-def time_axis(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
-    """``first``: the milliseconds that are seen at first, the longest iteration; ``bounds``: all that can be seen."""
+def time_axis(timelines: Sequence[TimelineView]) -> dict[str, list[float]]:
+    """``first``: the range (milliseconds) shown at first, the longest iteration; ``bounds``: all that can be shown."""
     length = max(max((t.end - t.begin for t in timelines), default=0.0), 1e-9) * 1e3
     first = [-0.02 * length, 1.02 * length]
     low, high = first
@@ -34,12 +34,12 @@ def time_axis(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
     return {"first": first, "bounds": [low, high]}
 
 
-def timeline_chart(plan: Plan, timeline: Timeline, name: str) -> dict[str, Any]:
-    """What every queue does: a row for each, and its firings, in columns that are sorted by row and start."""
+def timeline_chart(plan: Plan, timeline: TimelineView, name: str) -> dict[str, Any]:
+    """The chart of what every queue does: its rows (queues) and spans (firings), the latter as sorted columns."""
     lanes = sorted({(s.rank, s.queue) for s in timeline.spans}, key=lambda lane: (lane[0], queue_key(lane[1])))
     number = {lane: k for k, lane in enumerate(lanes)}
     actors = {a.id: a for a in plan.actors}
-    kinds = [kind for kind in LOOKS if any(s.kind == kind for s in timeline.spans)]
+    kinds = [kind for kind in STYLES if any(s.kind == kind for s in timeline.spans)]
     spans = sorted(timeline.spans, key=lambda s: (number[s.rank, s.queue], s.start, s.end))
     gaps = _bubbles(timeline.spans)
     return {
@@ -48,7 +48,7 @@ def timeline_chart(plan: Plan, timeline: Timeline, name: str) -> dict[str, Any]:
         "rows": _rows(lanes, timeline),
         "kinds": [
             {
-                "label": LOOKS[kind].label, "colour": LOOKS[kind].colour, "ink": LOOKS[kind].ink,
+                "label": STYLES[kind].label, "colour": STYLES[kind].colour, "ink": STYLES[kind].ink,
                 "full": kind in FULL, "numbered": kind not in UNNUMBERED,
             }
             for kind in kinds
@@ -73,8 +73,8 @@ def timeline_chart(plan: Plan, timeline: Timeline, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def memory_chart(timeline: Timeline, limit: int | None, name: str) -> dict[str, Any]:
-    """The bytes that each rank holds, a line for those that hold the same; ``limit`` is what a rank has, in bytes."""
+def memory_chart(timeline: TimelineView, limit: int | None, name: str) -> dict[str, Any]:
+    """The chart of bytes that ranks hold, one line for equal ones; ``limit`` is a rank's memory in bytes."""
     most = max((max(held, default=0) for _, held in timeline.memory.values()), default=0)
     equal: dict[tuple[tuple[float, ...], tuple[int, ...]], list[int]] = {}
     for rank, (instants, sizes) in sorted(timeline.memory.items()):
@@ -89,17 +89,17 @@ def memory_chart(timeline: Timeline, limit: int | None, name: str) -> dict[str, 
         }
         for k, ((instants, sizes), ranks) in enumerate(equal.items())
     ]
-    shown = limit if limit is not None and limit <= 1.5 * most else None  # else it is far above all that is held
+    shown = limit if limit is not None and limit <= 1.5 * most else None  # not shown where it is far above all lines
     return {"name": name, "kind": "memory", "lines": lines, "most": most, "limit": shown}
 
 
-def _ms(instant: float, timeline: Timeline) -> float:
-    """Milliseconds on the common axis, to the nanosecond."""
+def _ms(instant: float, timeline: TimelineView) -> float:
+    """Milliseconds on the common axis, rounded to nanoseconds."""
     return round((instant - timeline.begin) * 1e3, 6)
 
 
-def _rows(lanes: Sequence[tuple[int, str]], timeline: Timeline) -> list[dict[str, Any]]:
-    """For each queue its label, how far down its row begins, and how tall it is."""
+def _rows(lanes: Sequence[tuple[int, str]], timeline: TimelineView) -> list[dict[str, Any]]:
+    """For each queue the label, the top and the height of its row."""
     rows: list[dict[str, Any]] = []
     y, before = 0.0, None
     for rank, queue in lanes:
@@ -111,18 +111,18 @@ def _rows(lanes: Sequence[tuple[int, str]], timeline: Timeline) -> list[dict[str
     return rows
 
 
-def _bubbles(spans: Sequence[Span]) -> list[Span]:
-    """Where a compute queue runs nothing, from the first firing of any up to its own last one."""
-    lanes: dict[int, list[Span]] = {}
+def _bubbles(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
+    """The times in which compute queues idle, from the first firing of any of them to the last one of each."""
+    lanes: dict[int, list[TimelineSpan]] = {}
     for s in spans:
         if s.queue == COMPUTING:
             lanes.setdefault(s.rank, []).append(s)
     begin = min((s.start for of_rank in lanes.values() for s in of_rank), default=0.0)
-    gaps: list[Span] = []
+    gaps: list[TimelineSpan] = []
     for rank, of_rank in sorted(lanes.items()):
         free = begin
         for s in sorted(of_rank, key=lambda s: s.start):
             if s.start > free:
-                gaps.append(Span(rank, COMPUTING, -1, 0, 0, "", free, s.start))
+                gaps.append(TimelineSpan(rank, COMPUTING, -1, 0, 0, "", free, s.start))
             free = max(free, s.end)
     return gaps

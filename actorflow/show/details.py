@@ -6,8 +6,8 @@ import linecache
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from actorflow.show.modules import STEP, Folded, flow_text
-from actorflow.show.words import ranks_text, short
+from actorflow.show.modules import STEP, FoldedGraph, flow_text
+from actorflow.show.styles import ranks_text, short
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text, flop_text
 from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
@@ -37,7 +37,7 @@ def details(plan: Plan, ranks: Container[int], lasts: dict[int, float]) -> dict[
     }
 
 
-def part_details(plan: Plan, folds: Sequence[Folded]) -> dict[str, Any]:
+def part_details(plan: Plan, folds: Sequence[FoldedGraph]) -> dict[str, Any]:
     """What is told of the boxes of some folds of the logical graph, by their ids."""
     origins = plan.origins
     kinds = {a.id: a.kind for a in plan.actors}

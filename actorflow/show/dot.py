@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actorflow.show.words import LOOKS, queue_key, short
+from actorflow.show.styles import STYLES, queue_key, short
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.plan import Actor, Plan
 
@@ -44,7 +44,7 @@ def to_dot(plan: Plan) -> str:
 
 
 def _node(plan: Plan, a: Actor) -> str:
-    look = LOOKS[a.kind]
+    look = STYLES[a.kind]
     what = a.comm.label if a.comm is not None else a.kind
     if a.body is not None:
         what = f"{len(plan.bodies[a.body].steps)} ops"

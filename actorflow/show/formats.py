@@ -1,4 +1,4 @@
-"""A plan, the hardware and a file's name enter; the plan in that file's format leaves."""
+"""Write a plan to a file in the format that the file's name asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from actorflow.show.dot import to_dot
 from actorflow.show.page import page
 from actorflow.show.poster import poster
-from actorflow.show.timeline import foretold
+from actorflow.show.timeline import forecast_timeline
 from actorflow.support.places_to_write import fault
 from actorflow_compiler.core.errors import ShowError
 from actorflow_compiler.core.hardware import Hardware
@@ -23,14 +23,14 @@ __all__ = ["FORMATS", "check_place", "to_html", "to_text", "write"]
 
 
 def to_html(plan: Plan, hardware: Hardware) -> str:
-    """One page with everything, which needs no network."""
+    """The page of a plan with its forecast."""
     found = forecast(plan, hardware)
     tiles = [
         (seconds_text(found.period), "a step, as forecast"),
         (f"{found.bubble:.0%}", "bubble"),
         (bytes_text(max(r.total for r in found.ranks)), "peak memory of a rank"),
     ]
-    return page(plan, foretold(plan, hardware), tiles=tiles, memory=hardware.memory_bytes)
+    return page(plan, forecast_timeline(plan, hardware), tiles=tiles, memory=hardware.memory_bytes)
 
 
 def to_text(plan: Plan, hardware: Hardware) -> str:
@@ -40,7 +40,7 @@ def to_text(plan: Plan, hardware: Hardware) -> str:
 
 FORMATS: Mapping[str, Callable[[Plan, Hardware], str]] = {
     ".html": to_html,
-    ".svg": lambda plan, hardware: poster(plan, foretold(plan, hardware)),
+    ".svg": lambda plan, hardware: poster(plan, forecast_timeline(plan, hardware)),
     ".dot": lambda plan, _: to_dot(plan),
     ".json": lambda plan, _: plan_text.to_json(plan),
     ".txt": to_text,
@@ -49,7 +49,7 @@ FORMATS: Mapping[str, Callable[[Plan, Hardware], str]] = {
 
 
 def check_place(path: str | Path) -> Path:
-    """The file, if its format is known, can be made here and can be written there; folders above it are made.
+    """Check that a plan can be written to a file: its ending is known and the place is writable; makes its folders.
 
     Raises ShowError.
     """

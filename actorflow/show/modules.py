@@ -1,7 +1,7 @@
-"""The origins of a plan enter; the picture of the logical graph, folded by module, leaves.
+"""Draw the logical graph of a plan, folded by module, as SVG.
 
-A row is a module on a placement, from the first to the last of the forward pass; its columns are the module's
-variables, forward, backward and optimizer.  What goes to the next row goes straight, what skips rows goes round them.
+A row is a module on a placement, in the order of the forward pass; its columns are the module's variables, forward,
+backward and optimizer.  Lines to the next row are straight, lines that skip rows go around them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.origins import Flow, Origins, Part
 
-STEP = "(step)"  # what is in no module
-ROWS = 5  # the least that a fold should have, where there are as many
+STEP = "(step)"  # the name of what is in no module
+ROWS = 5  # the least rows of the level that is shown first, if there are as many
 COLUMNS = {"variable": 0, "input": 1, "forward": 1, "backward": 2, "optimizer": 3}
 NAMES = ("variables", "forward", "backward", "optimizer")
 XS = (140.0, 660.0, 1180.0, 1760.0)  # where the columns begin
-WIDTH, HEIGHT = 190.0, 42.0  # of a box, at least
+WIDTH, HEIGHT = 190.0, 42.0  # of a box; the height is a minimum
 GAP = 62.0  # between rows
-ENTRY = 17.0  # between lines that come in beside each other
-LANE = 11.0  # between lines that go round
+ENTRY = 17.0  # between the ends of lines at one box
+TRACK = 11.0  # between parallel lines beside the rows
 TOP = 46.0
 
 
 @dataclass(slots=True)
-class Box:
-    """Some parts, folded: a module's in one phase."""
+class ModuleBox:
+    """A box of the drawing: the parts of a module in one phase."""
 
     id: str
     row: int
@@ -38,18 +38,18 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
-    """A fold of the logical graph."""
+class FoldedGraph:
+    """The logical graph folded to modules of some depth."""
 
-    level: int
+    level: int  # the depth
     rows: tuple[tuple[str, str], ...]  # (module, placement)
-    boxes: tuple[Box, ...]
-    flows: Mapping[tuple[int, int], tuple[Flow, ...]]  # (box, box) → what passes
+    boxes: tuple[ModuleBox, ...]
+    flows: Mapping[tuple[int, int], tuple[Flow, ...]]  # (box, box) → the tensors that pass
 
 
-def folds(origins: Origins) -> list[Folded]:
-    """Folds of the modules to different depths, the coarsest first; those with as many rows as another are left out."""
-    found: list[Folded] = []
+def fold_levels(origins: Origins) -> list[FoldedGraph]:
+    """The graph folded to different depths, the coarsest first; depths that add no rows are left out."""
+    found: list[FoldedGraph] = []
     deepest = max((len(_steps(p.module)) for p in origins.parts), default=1)
     for level in range(1, deepest + 1):
         one = _fold(origins, level)
@@ -58,13 +58,13 @@ def folds(origins: Origins) -> list[Folded]:
     return found
 
 
-def first_shown(found: Sequence[Folded]) -> Folded:
-    """The coarsest fold that says something."""
+def first_shown(found: Sequence[FoldedGraph]) -> FoldedGraph:
+    """The coarsest level with at least ROWS rows, else the finest."""
     return next((f for f in found if len(f.rows) >= ROWS), found[-1])
 
 
-def module_graph(origins: Origins, fold: Folded) -> str:
-    """The SVG of a fold."""
+def module_graph(origins: Origins, fold: FoldedGraph) -> str:
+    """The SVG of the graph at one level."""
     return _Drawing(origins, fold).draw()
 
 
@@ -79,7 +79,7 @@ def _steps(module: str) -> list[str]:
     return steps
 
 
-def _fold(origins: Origins, level: int) -> Folded:
+def _fold(origins: Origins, level: int) -> FoldedGraph:
     parts = origins.parts
     name = [".".join(_steps(p.module)[:level]) or STEP for p in parts]
     rows: dict[tuple[str, str], int] = {}
@@ -88,13 +88,13 @@ def _fold(origins: Origins, level: int) -> Folded:
             if p.phase in phase and (name[i], p.placement) not in rows:
                 rows[name[i], p.placement] = len(rows)
     boxes: dict[tuple[int, int], int] = {}
-    made: list[Box] = []
+    made: list[ModuleBox] = []
     of: list[int] = []
     for i, p in enumerate(parts):
         key = rows[name[i], p.placement], COLUMNS[p.phase]
         if key not in boxes:
             boxes[key] = len(made)
-            made.append(Box(f"{level}.{len(made)}", *key, name[i]))
+            made.append(ModuleBox(f"{level}.{len(made)}", *key, name[i]))
         made[boxes[key]].parts.append(i)
         of.append(boxes[key])
     flows: dict[tuple[int, int], list[Flow]] = {}
@@ -102,21 +102,21 @@ def _fold(origins: Origins, level: int) -> Folded:
         a, b = of[f.source], of[f.target]
         if a != b:
             flows.setdefault((a, b), []).append(f)
-    return Folded(level, tuple(rows), tuple(made), {pair: tuple(fs) for pair, fs in flows.items()})
+    return FoldedGraph(level, tuple(rows), tuple(made), {pair: tuple(fs) for pair, fs in flows.items()})
 
 
 class _Drawing:
-    def __init__(self, origins: Origins, fold: Folded) -> None:
+    def __init__(self, origins: Origins, fold: FoldedGraph) -> None:
         self.origins, self.fold = origins, fold
         self.drawn = {pair: flows for pair, flows in fold.flows.items() if self.is_drawn(*pair, flows)}
-        self.entries: dict[tuple[int, str], list[int]] = {}  # (box, side) → the boxes that lines come in from
-        trunks: dict[tuple[int, str], list[int]] = {}  # (box, way) → the rows that its lines go to
+        self.entries: dict[tuple[int, str], list[int]] = {}  # (box, side) → the boxes that its lines come from
+        rows: dict[tuple[int, str], list[int]] = {}  # (box, course) → the rows that its lines go to
         for a, b in self.drawn:
-            way = self.way(a, b)
-            if way != "straight":
-                self.entries.setdefault((b, "right" if way == "right" else "left"), []).append(a)
-                trunks.setdefault((a, way), []).append(fold.boxes[b].row)
-        self.lanes = self.shared_lanes(trunks)
+            course = self.course(a, b)
+            if course != "straight":
+                self.entries.setdefault((b, "right" if course == "right" else "left"), []).append(a)
+                rows.setdefault((a, course), []).append(fold.boxes[b].row)
+        self.tracks = self.assign_tracks(rows)
         tall = [HEIGHT] * len(fold.rows)
         for (box, side), sources in self.entries.items():
             row = fold.boxes[box].row
@@ -130,46 +130,49 @@ class _Drawing:
         self.bottom = y
 
     def is_drawn(self, a: int, b: int, flows: Sequence[Flow]) -> bool:
-        """Variables are drawn for the forward pass, and where they are boxed."""
+        """Whether a line is drawn: those from variables are only to the forward pass, or where they are boxed."""
         one, other = self.fold.boxes[a], self.fold.boxes[b]
         return one.column != 0 or other.column == 1 or any(f.boxing for f in flows)
 
-    def way(self, a: int, b: int) -> str:
-        """How a line goes: straight to the next row, across, home to a variable, or round on the left or right."""
+    def course(self, a: int, b: int) -> str:
+        """How a line runs: "straight" to the next row, "across", "home" to a variable, or around "left" or "right"."""
         one, other = self.fold.boxes[a], self.fold.boxes[b]
         if one.column == other.column:
             return "straight" if abs(one.row - other.row) == 1 else "right" if one.column > 1 else "left"
         return "across" if one.column < other.column else "home" if other.column == 0 else "left"
 
-    def shared_lanes(self, trunks: Mapping[tuple[int, str], Sequence[int]]) -> dict[tuple[int, str], int]:
-        """(Box, way) → the lane of all lines that leave a box this way; no two share one beside the same rows."""
+    def assign_tracks(self, rows_of: Mapping[tuple[int, str], Sequence[int]]) -> dict[tuple[int, str], int]:
+        """(Box, course) → the track of all its lines with this course; no two share a track beside the same rows.
+
+        ``rows_of`` gives the rows that these lines go to.
+        """
         taken: dict[tuple[int, str], list[list[tuple[int, int]]]] = {}
         found = {}
-        for (box, way), rows in trunks.items():
+        for (box, course), rows in rows_of.items():
             one = self.fold.boxes[box]
             first, last = min(one.row, *rows), max(one.row, *rows)
-            lanes = taken.setdefault((one.column, way), [])
-            free = (i for i, lane in enumerate(lanes) if all(last < a or b < first for a, b in lane))
-            at = next(free, len(lanes))
-            if at == len(lanes):
-                lanes.append([])
-            lanes[at].append((first, last))
-            found[box, way] = at
+            tracks = taken.setdefault((one.column, course), [])
+            free = (i for i, track in enumerate(tracks) if all(last < a or b < first for a, b in track))
+            at = next(free, len(tracks))
+            if at == len(tracks):
+                tracks.append([])
+            tracks[at].append((first, last))
+            found[box, course] = at
         return found
 
     def draw(self) -> str:
         fold = self.fold
         lines = [line for pair, flows in self.drawn.items() for line in self.line(*pair, flows)]
-        width = XS[-1] + WIDTH + (420 if any(self.way(*pair) == "home" for pair in self.drawn) else 30)
+        width = XS[-1] + WIDTH + (420 if any(self.course(*pair) == "home" for pair in self.drawn) else 30)
         bands = "".join(self.bands(width))
         heads = "".join(svg.text(x, 26.0, word, class_="column") for x, word in zip(XS, NAMES, strict=True))
         boxes = "".join(self.box(b) for b in fold.boxes)
-        lines.sort(key=lambda line: line.startswith("<g"))  # words lie over lines
+        lines.sort(key=lambda line: line.startswith("<g"))  # words are drawn over lines
         inside = bands + heads + "".join(lines) + boxes
         return svg.drawing(inside, width, self.bottom, class_="graph modules", data_level=fold.level)
 
     def bands(self, width: float) -> Iterable[str]:
-        """Behind the rows, their placement."""
+        """A background behind the rows of each placement, with its name."""
         rows, first = self.fold.rows, 0
         for i, (_, place) in enumerate(rows):
             if i + 1 < len(rows) and rows[i + 1][1] == place:
@@ -180,7 +183,7 @@ class _Drawing:
                 yield svg.text(16.0, top + 26, svg.cut(place, 116, 8), class_="rank")
             first = i + 1
 
-    def box(self, box: Box) -> str:
+    def box(self, box: ModuleBox) -> str:
         x, y = self.at(box)
         height = self.tall[box.row]
         parts = [self.origins.parts[p] for p in box.parts]
@@ -192,68 +195,72 @@ class _Drawing:
         inside += svg.text(x + 14, y + height / 2 + 13, self.what(box, parts, count), class_="small")
         return svg.group(inside, box.name, class_="part", data_part=box.id, tabindex=0)
 
-    def what(self, box: Box, parts: Sequence[Part], count: int) -> str:
+    def what(self, box: ModuleBox, parts: Sequence[Part], count: int) -> str:
         if box.column == 0:
             return f"{count} variable{'s' * (count != 1)}"
         if parts[0].phase == "input":
             return svg.cut(", ".join(op for p in parts for op in p.ops), WIDTH - 26, 6.2)
         return f"{count} op{'s' * (count != 1)}"
 
-    def at(self, box: Box) -> tuple[float, float]:
+    def at(self, box: ModuleBox) -> tuple[float, float]:
         return XS[box.column], self.tops[box.row] + 22
 
     # ---- lines
 
     def line(self, a: int, b: int, flows: Sequence[Flow]) -> Iterable[str]:
-        """The line from one box to another, with its arrow, its words and the boxing on it."""
+        """The line from one box to another, with its arrow, its label and the boxing on it."""
         one, other = self.fold.boxes[a], self.fold.boxes[b]
         (x0, y0), (x1, y1) = self.at(one), self.at(other)
         tall = self.tall[one.row]
         marks = {"data_from": one.id, "data_to": other.id}
         down = other.row > one.row
-        way = self.way(a, b)
-        if way == "straight":
+        course = self.course(a, b)
+        if course == "straight":
             usual = down == (one.column == 1)  # forward goes down, backward up
             x = x0 + WIDTH / 2 + (-30 if usual else 30)
             begin, end = (y0 + tall, y1) if down else (y0, y1 + self.tall[other.row])
             yield svg.path(f"M{x:.1f} {begin:.1f}V{end:.1f}", class_="edge", **marks)
             yield _tip(x, end, "down" if down else "up", **marks)
-            yield self.words(flows, x + 8, (begin + end) / 2 + (-9 if usual else 13), "start", **marks)
+            yield self.label(flows, x + 8, (begin + end) / 2 + (-9 if usual else 13), "start", **marks)
             return
-        lane = self.lanes[a, way]
-        if way == "home":
+        track = self.tracks[a, course]
+        if course == "home":
             y = y0 + tall / 2
             yield svg.path(f"M{x0 + WIDTH:.1f} {y:.1f}h26", class_="edge", **marks)
             yield _tip(x0 + WIDTH + 26, y, "right", **marks)
-            yield self.words(flows, x0 + WIDTH + 32, y, "start", **marks)
+            yield self.label(flows, x0 + WIDTH + 32, y, "start", **marks)
             return
-        right = way == "right"
-        begin = x0 if way == "left" else x0 + WIDTH
+        right = course == "right"
+        begin = x0 if course == "left" else x0 + WIDTH
         end = x1 + WIDTH if right else x1
-        turn = {"across": begin + 18 + 7 * lane, "left": end - 218 - LANE * lane, "right": end + 218 + LANE * lane}[way]
-        out = y0 + tall / 2 + (0 if way == "across" else 8)
+        turn = {
+            "across": begin + 18 + 7 * track,
+            "left": end - 218 - TRACK * track,
+            "right": end + 218 + TRACK * track,
+        }[course]
+        out = y0 + tall / 2 + (0 if course == "across" else 8)
         entry = y1 + self.entry(a, b, "right" if right else "left")
         yield svg.path(_bent(begin, out, turn, end, entry), class_="edge", **marks)
         yield _tip(end, entry, "left" if right else "right", **marks)
-        yield self.words(flows, end + (14 if right else -12), entry, "start" if right else "end", **marks)
+        yield self.label(flows, end + (14 if right else -12), entry, "start" if right else "end", **marks)
 
     def entry(self, a: int, b: int, side: str) -> float:
-        """How far below a box's top the line from another one comes in."""
+        """The distance from a box's top to the end of the line from another box."""
         sources = self.entries[b, side]
         height = self.tall[self.fold.boxes[b].row]
         place = sources.index(a) - (len(sources) - 1) / 2
-        if side == "right":  # the middle is for what goes out
+        if side == "right":  # the middle is for lines that leave
             place = (1 + sources.index(a) // 2) * (1 if sources.index(a) % 2 == 0 else -1)
         return height / 2 + ENTRY * place
 
-    def words(self, flows: Sequence[Flow], x: float, y: float, anchor: str, **marks: object) -> str:
-        """What passes, and the boxing that it goes through, beside the middle or the end of its line."""
+    def label(self, flows: Sequence[Flow], x: float, y: float, anchor: str, **marks: object) -> str:
+        """The label of a line: the tensors that pass, and their boxing."""
         boxed = [f for f in flows if f.boxing]
         largest = max(flows, key=_bytes)
         words = f"{Meta(largest.shape, largest.dtype)} {largest.read} {bytes_text(_bytes(largest))}"
         if len(flows) > 1:
             words = f"{len(flows)} × {bytes_text(sum(map(_bytes, flows)))} {largest.read}"
-        told = "\n".join(flow_text(f) for f in flows[:30])
+        tooltip = "\n".join(flow_text(f) for f in flows[:30])
         if boxed and len(flows) == 1:
             words = f"{Meta(largest.shape, largest.dtype)} {bytes_text(_bytes(largest))}"
         wide = 6.6 * len(words) + 8
@@ -265,7 +272,7 @@ class _Drawing:
             moved = sum(f.moved for f in boxed)
             title = "+".join(k.replace("_", "-") for k in kinds)
             change = f" {most.sbp} → {most.read}" if most.sbp != most.read else ""
-            again = moved == 0 and any(k != "slice" for k in kinds)  # it was moved for another reader
+            again = moved == 0 and any(k != "slice" for k in kinds)  # another reader's boxing has moved it already
             text = f"{title}{change} · {'moved once' if again else bytes_text(moved)}"
             long = 6.3 * len(text) + 16
             at = left if anchor == "start" else x - wide - long - 4
@@ -273,13 +280,13 @@ class _Drawing:
             kind = "local" if not moved else "send" if set(kinds) == {"send"} else ""
             pill = svg.rect(at, y - 9, long, 18.0, rx=9)
             pill += svg.text(at + long / 2, y + 4, text, text_anchor="middle")
-            pill = svg.group(pill, told, class_=f"boxing {kind}".strip(), **marks)
+            pill = svg.group(pill, tooltip, class_=f"boxing {kind}".strip(), **marks)
         inside = svg.rect(left, y - 8, wide, 16.0, class_="under") + svg.text(left + 4, y + 4, words, class_="value")
-        return svg.group(inside, told, class_="flow", **marks) + pill
+        return svg.group(inside, tooltip, class_="flow", **marks) + pill
 
 
 def flow_text(f: Flow) -> str:
-    """One tensor that passes: ``add float32[8,128,128] 512.0 KiB, P → B by all-reduce, 1.0 MiB moved``."""
+    """A tensor that passes, as text: ``add float32[8,128,128] 512.0 KiB, P → B by all-reduce, 1.0 MiB moved``."""
     text = f"{f.name} {Meta(f.shape, f.dtype)} {bytes_text(_bytes(f))}, {f.read}"
     if f.boxing:
         by = " and ".join(k.replace("_", "-") for k in f.boxing)
@@ -292,7 +299,7 @@ def _bytes(f: Flow) -> int:
 
 
 def _bent(x0: float, y0: float, turn: float, x1: float, y1: float) -> str:
-    """A line that goes level to a turn, up or down there, and level to its end."""
+    """A line that is horizontal up to ``turn``, vertical there, and horizontal to its end."""
     if abs(y1 - y0) < 1:
         return f"M{x0:.1f} {y0:.1f}H{x1:.1f}"
     r = min(6.0, abs(y1 - y0) / 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from actorflow.show.words import ranks_text, short
+from actorflow.show.styles import ranks_text, short
 from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.plan import Actor, Plan
 from actorflow_compiler.plan.summary import sent_bytes

@@ -1,4 +1,4 @@
-"""A plan and its timelines enter; one self-contained HTML page leaves, which needs no network."""
+"""Make the HTML page of a plan and its timelines, self-contained so that it needs no network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from actorflow.show.actors import actor_graph
 from actorflow.show.charts import memory_chart, time_axis, timeline_chart
 from actorflow.show.details import details, part_details
-from actorflow.show.modules import Folded, first_shown, folds, module_graph
+from actorflow.show.modules import FoldedGraph, first_shown, fold_levels, module_graph
 from actorflow.show.moves import moves_table
-from actorflow.show.timeline import Timeline
-from actorflow.show.words import kinds_css
+from actorflow.show.styles import kinds_css
+from actorflow.show.timeline import TimelineView
 from actorflow_compiler.core.units import bytes_text, flop_text
 from actorflow_compiler.plan.plan import Plan
 
@@ -35,9 +35,9 @@ TIME = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page; ``html`` is HTML already, ``title`` and ``about`` are text.
+    """A section of the page; ``html`` is HTML already, ``title`` and ``about`` are plain text.
 
-    In it ``<a href="#" data-actor="12">`` opens what is known of actor 12, and tables have the class "rows".
+    In the HTML, ``<a href="#" data-actor="12">`` opens the details of actor 12, and tables have the class "rows".
     """
 
     id: str
@@ -48,15 +48,15 @@ class Section:
 
 def page(
     plan: Plan,
-    forecast: Timeline | None = None,
-    measured: Timeline | None = None,
+    forecast: TimelineView | None = None,
+    measured: TimelineView | None = None,
     sections: Sequence[Section] = (),
     tiles: Sequence[tuple[str, str]] = (),
     memory: int | None = None,
 ) -> str:
-    """The page of a whole plan, with what was foretold of it and what was measured, as far as it is given.
+    """The page of a whole plan, with the forecast and measured timelines that are given.
 
-    ``sections`` come first; ``tiles`` are (figure, what it is), for people; ``memory`` is what a rank has, in bytes.
+    ``sections`` come first; ``tiles`` are pairs (figure, what it is); ``memory`` is a rank's memory in bytes.
     """
     timelines = [t for t in (forecast, measured) if t is not None]
     drawn = forecast or measured
@@ -64,17 +64,17 @@ def page(
     if forecast is not None and forecast.rank_classes:
         listed = forecast.rank_classes
     first: dict[int, float] = {}
-    lasts: dict[int, float] = {}
+    durations: dict[int, float] = {}
     for s in drawn.spans if drawn is not None else ():
         first.setdefault(s.actor, s.start)
-        lasts[s.actor] = s.end - s.start
-    told = details(plan, {*listed, *(s.rank for t in timelines for s in t.spans)}, lasts)
+        durations[s.actor] = s.end - s.start
+    data = details(plan, {*listed, *(s.rank for t in timelines for s in t.spans)}, durations)
     charts = _charts(plan, forecast, measured, memory)
     both = forecast is not None and measured is not None
     found = [*sections, *_chart_sections(charts, both, critical=forecast is not None)]
     if plan.origins.parts:
-        levels = folds(plan.origins)
-        told["parts"] = part_details(plan, levels)
+        levels = fold_levels(plan.origins)
+        data["parts"] = part_details(plan, levels)
         found.append(_logical(plan, levels))
     found.append(
         Section(
@@ -90,7 +90,7 @@ def page(
         Section(
             "communication",
             "Communication",
-            moves_table(plan, set(told["actors"])),
+            moves_table(plan, set(data["actors"])),
             "What passes between ranks in an iteration, the most bytes first; those of alike groups of ranks together.",
         )
     )
@@ -103,7 +103,7 @@ def page(
         subtitle=f"{plan.world} rank{'s' if plan.world > 1 else ''}{pieces}",
         sections=found,
         tiles=[*tiles, *_summary(plan)],
-        data=_json(told),
+        data=_json(data),
         charts=_json({"axis": time_axis(timelines), "charts": charts}),
     )
 
@@ -119,9 +119,9 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _charts(
-    plan: Plan, forecast: Timeline | None, measured: Timeline | None, memory: int | None
+    plan: Plan, forecast: TimelineView | None, measured: TimelineView | None, memory: int | None
 ) -> list[dict[str, Any]]:
-    """What the charts show: of each timeline its firings, and what ranks hold meanwhile, as far as that is known."""
+    """The data of the charts: of each timeline the firings, and the memory of ranks where it is known."""
     given = [(name, t) for name, t in (("forecast", forecast), ("measured", measured)) if t is not None]
     return [
         *(timeline_chart(plan, t, name) for name, t in given if t.spans),
@@ -144,18 +144,18 @@ def _chart_sections(charts: Sequence[Mapping[str, Any]], both: bool, critical: b
             "move, Ctrl and wheel to zoom, Shift and drag to choose a stretch; click a firing for its actor, or a kind "
             "to hide it."
         )
-        found.append(Section("timeline", "Timeline", timelines, about))
+        found.append(Section("timeline", "TimelineView", timelines, about))
     if memory := html("memory"):
         about = "What each rank holds: variables, live registers and what actors need while they fire."
         found.append(Section("memory", "Memory", memory, about))
     return found
 
 
-def _logical(plan: Plan, levels: Sequence[Folded]) -> Section:
+def _logical(plan: Plan, levels: Sequence[FoldedGraph]) -> Section:
     shown = first_shown(levels)
     drawings = module_graph(plan.origins, shown)
     for fold in levels:
-        if fold is not shown:  # drawn when it is asked for: large ones take their time
+        if fold is not shown:  # inserted into the page on a click, as large ones take time to render
             drawings += (
                 f'<script type="image/svg+xml" data-level="{fold.level}">{module_graph(plan.origins, fold)}</script>'
             )
@@ -180,7 +180,7 @@ def _canvas(drawing: str, buttons: str = "") -> str:
 
 
 def _json(value: object) -> str:
-    """JSON to stand in a <script>: no name in it can end the script or begin a comment."""
+    """JSON for inside a <script> element: no string in it can end the script or begin a comment."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")  # only strings have a <
 
 

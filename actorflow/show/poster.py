@@ -1,4 +1,4 @@
-"""A plan and its forecast enter; one still picture leaves: the timeline, the logical graph and the actors, as SVG."""
+"""Draw a plan and its forecast as one still SVG picture: the timeline, the logical graph and the actors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib import resources
 
 from actorflow.show import svg
 from actorflow.show.actors import actor_graph
-from actorflow.show.modules import first_shown, folds, module_graph
-from actorflow.show.timeline import Timeline
-from actorflow.show.words import BUBBLE, LOOKS, kinds_css, queue_key, ranks_text
+from actorflow.show.modules import first_shown, fold_levels, module_graph
+from actorflow.show.styles import BUBBLE, STYLES, kinds_css, queue_key, ranks_text
+from actorflow.show.timeline import TimelineView
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.notation import COMPUTING
 
@@ -18,14 +18,14 @@ LEFT, ROW, GAP, WIDE = 170.0, 22.0, 10.0, 1400.0
 MARGIN = 28.0
 
 
-def poster(plan: Plan, timeline: Timeline) -> str:
+def poster(plan: Plan, timeline: TimelineView) -> str:
     """The SVG, in light colours."""
-    levels = folds(plan.origins) if plan.origins.parts else []
+    levels = fold_levels(plan.origins) if plan.origins.parts else []
     first: dict[int, float] = {}
     for s in timeline.spans:
         first.setdefault(s.actor, s.start)
     listed = timeline.rank_classes or {rank: (rank,) for rank in range(plan.world)}
-    drawings = [("Timeline", still_timeline(timeline))]
+    drawings = [("TimelineView", still_timeline(timeline))]
     if levels:
         drawings.append(("Logical graph", module_graph(plan.origins, first_shown(levels))))
     drawings.append(("Actors", actor_graph(plan, first, listed)))
@@ -45,8 +45,8 @@ def poster(plan: Plan, timeline: Timeline) -> str:
     return svg.drawing(style + paper + head + "".join(parts), width + 2 * MARGIN, y, class_="graph")
 
 
-def still_timeline(timeline: Timeline) -> str:
-    """The rows of all queues in the iteration that is looked at first."""
+def still_timeline(timeline: TimelineView) -> str:
+    """The rows of all queues in the iteration that is shown first."""
     length = max(timeline.end - timeline.begin, 1e-9)
     spans = [s for s in timeline.spans if s.end > timeline.begin and s.start < timeline.end]
     lanes = sorted({(s.rank, s.queue) for s in spans}, key=lambda lane: (lane[0], queue_key(lane[1])))
@@ -66,7 +66,7 @@ def still_timeline(timeline: Timeline) -> str:
         return LEFT + WIDE * (min(max(time, timeline.begin), timeline.end) - timeline.begin) / length
 
     for s in spans:
-        look, top, wide = LOOKS[s.kind], tops[s.rank, s.queue], x(s.end) - x(s.start)
+        look, top, wide = STYLES[s.kind], tops[s.rank, s.queue], x(s.end) - x(s.start)
         marked = (s.actor, s.firing) in timeline.critical
         edge: Mapping[str, object] = {"stroke": "#1b222c", "stroke-width": 1.5} if marked else {}
         shapes.append(svg.rect(x(s.start), top + 2, max(0.6, wide - 0.6), ROW - 4, fill=look.colour, **edge))
@@ -75,19 +75,19 @@ def still_timeline(timeline: Timeline) -> str:
             shapes.append(svg.text(x(s.start) + wide / 2, top + ROW / 2 + 4, str(s.piece), **number))
     at = LEFT
     for kind in dict.fromkeys(s.kind for s in spans):
-        shapes.append(svg.rect(at, 6.0, 16.0, 12.0, rx=2, fill=LOOKS[kind].colour))
-        shapes.append(svg.text(at + 22, 16.0, LOOKS[kind].label, class_="small"))
-        at += 42 + 6.6 * len(LOOKS[kind].label)
+        shapes.append(svg.rect(at, 6.0, 16.0, 12.0, rx=2, fill=STYLES[kind].colour))
+        shapes.append(svg.text(at + 22, 16.0, STYLES[kind].label, class_="small"))
+        at += 42 + 6.6 * len(STYLES[kind].label)
     shapes.append(svg.text(LEFT + WIDE, y + 20, f"{length * 1e3:.1f} ms", class_="small", text_anchor="end"))
     shapes.append(svg.text(LEFT, y + 20, "0", class_="small"))
     return svg.drawing("".join(shapes), LEFT + WIDE + 30, y + 30, class_="graph")
 
 
 def _style() -> str:
-    """The page's style of drawings, with its light colours in place: few programs know variables in SVG."""
+    """The page's CSS of drawings with its light colours substituted, as few programs support variables in SVG."""
     css = (resources.files("actorflow.show") / "page.css").read_text(encoding="utf-8")
     colours = dict(re.findall(r"(--[a-z]+): ([^;]+);", css[: css.index(':root[data-theme="dark"]')]))
-    drawn = css[css.index("/* drawings */") : css.index("/* what is told")].replace("{{ kinds }}", kinds_css())
+    drawn = css[css.index("/* drawings */") : css.index("/* details of what")].replace("{{ kinds }}", kinds_css())
     drawn = re.sub(r"var\((--[a-z]+)\)", lambda m: colours[m[1]], drawn).replace("font-family: inherit;", "")
     return (
         f"{drawn} .graph {{ font-family: Helvetica, Arial, 'DejaVu Sans', sans-serif; }}"

@@ -1,4 +1,4 @@
-"""Shapes enter; an SVG drawing leaves, whose colours are CSS classes, so that it follows the page's light or dark."""
+"""Write SVG shapes and drawings; colours are CSS classes, so that drawings follow the page's light or dark theme."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def element(tag: str, attributes: Mapping[str, object], inside: str = "") -> str:
-    """One element; ``inside`` is SVG already.  Attributes that are None are left out, ``_`` is written ``-``."""
+    """One element; ``inside`` is SVG already.  Attributes that are None are left out; ``_`` in names becomes ``-``."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(number(value))}"'
         for key, value in attributes.items()
@@ -17,7 +17,7 @@ def element(tag: str, attributes: Mapping[str, object], inside: str = "") -> str
 
 
 def number(value: object) -> str:
-    """A coordinate with a tenth of a pixel, or the text of anything else."""
+    """A float rounded to a tenth of a pixel, or the text of anything else."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
@@ -27,22 +27,22 @@ def rect(x: float, y: float, width: float, height: float, **more: object) -> str
 
 
 def text(x: float, y: float, words: str, **more: object) -> str:
-    """Words that begin at a point, or stand at it as ``text_anchor`` says."""
+    """Words that begin at a point, or are placed at it as ``text_anchor`` says."""
     return element("text", {"x": x, "y": y, **more}, escape(words))
 
 
 def path(d: str, **more: object) -> str:
-    """A line without an area."""
+    """A path; its style decides whether it is filled."""
     return element("path", {"d": d, **more})
 
 
 def group(inside: str, title: str = "", **more: object) -> str:
-    """Shapes that belong together; the title shows where the mouse rests."""
+    """A group of shapes; the title is their tooltip."""
     return element("g", more, (element("title", {}, escape(title)) if title else "") + inside)
 
 
 def cut(words: str, width: float, per_letter: float = 6.6) -> str:
-    """Words as far as they fit a width, with … in the middle where they do not."""
+    """Shorten words to a width, with … in the middle."""
     most = max(3, int(width / per_letter))
     if len(words) <= most:
         return words

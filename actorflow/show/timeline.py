@@ -1,4 +1,4 @@
-"""A plan and the hardware enter; the timeline that is foretold leaves, in the form that a measured one has, too."""
+"""The timeline of a run as pages draw it, forecast or measured, and how to make the forecast one from a plan."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from actorflow_scheduler.forecast import ITERATIONS, steady_after
 from actorflow_scheduler.rank_classes import fold
 from actorflow_scheduler.timeline import nanoseconds, stuck
 
-__all__ = ["ALL_RANKS", "Span", "Timeline", "foretold", "from_costs"]
+__all__ = ["ALL_RANKS", "TimelineSpan", "TimelineView", "forecast_timeline", "simulated_timeline"]
 
-ALL_RANKS = 8  # ranks that are all drawn; of more, one of those that are alike
+ALL_RANKS = 8  # up to so many ranks all are drawn; of more, one rank of each class
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimelineSpan:
     """One firing of an actor."""
 
     rank: int
     queue: str
     actor: int
-    firing: int  # since the timeline's first iteration
-    piece: int  # which of the actor's firings in its iteration
+    firing: int  # number of the firing since the timeline's first iteration
+    piece: int  # number of the firing within its iteration
     kind: str  # the actor's, one of ``plan.KINDS``
     start: float  # seconds on the timeline's clock
     end: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """What the queues of the ranks do in some iterations, foretold or measured.
+class TimelineView:
+    """What the queues of the ranks do in some iterations, forecast or measured.
 
-    ``begin`` and ``end`` bound the iteration that is looked at first.  ``alike`` says for each rank that has spans
-    which ranks do the same at the same times, itself among them; a rank that it does not name stands for itself.
-    ``memory`` holds for each rank the instants (seconds) at which the bytes that it holds change, ascending, and how
-    many it holds from each on.
+    ``begin`` and ``end`` bound the iteration that is shown first.  ``rank_classes`` gives, for a rank that has spans,
+    all ranks that do the same at the same times, itself included; a rank that is not in it stands for itself.
+    ``memory`` gives for each rank the instants (in seconds, ascending) at which its bytes change, and how many bytes
+    it holds from each instant on.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[TimelineSpan, ...]
     begin: float  # seconds
     end: float  # seconds
-    critical: frozenset[tuple[int, int]] = frozenset()  # (actor, firing) of the firings that each waited for the last
+    critical: frozenset[tuple[int, int]] = frozenset()  # (actor, firing) of the firings on the critical path
     rank_classes: Mapping[int, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     memory: Mapping[int, tuple[Sequence[float], Sequence[int]]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -59,16 +59,16 @@ class Timeline:
         return self.rank_classes.get(rank, (rank,))
 
 
-def foretold(plan: Plan, hardware: Hardware) -> Timeline:
-    """What a scheduled plan will do, until its iterations are alike; of many ranks, one of those that are alike.
+def forecast_timeline(plan: Plan, hardware: Hardware) -> TimelineView:
+    """Simulate a scheduled plan until its iterations repeat; of more than ALL_RANKS ranks, one of each class.
 
     Raises DeadlockError if the plan gets stuck and PlanError if a queue has no order.
     """
-    return from_costs(plan, nanoseconds(plan, hardware))
+    return simulated_timeline(plan, nanoseconds(plan, hardware))
 
 
-def from_costs(plan: Plan, times: Durations) -> Timeline:
-    """The same, from what a firing of each actor takes."""
+def simulated_timeline(plan: Plan, times: Durations) -> TimelineView:
+    """Like ``forecast_timeline``, from given durations of the actors' firings."""
     classes: Mapping[int, Sequence[int]] = {}
     whole = plan
     if plan.world > ALL_RANKS:
@@ -80,17 +80,19 @@ def from_costs(plan: Plan, times: Durations) -> Timeline:
         if not firings.run():
             raise stuck(whole, firings.iterations)
         cycle = steady_after(firings)
-    if not firings.run():  # one more, so that the iteration that is looked at has a next one
+    if not firings.run():  # one more, so that the iteration that is shown first has a next one
         raise stuck(whole, firings.iterations)
     run = simulated.Timeline(plan, firings.iterations, firings.fired, firings.ends, firings.durations)
     actors = {a.id: a for a in plan.actors}
     spans = tuple(
-        Span(s.rank, s.queue, s.actor, s.firing, s.firing % actors[s.actor].rate, actors[s.actor].kind, s.start, s.end)
+        TimelineSpan(
+            s.rank, s.queue, s.actor, s.firing, s.firing % actors[s.actor].rate, actors[s.actor].kind, s.start, s.end
+        )
         for s in run.spans
     )
-    seen, cycle = run.iterations - 2, cycle or 1
+    shown, cycle = run.iterations - 2, cycle or 1
     begin = min(
-        (s.start for s in spans if s.firing // actors[s.actor].rate == seen and s.kind not in ("source", "sink")),
+        (s.start for s in spans if s.firing // actors[s.actor].rate == shown and s.kind not in ("source", "sink")),
         default=0.0,
     )
     ends = (0, *run.iteration_ends)
@@ -98,13 +100,13 @@ def from_costs(plan: Plan, times: Durations) -> Timeline:
         (member, n - back * actors[member].rate)
         for actor, n in critical_firings(firings, ends[-1] - ends[-1 - cycle])
         for member in firings.members(actor)
-        for back in range(0, run.iterations, cycle)  # in steady iterations it is always the same
+        for back in range(0, run.iterations, cycle)  # the critical path repeats with the iterations
     }
-    return Timeline(spans, begin, ends[-2] / 1e9, frozenset(critical), classes, _memory(plan, run))
+    return TimelineView(spans, begin, ends[-2] / 1e9, frozenset(critical), classes, _memory(plan, run))
 
 
 def _memory(plan: Plan, run: simulated.Timeline) -> dict[int, tuple[Sequence[float], Sequence[int]]]:
-    """Rank → what variables, live registers and actors that fire take, over time."""
+    """Rank → the bytes of its variables, live registers and firing actors' workspace over time."""
     variables = variable_bytes(plan)
     found: dict[int, tuple[Sequence[float], Sequence[int]]] = {}
     for rank, (when, live) in run.live_bytes.items():

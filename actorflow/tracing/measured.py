@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from actorflow.show.words import short
+from actorflow.show.styles import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
 from actorflow.tracing.folder import Ran, Traced
 from actorflow_compiler.core.errors import TraceError

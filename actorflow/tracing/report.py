@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from actorflow.show.words import short
+from actorflow.show.styles import short
 from actorflow.tracing.folder import MERGED, Ran, Traced, ranks_text
 from actorflow.tracing.measured import REASONS, Measured, measured
 from actorflow_compiler.core.errors import TraceError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from actorflow.show.page import Section, page
-from actorflow.show.timeline import Span, Timeline, from_costs
+from actorflow.show.timeline import TimelineSpan, TimelineView, simulated_timeline
 from actorflow.tracing.folder import Traced
 from actorflow.tracing.measured import Measured
 from actorflow.tracing.report import LEAST, Report
@@ -18,7 +18,7 @@ AROUND = 1  # iterations that are drawn before and after the one that is looked 
 
 def html(traced: Traced, found: Report) -> str:
     """The page."""
-    forecast = from_costs(found.ran.plan, found.ran.costs)
+    forecast = simulated_timeline(found.ran.plan, found.ran.costs)
     tiles = [
         (seconds_text(found.period), "a step, measured"),
         (seconds_text(found.forecast), "a step, forecast"),
@@ -28,7 +28,7 @@ def html(traced: Traced, found: Report) -> str:
     return page(found.ran.plan, forecast, drawn(found.measured, forecast.begin), sections, tiles)
 
 
-def drawn(found: Measured, begin: float = 0.0) -> Timeline:
+def drawn(found: Measured, begin: float = 0.0) -> TimelineView:
     """The most usual of the measured steps with its neighbours, shifted so that it begins at ``begin`` seconds."""
     counted = range(found.first, found.iterations)
     which = min(counted, key=lambda i: abs(found.end_of(i) - found.end_of(i - 1) - found.period))
@@ -39,7 +39,7 @@ def drawn(found: Measured, begin: float = 0.0) -> Timeline:
         return (ns - start) / 1e9 + begin
 
     spans = [
-        Span(
+        TimelineSpan(
             a.rank, a.queue, a.id, n - first * a.rate, n % a.rate, a.kind, at(found.starts[a.id][n]),
             at(found.ends[a.id][n]),
         )
@@ -47,7 +47,7 @@ def drawn(found: Measured, begin: float = 0.0) -> Timeline:
         for n in range(first * a.rate, (last + 1) * a.rate)
     ]  # fmt: skip
     spans.sort(key=lambda s: (s.start, s.rank, s.queue))
-    return Timeline(tuple(spans), begin, at(found.end_of(which)))
+    return TimelineView(tuple(spans), begin, at(found.end_of(which)))
 
 
 def _waits(traced: Traced, found: Report) -> Section:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from actorflow.show.page import page
-from actorflow.show.timeline import Span, Timeline, foretold
+from actorflow.show.timeline import TimelineView, forecast_timeline
 from actorflow_compiler.core.hardware import Hardware
 from chromium import Opened, opened, path_of_chromium, settled
 from shown_plans import view
@@ -21,9 +22,9 @@ def charts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """A forecast, and a measured run that took twice as long."""
     path_of_chromium()
     plan = view().plan
-    told = foretold(plan, Hardware())
-    slow = Timeline(
-        tuple(Span(s.rank, s.queue, s.actor, s.firing, s.piece, s.kind, 2 * s.start, 2 * s.end) for s in told.spans),
+    told = forecast_timeline(plan, Hardware())
+    slow = TimelineView(
+        tuple(replace(s, start=2 * s.start, end=2 * s.end) for s in told.spans),
         2 * told.begin, 2 * told.end,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("charts") / "plan.html"

@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 from actorflow.show.page import page
-from actorflow.show.timeline import Span, Timeline
+from actorflow.show.timeline import TimelineSpan, TimelineView
 from chromium import opened, path_of_chromium, settled
 from shown_plans import view
 
 pytestmark = pytest.mark.timeout(240)  # a browser starts
 
 
-def lone(count: int) -> Timeline:
+def lone(count: int) -> TimelineView:
     """As many firings of the first actor, one after the other."""
     actor = view().plan.actors[0]
     length = 1e-3
     spans = tuple(
-        Span(actor.rank, actor.queue, actor.id, k, 0, actor.kind, k * length, (k + 0.9) * length) for k in range(count)
+        TimelineSpan(actor.rank, actor.queue, actor.id, k, 0, actor.kind, k * length, (k + 0.9) * length)
+        for k in range(count)
     )
-    return Timeline(spans, 0.0, max(1, count) * length)
+    return TimelineView(spans, 0.0, max(1, count) * length)
 
 
 @pytest.mark.parametrize("count", [0, 1, 20_000])

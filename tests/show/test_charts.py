@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from actorflow.show.charts import memory_chart, time_axis, timeline_chart
-from actorflow.show.timeline import Span, Timeline, foretold
-from actorflow.show.words import LINES, LOOKS
+from actorflow.show.styles import LINES, STYLES
+from actorflow.show.timeline import TimelineSpan, TimelineView, forecast_timeline
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.plan.plan import Plan
 from shown_plans import view
@@ -17,9 +17,9 @@ from shown_plans import view
 FAST = Hardware()
 
 
-def shown() -> tuple[Plan, Timeline]:
+def shown() -> tuple[Plan, TimelineView]:
     plan = view().plan
-    return plan, foretold(plan, FAST)
+    return plan, forecast_timeline(plan, FAST)
 
 
 def test_an_iteration_that_took_longer_than_was_foretold_can_be_seen_whole() -> None:
@@ -46,7 +46,7 @@ def test_every_firing_is_there_once_in_the_row_of_its_queue() -> None:
     for row, actor, kind in zip(columns["row"], columns["actor"], columns["kind"], strict=True):
         a = plan.actor(actor)
         assert rows[row]["label"] == (f"rank {a.rank} · compute" if a.queue == "compute" else a.queue)
-        assert chart["kinds"][kind]["label"] == LOOKS[a.kind].label
+        assert chart["kinds"][kind]["label"] == STYLES[a.kind].label
     order = list(zip(columns["row"], columns["start"], strict=True))
     assert order == sorted(order)  # which the page relies on
     for before, after in pairwise(rows):
@@ -62,17 +62,17 @@ def test_bubbles_are_where_a_compute_queue_runs_nothing() -> None:
     actor = next(a for a in plan.actors if a.kind == "forward" and a.rank == 0)
     other = next(a for a in plan.actors if a.kind == "forward" and a.rank != 0)
 
-    def span(actor_: int, rank: int, start: float, end: float) -> Span:
-        return Span(rank, "compute", actor_, 0, 0, "forward", start, end)
+    def span(actor_: int, rank: int, start: float, end: float) -> TimelineSpan:
+        return TimelineSpan(rank, "compute", actor_, 0, 0, "forward", start, end)
 
     spans = (span(actor.id, 0, 1.0, 2.0), span(actor.id, 0, 4.0, 5.0), span(other.id, other.rank, 2.0, 3.0))
-    found = timeline_chart(plan, Timeline(spans, 1.0, 5.0), "forecast")["bubbles"]
+    found = timeline_chart(plan, TimelineView(spans, 1.0, 5.0), "forecast")["bubbles"]
     assert list(zip(found["row"], found["start"], found["end"], strict=True)) == [(0, 1000, 3000), (1, 0, 1000)]
 
 
 def test_ranks_that_hold_the_same_are_one_line_and_more_than_the_colours_are_dashed() -> None:
     memory = {rank: ((0.0, 1.0), (10 * (rank // 2), 5)) for rank in range(20)}
-    chart = memory_chart(Timeline((), 0.0, 1.0, memory=memory), None, "forecast-memory")
+    chart = memory_chart(TimelineView((), 0.0, 1.0, memory=memory), None, "forecast-memory")
     assert [line["label"] for line in chart["lines"]] == [f"ranks {2 * k}-{2 * k + 1}" for k in range(10)]
     assert [line["dashed"] for line in chart["lines"]] == [k >= len(LINES) for k in range(10)]
     assert chart["most"] == 90
@@ -80,13 +80,13 @@ def test_ranks_that_hold_the_same_are_one_line_and_more_than_the_colours_are_das
 
 @pytest.mark.parametrize(("limit", "drawn"), [(None, None), (100, 100), (149, 149), (151, None)])
 def test_a_limit_that_is_far_away_is_not_drawn(limit: int | None, drawn: int | None) -> None:
-    timeline = Timeline((), 0.0, 1.0, memory={0: ((0.0,), (100,))})
+    timeline = TimelineView((), 0.0, 1.0, memory={0: ((0.0,), (100,))})
     assert memory_chart(timeline, limit, "forecast-memory")["limit"] == drawn
 
 
 def test_nothing_at_all_is_an_empty_chart() -> None:
     plan, _ = shown()
-    empty = Timeline((), 0.0, 0.0)
+    empty = TimelineView((), 0.0, 0.0)
     assert timeline_chart(plan, empty, "forecast")["spans"]["row"] == []
     axis = time_axis([empty])
     assert axis["first"][0] < axis["first"][1]

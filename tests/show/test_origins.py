@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import shown_plans
-from actorflow.show.modules import first_shown, folds
+from actorflow.show.modules import first_shown, fold_levels
 
 
 def test_every_op_of_a_module_knows_its_line_and_so_does_its_backward_op() -> None:
@@ -46,7 +46,7 @@ def test_boxing_between_modules_moves_what_the_plan_says_but_for_the_result() ->
 
 
 def test_folds_go_from_few_rows_to_every_module() -> None:
-    found = folds(shown_plans.view().plan.origins)
+    found = fold_levels(shown_plans.view().plan.origins)
     rows = [len(f.rows) for f in found]
     assert rows == sorted(set(rows))
     names = [name for name, _ in first_shown(found).rows]

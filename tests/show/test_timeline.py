@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.show.timeline import ALL_RANKS, foretold
+from actorflow.show.timeline import ALL_RANKS, forecast_timeline
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_scheduler.forecast import forecast
 from actorflow_scheduler.schedule import schedule
@@ -17,7 +17,7 @@ FAST = Hardware()
 
 def test_the_iteration_that_is_looked_at_has_every_firing_once_in_each_period() -> None:
     plan = view().plan
-    found, told = foretold(plan, FAST), forecast(plan, FAST)
+    found, told = forecast_timeline(plan, FAST), forecast(plan, FAST)
     by_actor: dict[int, list[int]] = {}
     for s in found.spans:
         by_actor.setdefault(s.actor, []).append(s.firing)
@@ -35,7 +35,7 @@ def test_the_iteration_that_is_looked_at_has_every_firing_once_in_each_period() 
 
 def test_firings_of_the_critical_cycle_follow_one_another_without_a_gap() -> None:
     plan = view().plan
-    found, way = foretold(plan, FAST), nanoseconds(plan, FAST).way
+    found, way = forecast_timeline(plan, FAST), nanoseconds(plan, FAST).way
     spans = [s for s in found.spans if (s.actor, s.firing) in found.critical]
     ends = {round(s.end * 1e9) + under_way for s in spans for under_way in (0, *way.values())}  # tokens, and credits
     inside = [s for s in found.spans if (s.actor, s.firing) in found.critical and found.begin < s.start < found.end]
@@ -46,7 +46,7 @@ def test_firings_of_the_critical_cycle_follow_one_another_without_a_gap() -> Non
 def test_memory_over_time_peaks_where_the_forecast_says_or_below() -> None:
     plan = view().plan
     told = {rank: r for r in forecast(plan, FAST).ranks for rank in r.ranks}
-    for rank, (when, held) in foretold(plan, FAST).memory.items():
+    for rank, (when, held) in forecast_timeline(plan, FAST).memory.items():
         assert list(when) == sorted(set(when))
         assert told[rank].registers + told[rank].variables <= max(held) <= told[rank].total
         assert min(held) >= told[rank].variables
@@ -54,8 +54,8 @@ def test_memory_over_time_peaks_where_the_forecast_says_or_below() -> None:
 
 def test_of_many_ranks_one_of_those_that_are_alike_is_drawn() -> None:
     plan = schedule(pipeline(2, 4, replicas=ALL_RANKS), FAST)
-    found = foretold(plan, FAST)
+    found = forecast_timeline(plan, FAST)
     assert len({s.rank for s in found.spans}) == 2
     assert sorted(r for s in {s.rank for s in found.spans} for r in found.ranks_of(s)) == list(range(plan.world))
-    whole = foretold(schedule(pipeline(2, 4, replicas=2), FAST), FAST)
+    whole = forecast_timeline(schedule(pipeline(2, 4, replicas=2), FAST), FAST)
     assert {s.rank for s in whole.spans} == set(range(4))

@@ -1,4 +1,4 @@
-"""Kinds of actors and queues enter; the words, the order and the colours that every picture gives them leave.
+"""The labels, the order and the colours of kinds of actors and queues, common to all pictures.
 
 The colours are Okabe and Ito's, which people with any kind of colour blindness can tell apart.
 """
@@ -13,52 +13,52 @@ from actorflow_compiler.core.units import ranges_text
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class KindStyle:
     """How a kind of actor is drawn."""
 
     label: str
-    colour: str  # of the area
-    ink: str  # of text on it
+    colour: str  # of its area
+    ink: str  # of text on that area
 
 
 DARK, LIGHT = "#10151c", "#ffffff"
-LOOKS = {
-    "forward": Look("forward (F)", "#0072b2", LIGHT),
-    "backward": Look("backward (B)", "#e69f00", DARK),
-    "weight": Look("weight gradients (W)", "#009e73", DARK),
-    "optimizer": Look("optimizer (O)", "#cc79a7", DARK),
-    "boxing": Look("boxing (collective)", "#d55e00", LIGHT),
-    "send": Look("send", "#56b4e9", DARK),
-    "source": Look("source", "#f0e442", DARK),
-    "sink": Look("sink", "#8a8f98", DARK),
+STYLES = {
+    "forward": KindStyle("forward (F)", "#0072b2", LIGHT),
+    "backward": KindStyle("backward (B)", "#e69f00", DARK),
+    "weight": KindStyle("weight gradients (W)", "#009e73", DARK),
+    "optimizer": KindStyle("optimizer (O)", "#cc79a7", DARK),
+    "boxing": KindStyle("boxing (collective)", "#d55e00", LIGHT),
+    "send": KindStyle("send", "#56b4e9", DARK),
+    "source": KindStyle("source", "#f0e442", DARK),
+    "sink": KindStyle("sink", "#8a8f98", DARK),
 }
 BUBBLE = "#9aa0a8"
-LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b3a500", "#6b7280")  # of ranks
+LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b3a500", "#6b7280")  # of ranks, in charts
 QUEUES = ("source", "compute", "comm", "send", "sink")  # from top to bottom
 
 
 def kinds_css() -> str:
-    """The colours of the kinds, as classes: of areas, of what is written on them, and of tags."""
+    """CSS classes with the colours of the kinds: of areas, of text on them, and of tags."""
     return "".join(
         f".graph .box.{kind},.graph .bar.{kind}{{fill:{look.colour}}}.graph .on-{kind}{{fill:{look.ink}}}"
         f".k-{kind}{{background:{look.colour};color:{look.ink}}}\n"
-        for kind, look in LOOKS.items()
+        for kind, look in STYLES.items()
     )
 
 
 def queue_key(queue: str) -> tuple[int, int]:
-    """Where a queue stands among those of its rank."""
+    """The sort key of a queue among those of its rank."""
     name, _, to = queue.partition(":")
     return QUEUES.index(name) if name in QUEUES else len(QUEUES), int(to) if to.isdigit() else -1
 
 
 def short(name: str) -> str:
-    """An actor's name without its rank, which its lane says: F0@2 → F0, send0F0:0>2 → send 0F0."""
+    """An actor's name without its rank, which the row shows: F0@2 → F0, send0F0:0>2 → send 0F0."""
     bare = re.sub(r"@\d+$|:\d+>\d+$", "", name)
     return re.sub(r"^(send|all_reduce|all_gather|reduce_scatter|all_to_all)(?=\d)", lambda m: f"{m[1]} ", bare)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 0``, or ``ranks 0-3,8`` where several do the same."""
+    """``rank 0``, or ``ranks 0-3,8`` for several."""
     numbers = sorted(ranks)
     return f"rank{'s' if len(numbers) > 1 else ''} {ranges_text(numbers)}"
