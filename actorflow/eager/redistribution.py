@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actorflow.eager.communicator import WIDE, Doing, Wires
 from actorflow.eager.layout import NOWHERE, Layout
-from actorflow_compiler.boxing.routes import Hop, Part, route
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.custom_ops.layout import arrange, carve
 from actorflow_compiler.plan.plan import Box
@@ -84,7 +84,7 @@ def _step(hop: Hop, shape: Shape, rank: int) -> Step | None:
     if hop.kind == "all_reduce":
         return Step(hop.kind, ranks, (), (), (), out, True)
 
-    def parts(giver: int, taker: int) -> tuple[Part, ...]:
+    def parts(giver: int, taker: int) -> tuple[BoxCopy, ...]:
         if giver not in hop.source or taker not in hop.target:
             return ()
         return hop.parts[hop.target.index(taker)][hop.source.index(giver)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from actorflow.show import svg
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.origins import Flow, Origins, Part
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins
 
 STEP = "(step)"  # the name of what is in no module
 ROWS = 5  # the least rows of the level that is shown first, if there are as many
@@ -195,7 +195,7 @@ class _Drawing:
         inside += svg.text(x + 14, y + height / 2 + 13, self.what(box, parts, count), class_="small")
         return svg.group(inside, box.name, class_="part", data_part=box.id, tabindex=0)
 
-    def what(self, box: ModuleBox, parts: Sequence[Part], count: int) -> str:
+    def what(self, box: ModuleBox, parts: Sequence[ModulePart], count: int) -> str:
         if box.column == 0:
             return f"{count} variable{'s' * (count != 1)}"
         if parts[0].phase == "input":

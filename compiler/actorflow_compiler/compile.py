@@ -1,4 +1,4 @@
-"""A request goes in; the step lowered, from which a plan can be cut, comes out: the passes in order, each verified."""
+"""Compile a step: run the passes in order, from capture to lowering, each followed by its verifier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from actorflow_compiler.rewriting.rewrite import rewrite
 
 @young_only()
 def compile_step(request: StepRequest) -> LoweredStep:
-    """Compile one step, up to where it is cut into actors.
+    """Compile one step, up to where it is cut into actors (``LoweredStep.cut``).
 
     Each pass verifies the graph that it makes (``graph.verify``); layouts and program have verifiers of their own.
     Raises CaptureError, CallError, LayoutError, StateError or PlanError.

@@ -19,7 +19,7 @@ from actorflow.transport.memory import MemoryPlane, Switchboard
 from actorflow.transport.messages import Credit, Message, Ready
 from actorflow_compiler.core.errors import ActorError, CallError, ClusterError, PlanError
 from actorflow_compiler.core.sbp import B
-from actorflow_compiler.plan.origins import Origins, Place, StepsOf
+from actorflow_compiler.plan.origins import Origins, SourceLocation, StepsOf
 from actorflow_compiler.plan.plan import Collective, CollectiveKind, OfInput, OfPiece, OfScalar, OfVariable, Plan
 from runtime.programs import V0, V1, Program, body, on, spec, step
 
@@ -304,7 +304,7 @@ class Undone:
 
 def with_lines(plan: Plan) -> Plan:
     (actor,) = (actor.id for actor in plan.actors if actor.name == "F")
-    return replace(plan, origins=Origins((Place("", "train.py:7"),), (StepsOf(actor, (0,)),)))
+    return replace(plan, origins=Origins((SourceLocation("", "train.py:7"),), (StepsOf(actor, (0,)),)))
 
 
 def failing_when_told(hold: Hold) -> Callable[[Tensor, int], Tensor]:

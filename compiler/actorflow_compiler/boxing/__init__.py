@@ -1,1 +1,1 @@
-"""How one layout becomes another."""
+"""Boxing: the communication that takes a tensor from one layout to another."""

@@ -1,4 +1,4 @@
-"""Boxing: what has to move, and what it costs, when a value goes from one (placement, SBP) to another.
+"""Find the cheapest sequence of collectives and sends that takes a value from one (placement, SBP) to another.
 
 Bytes moved in all, T = size of the logical tensor, p producers, c consumers:
 
@@ -17,7 +17,7 @@ P → B        2(p-1)·T all_reduce        (p+c-1)·T
 P → P        0                          p·T
 ===========  =========================  ====================
 
-``bytes_bound`` says what the table means on meshes and for uneven parts; a route never moves more.
+``bytes_bound`` extends the table to meshes and uneven parts; a route never moves more than that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Shape = tuple[int, ...]
 
 
 def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consumers: int, same: bool) -> float:
-    """Bytes that all devices send together, by the table above, along one mesh axis."""
+    """Bytes that all devices together send along one mesh axis, by the table above."""
     if same:
         p = producers
         if source in (target, B) or p == 1 or target == P:
@@ -56,18 +56,17 @@ def bytes_moved(source: Sbp, target: Sbp, nbytes: float, producers: int, consume
 def bytes_bound(
     shape: Sequence[int], itemsize: int, source: Placement, source_sbp: NdSbp, target: Placement, target_sbp: NdSbp
 ) -> float:
-    """Bytes that a boxing may move by the table, on meshes of any number of axes; ``itemsize`` in bytes.
+    """The most bytes that a boxing may move, by the table, on meshes of any number of axes; ``itemsize`` in bytes.
 
-    On one placement the axes are changed one after the other.  A change of one axis costs a row of
-    the table for each group of devices along it, T being what the group holds after the splits of
-    the other axes.  An axis goes from its source entry to its target entry, straight or by way of B,
-    and only while no later axis splits the same dim (that axis would then mean other elements).  The
-    cheapest such sequence counts.  Where parts are uneven a row S → S costs what the devices lack, if
-    that is more than the mean (p-1)/p·T.
+    On one placement the axes are changed one after the other.  Changing one axis costs a row of the table for each
+    group of devices along it, where T is what the group holds after the splits of the other axes.  An axis goes from
+    its source entry to its target entry directly or through B, and only while no later axis splits the same dim (else
+    the later axis would refer to other elements).  The cheapest such sequence counts.  Where parts are uneven, a row
+    S → S costs the elements that the devices lack, if that is more than the mean (p-1)/p·T.
 
-    Across placements p is the number of terms (the product of the axes that are P) and c the number
-    of copies (the product of the target's axes that are B): (p-1)·T to sum, then c·T to hand out,
-    which is every row of the table.
+    Across placements, p is the number of terms (the product of the source's axes that are P) and c the number of
+    copies (the product of the target's axes that are B): (p-1)·T to sum, then c·T to distribute, which covers every
+    row of the table.
     """
     whole = tuple(shape)
     if source != target:
@@ -95,7 +94,7 @@ def bytes_bound(
 
 
 def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> float:
-    """Elements by the table when one axis changes, in all groups along it."""
+    """Elements that move by the table when one axis changes, over all groups along it."""
     others = (*here[:axis], B, *here[axis + 1 :])
     parts = place.hierarchy[axis]
     total = 0.0
@@ -112,7 +111,7 @@ def _row(shape: Shape, place: Placement, here: NdSbp, axis: int, entry: Sbp) -> 
 
 
 def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
-    """Elements that the devices along one axis lack together when they cut a tensor otherwise."""
+    """Elements that the devices along one axis together lack when the split of a tensor changes."""
     line = Placement("cpu", tuple(range(parts)), (parts,))
     total = 0
     for index in range(parts):
@@ -123,8 +122,8 @@ def _lacked(shape: Shape, parts: int, have: Split, want: Split) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A rectangular part of a value: where it lies in a source's tensor and in a target's."""
+class BoxCopy:
+    """A rectangle to copy: its box in a source device's tensor and in a target device's."""
 
     source: Box
     target: Box
@@ -134,9 +133,9 @@ class Part:
 class Hop:
     """One primitive of a boxing.
 
-    Kinds: "local" (nothing crosses devices), "send" (from rank to rank), and the collectives, each
-    of which runs within ``groups``: ascending ranks, which hold every rank of the source once.
-    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``; an all_reduce has none.
+    Kinds: "local" (nothing crosses devices), "send" (from rank to rank), and the collectives, each of which runs
+    within ``groups``: lists of ascending ranks, which contain every rank of the source once.  ``parts[t][s]`` is what
+    device t of ``target`` takes from device s of ``source``; an all_reduce has none.
     """
 
     kind: str
@@ -144,13 +143,13 @@ class Hop:
     target: Placement
     target_sbp: NdSbp
     groups: tuple[tuple[int, ...], ...] = ()
-    parts: tuple[tuple[tuple[Part, ...], ...], ...] = ()
-    add: bool = False  # what a target takes is added up, not put together
-    elements: int = 0  # that all ranks together send; an all_reduce of n over p ranks counts 2(p-1)·n
+    parts: tuple[tuple[tuple[BoxCopy, ...], ...], ...] = ()
+    add: bool = False  # what a target takes is summed instead of concatenated
+    elements: int = 0  # sent by all ranks together; an all_reduce of n over p ranks counts 2(p-1)·n
 
 
 def bytes_of(hops: Iterable[Hop], itemsize: int) -> int:
-    """Bytes that all ranks together send in a route; ``itemsize`` in bytes."""
+    """Bytes that all ranks together send on a route; ``itemsize`` in bytes."""
     return itemsize * sum(hop.elements for hop in hops)
 
 
@@ -159,8 +158,8 @@ def route(
 ) -> tuple[Hop, ...]:
     """The primitives that take a value from one layout to another, in order.
 
-    Of the routes that are tried the one with the fewest bytes, then the fewest communications.
-    Raises LayoutError for a split that does not fit the shape.
+    Of the routes that are considered it is the one with the fewest bytes, then the fewest communications.  Raises
+    LayoutError for a split that does not fit the shape.
     """
     return _route(tuple(shape), source, source_sbp, target, target_sbp)
 
@@ -185,7 +184,7 @@ def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSb
 
 
 def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
-    """Routes on one placement: slice what is whole, scatter sums, reduce the others, then let the rest change."""
+    """Routes on one placement: slice what is whole, reduce-scatter and all-reduce sums, then change the rest."""
     sliced = tuple(y if x == B and isinstance(y, Split) else x for x, y in zip(a, b, strict=True))
     scattered = [k for k in summed if isinstance(b[k], Split)]
     paths: list[tuple[NdSbp, ...]] = [(a, tuple(B if k in summed else entry for k, entry in enumerate(a)), b)]
@@ -198,12 +197,12 @@ def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int
     for path in dict.fromkeys(tuple(dict.fromkeys(p)) for p in paths):
         try:
             yield tuple(_step(shape, place, x, y) for x, y in itertools.pairwise(path))
-        except LayoutError:  # a split that fits in the end may not fit half-way
+        except LayoutError:  # a split that fits the final layout may not fit an intermediate one
             continue
 
 
 def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
-    """One hop on one placement: sums that become whole are one all_reduce, anything else is an exchange."""
+    """One hop on one placement: an all_reduce if all that changes is sums that become whole, else an exchange."""
     axes = [k for k, n in enumerate(place.hierarchy) if n > 1 and here[k] != there[k]]
     if not axes or any(here[k] != P or there[k] != B for k in axes):
         return _move(shape, place, here, place, there)
@@ -213,10 +212,10 @@ def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
 
 
 def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
-    """A route to another placement: each device sums a part of what it has a term of, then hands it out."""
+    """A route to another placement: each source device sums a part of the terms, then sends that part out."""
     if shape:
         middle, sbp = _spread(shape, source, a)
-    else:  # a number cannot be cut: one device sums it, one that wants it if there is one
+    else:  # a 0-dim tensor cannot be cut: one device sums it, preferably one of the target's
         rank = next((r for r in target.ranks if r in source), source.ranks[0])
         middle, sbp = Placement(source.type, (rank,), (1,)), (B,)
     first = _move(shape, source, a, middle, sbp)
@@ -224,7 +223,7 @@ def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSb
 
 
 def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSbp]:
-    """The layout that also cuts copies and terms: their axes come last, so that each device cuts what it holds.
+    """The layout that also splits along B and P axes: they come last, so that each device splits what it holds.
 
     ``[P,S(0)]`` on ``cpu:[0,1,2,3](2,2)`` gives ``[S(0),S(0)]`` on ``cpu:[0,2,1,3](2,2)``.
     """
@@ -243,7 +242,7 @@ def _spread(shape: Shape, place: Placement, sbp: NdSbp) -> tuple[Placement, NdSb
 
 
 def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks that differ only on these mesh axes, group by group."""
+    """The groups of ranks that differ only on these mesh axes."""
     found: dict[tuple[int, ...], list[int]] = {}
     for index, rank in enumerate(place.ranks):
         at = coordinates(place, index)
@@ -252,17 +251,20 @@ def _groups(place: Placement, axes: Iterable[int]) -> tuple[tuple[int, ...], ...
 
 
 def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> Hop:
-    """Give each target device exactly the elements that it lacks, summed over the terms that do not stay terms."""
+    """The hop in which each target device gets exactly the elements that it lacks, with terms summed.
+
+    Partial sums along axes that remain P are not summed.
+    """
     same = source == target
-    stay = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if same and x == y == P]  # each term for itself
+    stay = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if same and x == y == P]  # axes that remain P
     summed = [k for k, n in enumerate(source.hierarchy) if a[k] == P and n > 1 and k not in stay]
     have = [region(shape, a, source, s) for s in range(source.size)]
     where = [coordinates(source, s) for s in range(source.size)]
     terms = dict.fromkeys(tuple(c[k] for k in summed) for c in where)
-    rows: list[tuple[tuple[Part, ...], ...]] = [((),) * source.size] * target.size
+    rows: list[tuple[tuple[BoxCopy, ...], ...]] = [((),) * source.size] * target.size
     crossing: dict[tuple[int, int], int] = {}  # (from, to) → elements
     for t, wanted in _wanted(shape, source, have, target, b, stay).items():
-        row: list[list[Part]] = [[] for _ in have]
+        row: list[list[BoxCopy]] = [[] for _ in have]
         near = _nearest(source, a, where, target, t, stay)
         for term, piece in itertools.product(terms, wanted):
             left = [piece]
@@ -270,7 +272,7 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
                 if left and tuple(where[s][k] for k in summed) == term:
                     left, taken = _take(left, have[s])
                     for part in taken:
-                        row[s] += [Part(*pair) for pair in boxes(part, (have[s], region(shape, b, target, t)))]
+                        row[s] += [BoxCopy(*pair) for pair in boxes(part, (have[s], region(shape, b, target, t)))]
                         if source.ranks[s] != target.ranks[t]:
                             crossing[(s, t)] = crossing.get((s, t), 0) + count(part)
             assert not left, f"no device has {left}"
@@ -290,7 +292,10 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
 def _wanted(
     shape: Shape, source: Placement, have: Sequence[Region], target: Placement, b: NdSbp, stay: Sequence[int]
 ) -> dict[int, list[Region]]:
-    """Target device → what it takes.  Of devices that will hold terms one takes each element, best one that has it."""
+    """Target device → the elements that it takes.
+
+    Of the devices along an axis that becomes P, only one takes each element, preferably one that already has it.
+    """
     columns: dict[tuple[int, ...], list[int]] = {}
     for t in range(target.size):
         at = coordinates(target, t)
@@ -307,7 +312,7 @@ def _wanted(
 
 
 def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Region]]:
-    """What a device does not have of some elements, and what it has."""
+    """Split some elements into those that a device lacks and those that it has."""
     rest: list[Region] = []
     taken: list[Region] = []
     for piece in left:
@@ -320,9 +325,9 @@ def _take(left: Sequence[Region], have: Region) -> tuple[list[Region], list[Regi
 def _nearest(
     source: Placement, a: NdSbp, where: Sequence[tuple[int, ...]], target: Placement, t: int, stay: Sequence[int]
 ) -> list[int]:
-    """The devices that a target may take from, itself first, then those that differ from it on few mesh axes.
+    """The devices that a target may take from: itself first, then those that differ from it on the fewest mesh axes.
 
-    Where nothing else decides, targets prefer different copies, so that all devices share the work.
+    Among equally near ones, different targets prefer different copies, so that all devices share the work.
     """
     rank = target.ranks[t]
     me = where[source.index(rank)] if rank in source else None

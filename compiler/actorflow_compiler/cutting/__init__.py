@@ -1,1 +1,1 @@
-"""A graph with layouts goes in; the actors of a plan come out."""
+"""Lower a graph with layouts to what each rank does, and cut that into the actors of a plan."""

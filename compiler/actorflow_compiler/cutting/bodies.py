@@ -1,4 +1,4 @@
-"""The ops of one actor go in; its body comes out, with fused optimizer steps in place over many parameters at once."""
+"""Build an actor's body from its ops, with fused optimizer steps that update many parameters in place."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from actorflow_compiler.plan.plan import Body, OfVariable, Step, Target
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A body, what it gives where, and the variables that it updates inside."""
+    """A body, the targets of its outputs, and the variables that it updates in place."""
 
     body: Body
     targets: tuple[Target, ...]
     updated: tuple[str, ...]
-    values: tuple[int, ...]  # for each value of the body the local value that it is, or is a copy of
+    values: tuple[int, ...]  # for each value of the body the local value that it is, or that it is a copy of
 
 
 def build_body(
@@ -28,10 +28,10 @@ def build_body(
     variables: Mapping[int, str],
     find: Callable[[int], int],
 ) -> Built:
-    """Make the body of an actor.
+    """Build the body of an actor.
 
-    ``steps`` are over local values, ``find`` resolves aliases; ``inputs`` are the operands in
-    order; ``outputs`` pairs values with targets; ``variables`` names the inputs that are variables.
+    ``steps`` read and make local values, ``find`` resolves aliases of these; ``inputs`` are the operands in order;
+    ``outputs`` are pairs of a value and its target; ``variables`` gives the names of the inputs that are variables.
     """
     steps = [
         Step(
@@ -48,7 +48,7 @@ def build_body(
 
 @dataclass(slots=True)
 class _Group:
-    """Optimizer steps with equal settings, run as one call over lists."""
+    """Optimizer steps with equal settings, run as one fused call over lists of tensors."""
 
     op: str
     settings: tuple[tuple[str, Arg], ...]
@@ -56,7 +56,7 @@ class _Group:
 
 
 class _InPlace:
-    """Rewrites functional optimizer ops and step counters to ops that update variables where they are."""
+    """Rewrites functional optimizer ops and step counters to ops that update variables in place."""
 
     def __init__(
         self, steps: Sequence[Step], outputs: Sequence[tuple[int, Target]], variables: Mapping[int, str]
@@ -67,9 +67,9 @@ class _InPlace:
         self.final: list[Step] = []
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
         self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
-        self.counters: dict[Arg, list[int]] = {}  # added number → variables
+        self.counters: dict[Arg, list[int]] = {}  # number that is added → variables
         self.groups: dict[object, _Group] = {}
-        self.unsettled: set[int] = set()  # what optimizers are to make, once their groups are flushed
+        self.pending: set[int] = set()  # results of optimizer steps whose groups are not flushed yet
         self.fresh = (
             max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
         )
@@ -78,7 +78,7 @@ class _InPlace:
     def run(self) -> list[Step]:
         for k, step in enumerate(self.steps):
             counted = step.op not in IN_PLACE and any(v in self.alias for v in step.reads())
-            if counted or not self.unsettled.isdisjoint(step.reads()):
+            if counted or not self.pending.isdisjoint(step.reads()):
                 self.flush()
             if step.op in IN_PLACE:
                 self.optimizer_step(k, step)
@@ -86,7 +86,7 @@ class _InPlace:
                 self.final.append(self.renamed(step))
         self.flush()
         for i, (value, target) in enumerate(self.outputs):
-            if value in self.alias:  # a new value that is needed outside, too: not the variable itself, which changes
+            if value in self.alias:  # other actors need the new value: give a copy, as the variable itself will change
                 copy = self.new(value)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias[value]),), (), (copy,)))
                 self.outputs[i] = (copy, target)
@@ -107,7 +107,7 @@ class _InPlace:
         )
 
     def take_over(self, k: int, variable: int, new: int) -> bool:
-        """Whether ``variable`` may be updated in place by step k, whose result ``new`` it becomes."""
+        """Let step k update ``variable`` in place to its result ``new``; False if that is not possible."""
         name = self.variables.get(variable)
         pair = (new, OfVariable(name)) if name is not None else None
         if pair is None or pair not in self.outputs or self.last_read.get(variable, k) > k:
@@ -118,7 +118,7 @@ class _InPlace:
         return True
 
     def counter(self, k: int, step: Step) -> bool:
-        """``step + 1`` that becomes the new step."""
+        """Take ``variable + number`` as an update of a step counter; False if the step is something else."""
         if (
             step.op != "aten.add.Tensor"
             or step.kwargs
@@ -148,12 +148,12 @@ class _InPlace:
             value = operand.index
             if name in changed and not self.take_over(k, value, results[name]):
                 copy = results[name] if results[name] >= 0 else self.new(value)
-                # row by row, as variables lie: the fused kernels walk through all memories in one order
+                # contiguous, as variables are: the fused kernels go through the memory of all tensors in one order
                 dense = (("memory_format", Symbol("torch.contiguous_format")),)
                 self.final.append(Step("aten.clone.default", (Ref(self.alias.get(value, value)),), dense, (copy,)))
                 value = copy
             if name in changed:
-                self.unsettled.add(results[name])
+                self.pending.add(results[name])
             group.tensors.setdefault(name, []).append(Ref(self.alias.get(value, value)))
 
     def flush(self) -> None:
@@ -165,11 +165,11 @@ class _InPlace:
             args = [tuple(group.tensors[n]) for n in IN_PLACE[op][1]] + [scalars.pop(n) for n in SCALARS[op]]
             self.final.append(Step(group.op, (*args, *scalars.values()), (), ()))
         self.counters, self.groups = {}, {}
-        self.unsettled.clear()
+        self.pending.clear()
 
 
 def _last_reads(steps: Sequence[Step]) -> dict[int, int]:
-    """Value → the last step that reads it or what may be a view of it."""
+    """Value → the last step that reads it or a value that may be a view of it."""
     last: dict[int, int] = {}
     lies_in: dict[int, set[int]] = {}  # view → what it may be a view of
     for k, step in enumerate(steps):
@@ -188,7 +188,7 @@ def _number(
     updated: Sequence[str],
     copied: Mapping[int, int],
 ) -> Built:
-    """Count values from 0, operands first, and drop what nobody reads."""
+    """Number the values from 0, operands first, and drop steps whose results are not used."""
     needed = {v for v, _ in outputs}
     kept: list[Step] = []
     for step in reversed(steps):

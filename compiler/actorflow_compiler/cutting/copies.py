@@ -1,4 +1,4 @@
-"""A program goes in; the same program with copies of some of its ops, so that readers have their own, comes out."""
+"""Copy items of a program, so that some readers get copies of their own; used for views and recomputation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actorflow_compiler.plan.plan import Step
 
 
 class Copies:
-    """Makes copies of items, and keeps what is known of the values that they make."""
+    """Makes copies of items, and the shapes, names and aliases of the values that the copies make."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -21,7 +21,7 @@ class Copies:
         self._fresh = max(max(self._names, default=0), max((v for v, _ in self._metas), default=0)) + 1
 
     def of(self, item: Item, rename: Mapping[int, int]) -> tuple[Item, dict[int, int]]:
-        """A copy that reads renamed values and makes new ones; also: value of the item → that of the copy."""
+        """A copy that reads renamed values and makes new ones; also returns value of the item → value of the copy."""
         number: dict[int, int] = {}
         for v in item.writes:
             new = number[v] = self._fresh
@@ -33,7 +33,7 @@ class Copies:
         return renamed(item, {**rename, **number}), number
 
     def renamed(self, item: Item, rename: Mapping[int, int]) -> Item:
-        """The item with other numbers for some of the values that it reads; what it only passes on follows."""
+        """The item with other numbers for some of the values that it reads; aliases of them are changed with it."""
         for v in item.writes if rename else ():
             for rank in item.placement.ranks:
                 if self._alias.get((v, rank)) in rename:
@@ -41,7 +41,7 @@ class Copies:
         return renamed(item, rename)
 
     def program(self, items: Sequence[Item]) -> Program:
-        """The program of these items, which may be copies."""
+        """The program of these items, some of which are copies."""
         return replace(
             self._program,
             items=tuple(items),
@@ -81,7 +81,7 @@ def renamed(item: Item, rename: Mapping[int, int]) -> Item:
 
 
 def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list[int]]:
-    """Copy views and constants into each segment that reads them, so that only what they look at is kept for it."""
+    """Copy views into each segment that reads them, so that only the viewed tensor is kept for the segment."""
     maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
     copies = Copies(program)
     out: list[Item] = []
@@ -89,7 +89,7 @@ def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list
     made: dict[tuple[int, object], int] = {}  # (value, segment) → its number there
 
     def local(v: int, reader: Item, level: int) -> int:
-        """The number of a value inside the reader's segment."""
+        """The number of a value within the reader's segment; copies the view that makes it if need be."""
         m = maker.get(v)
         here = _segment(reader, level)
         if m is None:

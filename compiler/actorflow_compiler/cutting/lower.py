@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actorflow_compiler.boxing.routes import Hop, Part, route
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
@@ -331,7 +331,7 @@ class _Lowering:
         pieces: bool,
     ) -> None:  # fmt: skip
         """Local parts, and parts sent from rank to rank, put together at each target."""
-        gathered: dict[int, list[tuple[int, Part]]] = {}
+        gathered: dict[int, list[tuple[int, BoxCopy]]] = {}
         cuts: dict[int, list[Step]] = {}
         sends: list[tuple[int, int, list[int]]] = []
         for t, row in enumerate(hop.parts):
@@ -389,7 +389,7 @@ class _Lowering:
         phase, stage = when if hop.kind == "send" else pre
         self.items.append(Item("compute", phase, target, pieces, tuple(sorted(reads)), (out,), steps, stage=stage))
 
-    def cut(self, value: int, rank: int, part: Part, cuts: dict[int, list[Step]]) -> int:
+    def cut(self, value: int, rank: int, part: BoxCopy, cuts: dict[int, list[Step]]) -> int:
         """The local value that is a rectangle of another one."""
         meta = self.metas[(value, rank)] if (value, rank) in self.metas else self.graph.metas[value]
         if part.source == Box((0,) * len(meta.shape), meta.shape):

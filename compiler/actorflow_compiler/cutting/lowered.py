@@ -1,4 +1,4 @@
-"""A step that is lowered goes in; a plan for each variant that somebody asks for comes out."""
+"""A lowered step, from which the plan of each variant is cut on demand."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from actorflow_compiler.plan.variant import PLAIN, Variant
 
 @dataclass(frozen=True, slots=True)
 class LoweredStep:
-    """A step of which all is decided but what its actors are."""
+    """A step after all passes but the cutting into actors, which depends on the variant."""
 
-    header: PlanHeader  # its origins are those of the graph
+    header: PlanHeader  # its origins are those of the graph, without the actors'
     program: Program
-    checkpoints: bool = False  # the backward pass computes forward values again, as the user's checkpoints say
+    checkpoints: bool = False  # the backward pass recomputes forward values, because of the user's checkpoints
 
     def cut(self, variant: Variant = PLAIN) -> Plan:
         """The plan of all ranks, without slot counts and orders."""
         header = self.header
-        if header.pieces > 1 or self.checkpoints:  # joined, what is computed again would be taken for what was kept
+        if header.pieces > 1 or self.checkpoints:  # in a joined actor, recomputed values would be the kept ones
             variant = replace(variant, joined=False)
         segmented = verify_segments(put_stores(segment(self.program, variant)))
         notes = (*header.notes, *tell_recomputed(segmented.program, header.pieces))

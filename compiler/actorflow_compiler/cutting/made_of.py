@@ -1,4 +1,4 @@
-"""Bodies and the items that they were made of enter; where each step of each actor comes from leaves."""
+"""Find the source location of every step of every actor's body, from the program items that the actors consist of."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import replace
 
 from actorflow_compiler.cutting.bodies import Built
 from actorflow_compiler.cutting.lower import Item, Program
-from actorflow_compiler.plan.origins import Origins, Place, StepsOf
+from actorflow_compiler.plan.origins import Origins, SourceLocation, StepsOf
 
 
 def origins_of(origins: Origins, program: Program, made: Mapping[int, tuple[Built, Sequence[Item]]]) -> Origins:
-    """The origins of a graph, with the places of the steps of every actor added.
+    """The origins of a graph, completed with the source locations of the steps of all actors.
 
-    A step is known by what it makes; one that makes nothing (an optimizer's, in place and over many parameters) is of
-    the line that most items of its actor are of.
+    A step is located by the values that it makes.  A step that makes none (an optimizer's, in place over many
+    parameters) gets the line that most items of its actor have.
     """
     places = {place: i for i, place in enumerate(origins.places)}
-    place_of: dict[int, Place] = {}
+    place_of: dict[int, SourceLocation] = {}
     for item in program.items:
         if item.where or item.line:
-            place_of.update(dict.fromkeys(item.writes, Place(item.where, item.line)))
+            place_of.update(dict.fromkeys(item.writes, SourceLocation(item.where, item.line)))
     steps = []
     for actor, (built, items) in made.items():
         lines = [item.line for item in items if item.line]
-        most = Place("", max(dict.fromkeys(lines), key=lines.count)) if lines else None
+        most = SourceLocation("", max(dict.fromkeys(lines), key=lines.count)) if lines else None
         found = []
         for step in built.body.steps:
             outs = [built.values[o] for o in step.outs if o >= 0]

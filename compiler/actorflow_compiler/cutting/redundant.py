@@ -1,25 +1,27 @@
-"""What each op of a plan does more than once enters; the lines that name the ops behind most of it leave."""
+"""The note of a plan about redundant computation: which ops are computed by several devices alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SHOWN = 4  # ops in the line
-NEGLIGIBLE = 0.001  # a fraction of all FLOPs
+SHOWN = 4  # ops in the note
+NEGLIGIBLE = 0.001  # fraction of all FLOPs that is not worth a note
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An op in a place of the model."""
+    """An op of a module that several devices compute redundantly."""
 
     op: str
-    where: str
-    splits: bool  # whether it could have been split
+    where: str  # the module
+    splits: bool  # whether the op can be split at all
 
 
 def tell_repeated(repeated: Mapping[Work, float], done: float) -> tuple[str, ...]:
-    """``repeated`` are FLOPs beyond those of one device, ``done`` all FLOPs of all devices.
+    """The note, if there is anything to say.
+
+    ``repeated`` are the FLOPs beyond those of one device, ``done`` all FLOPs of all devices.
 
     ``6.2% of all FLOPs are done more than once: 5.9% by aten.bmm.default (layers.0), …``
     """

@@ -1,16 +1,15 @@
-"""A program and a variant go in; every item gets the segment that it will be an actor of.
+"""Assign the items of a program to segments, each of which becomes an actor on every rank of its placement.
 
-A segment is what one actor does in a firing.  Items are in the same segment if they are of the same
-stage and placement, in the same phase, fire equally often and have the same *level*: the number of
-communications, changes of stage or rate and steps back in phase on the longest way to them.  No way out of
-a segment leads back into it, so the actors make no circle.
+A segment is what one actor does in a firing.  Items are in the same segment if they have the same stage, placement,
+phase and rate, and the same *level*: the number of communications, changes of stage or rate, and steps back in phase
+on the longest path to them.  No path out of a segment leads back into it, so actors do not depend on each other in a
+cycle.
 
-Views go where they are read.  Gradients of parameters are segments of their own, one for each stage, where the
-variant says so.
+Views are copied into the segments that read them.  Where the variant says so, gradients of parameters are segments of
+their own, one for each stage.
 
-Communications of the same kind among the same ranks share an actor if they are at the same level
-and in the same bucket.  A backward segment is cut into parts where a bucket is full; the bucket leaves
-when its last part is done.
+Communications of the same kind among the same ranks share an actor if they have the same level and bucket.  A backward
+segment is cut into parts where a bucket is full; the bucket leaves when its last part is done.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ PHASE_ORDER = {"source": 0, "forward": 1, "backward": 2, "weight": 3, "optimizer
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What makes items one actor on each rank of the placement."""
+    """The key of a segment: items with equal ones are one actor on each rank of the placement."""
 
     phase: str
     placement: Placement
-    pieces: bool
+    pieces: bool  # whether it fires for each micro-batch
     level: int
-    part: int = 0  # a backward pass is cut where a bucket of gradients is ready
+    part: int = 0  # a backward pass is cut into parts where a bucket of gradients is full
     stage: int = 0
-    joined: bool = False  # the forward pass of the same level is in it as well
+    joined: bool = False  # the forward segment of the same level is part of it
 
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
-    """A program with the segment of every item (None for joins) and the level of communications."""
+    """A program with the segments of its compute items and the levels of its communications."""
 
     program: Program
-    segments: tuple[Segment | None, ...]  # of compute items
-    comm_level: tuple[tuple[int, int], ...]  # of comm items: (level, bucket; for a send the part that it waits for)
+    segments: tuple[Segment | None, ...]  # for each item its segment; None for joins and communications
+    comm_level: tuple[tuple[int, int], ...]  # for each comm item (level, bucket; for a send the part that it waits for)
 
 
 def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
@@ -76,7 +75,7 @@ def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
 
 
 def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
-    """The segments, with a forward one and the first backward one of the same level as one: nothing is between them."""
+    """Join each forward segment with the first backward segment of the same level: nothing happens between them."""
     backward = {s for s in segments if s is not None and s.phase == "backward" and s.part == 0}
     both = {
         replace(s, phase="backward"): s for s in segments if s is not None and s.phase == "forward"
@@ -89,7 +88,7 @@ def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
 
 
 def _parts(program: Program, levels: Sequence[int]) -> list[int]:
-    """For ops the part of their backward segment that they are in, for communications the last part they wait for."""
+    """For each op the part of its backward segment; for each communication the last part that it waits for."""
     part_of: dict[int, int] = {}
     reduced = {v for i in program.items if i.kind == "comm" for v in i.reads}
     joined = {v for i in program.items if i.kind == "join" and i.writes[0] in reduced for v in i.reads}
@@ -117,9 +116,9 @@ def _bytes(metas: Mapping[tuple[int, int], Meta], value: int, placement: Placeme
 
 
 def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int] | None = None) -> list[int]:
-    """The level of every item, by position; ``least`` says for some which they have at least.
+    """The level of every item, by position; ``least`` gives lower bounds for some.
 
-    The gathers of a ``chunk`` have that of the last op before them, so that their readers have another.
+    Gathers of one ``chunk`` get the level of the last op before them, so that their readers have a higher one.
     """
     bounds = dict(least or {})
     early = _early(program)
@@ -136,11 +135,11 @@ def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int]
 
 
 def _lowest(program: Program, chunk: Mapping[int, int], least: Mapping[int, int], moved: Collection[int]) -> list[int]:
-    """The lowest levels that are legal; no gather begins with ops that are ``moved`` to later levels."""
-    made: dict[int, tuple[int, Item]] = {}  # value → level that it has for its readers, and its maker
+    """The lowest legal level of each item; ops that are ``moved`` to later levels do not raise those of gathers."""
+    made: dict[int, tuple[int, Item]] = {}  # value → the level that it has for its readers, and its maker
     levels = []
-    highest: dict[tuple[Placement, int], int] = {}  # of a stage's ops so far
-    begun: dict[int, int] = {}  # chunk → level
+    highest: dict[tuple[Placement, int], int] = {}  # the highest level of a stage's ops so far
+    begun: dict[int, int] = {}  # chunk → its level
     for k, item in enumerate(program.items):
         level = least.get(k, 0)
         place = (item.placement, item.stage)
@@ -160,19 +159,19 @@ def _lowest(program: Program, chunk: Mapping[int, int], least: Mapping[int, int]
 
 
 def _leaves(maker: Item, reader: Item, level: int) -> bool:
-    """Whether the way from one op, of this level, to the next leaves the segment for good."""
+    """Whether a reader must be on a higher level than its maker, which is on this level."""
     if maker.phase == "source":
         return False  # sources are actors of their own, before all others
     earlier = PHASE_ORDER[maker.phase] > PHASE_ORDER[reader.phase]
-    # what is made of sources once in an iteration is an actor of its own before all pieces, too
+    # what is computed once in an iteration from the inputs alone is also an actor of its own, before all pieces
     other_rate = maker.pieces != reader.pieces and (maker.pieces or level > 0)
     return earlier or other_rate or (maker.placement, maker.stage) != (reader.placement, reader.stage)
 
 
 def _early(program: Program) -> set[int]:
-    """The ops of the backward pass that wait for no gradient: they could run right after the forward pass."""
+    """The ops of the backward pass that need no gradient: they could run right after the forward pass."""
     found: set[int] = set()
-    waiting: set[int] = set()  # values that backward passes have made so far
+    waiting: set[int] = set()  # values of the backward pass that depend on gradients
     for k, item in enumerate(program.items):
         if item.phase not in ("backward", "weight"):
             continue
@@ -184,7 +183,7 @@ def _early(program: Program) -> set[int]:
 
 
 def _last_of_weights(program: Program, levels: Sequence[int]) -> dict[int, int]:
-    """The highest level of each stage's gradients of parameters, for all of them: nobody waits, one actor will do."""
+    """Op of phase "weight" → the highest level of its stage's: all are one actor, as nothing waits for them."""
     found: dict[tuple[Placement, int], list[int]] = {}
     for k, item in enumerate(program.items):
         if item.phase == "weight":
@@ -193,7 +192,7 @@ def _last_of_weights(program: Program, levels: Sequence[int]) -> dict[int, int]:
 
 
 def _as_late_as_their_readers(program: Program, levels: Sequence[int], late: Collection[int]) -> list[int]:
-    """Levels in which the ``late`` ops, by position, have moved up to those that read them."""
+    """The levels with the ``late`` ops (positions) raised as far as their readers allow."""
     out = list(levels)
     readers: dict[int, list[int]] = {}
     for k in range(len(out) - 1, -1, -1):

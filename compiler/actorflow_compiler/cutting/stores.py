@@ -1,9 +1,9 @@
-"""A segmented program goes in; the same, with variables written when nobody needs their old values any more, comes out.
+"""Insert stores, so that variables are written only after their old values were read.
 
-The plan writes a variable when all that read its old value have run.  So an actor that comes after the one that makes
-the new value, and reads the old one or a view of it, would wait for itself.  There a *store* is put in: an actor that
-does nothing but write the variable, and that nothing comes after.  So is one for a variable that becomes what another
-one is, where that changes as well: it copies, so that two variables may change places.
+In a plan, an actor that writes a variable waits for all actors that read its old value.  If one of these depends on
+the actor that makes the new value, the two would wait for each other.  There a *store* is inserted: an actor that only
+writes the variable, and on which nothing depends.  A store is also inserted where a variable becomes the value of
+another variable that changes as well; it copies, so that two variables can be swapped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from actorflow_compiler.cutting.lower import Item, Program
 from actorflow_compiler.cutting.segment import Segment, Segmented
 from actorflow_compiler.plan.plan import Step
 
-Node = object  # a segment, or what tells communications apart that leave at different times
+Node = object  # a segment, or the key of communications that leave at the same time
 
 
 def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
-    """Local value → the variables in whose memory it may lie: their views, and they themselves."""
+    """Local value → the variables whose memory it may share: it is one of them, or may be a view of them."""
     found = {v: frozenset({name}) for v, (name, kind) in program.inputs.items() if kind == "variable"}
     nothing: frozenset[str] = frozenset()
     for item in program.items:
@@ -39,7 +39,7 @@ def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
 
 
 def put_stores(segmented: Segmented) -> Segmented:
-    """Put a store in for every variable whose old value is read after the new one is made, or that takes another's."""
+    """Insert stores for variables whose old values are read after the new ones are made, or that become another's."""
     program, flow = segmented.program, Flow(segmented)
     held, updated = views_of_variables(program), {name for name, _ in program.updates}
     readers: dict[str, set[Node]] = {name: set() for name in updated}
@@ -54,9 +54,7 @@ def put_stores(segmented: Segmented) -> Segmented:
     levels = [s.level for s in segmented.segments if s is not None] + [level for level, _ in segmented.comm_level]
     last = max(levels) + 1
     program, stores = _with_stores(program, list(dict.fromkeys(late)), taken)
-    updates = tuple(
-        (n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates
-    )
+    updates = tuple((n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates)
     items = program.items[len(segmented.segments) :]
     own = [Segment("optimizer", i.placement, i.pieces, last, stage=i.stage) for i in items]
     return Segmented(
@@ -67,9 +65,9 @@ def put_stores(segmented: Segmented) -> Segmented:
 
 
 def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]) -> tuple[Program, dict[int, int]]:
-    """The program with an item behind it for each value, that gives it another number; also: value → that number.
+    """Append a store item for each value, which gives it a new number; also returns value → that number.
 
-    Those that are ``taken`` lie in the memory of other variables, and are copied.
+    Values that are ``taken`` may share memory with other variables, so their stores copy.
     """
     maker = {v: item for item in program.items for v in item.writes}
     metas, names, sbp = dict(program.metas), dict(program.names), dict(program.sbp)
@@ -92,12 +90,12 @@ def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]
 
 
 class Flow:
-    """What comes after what, of segments and communications."""
+    """The dependency graph of segments and communications."""
 
     def __init__(self, segmented: Segmented) -> None:
-        self._makers: dict[int, frozenset[Node]] = {}  # value → what makes it; of what is only passed on, what it is of
-        self.next: dict[Node, set[Node]] = {}
-        self.readers: dict[int, set[Node]] = {}  # of a value
+        self._makers: dict[int, frozenset[Node]] = {}  # value → the nodes that make it, or what it is an alias of
+        self.next: dict[Node, set[Node]] = {}  # node → the nodes that read what it makes
+        self.readers: dict[int, set[Node]] = {}  # value → the nodes that read it
         every = zip(segmented.program.items, segmented.segments, segmented.comm_level, strict=True)
         for item, segment, level in every:
             comm = ("comm", item.phase, item.pieces, item.stage, level) if item.kind == "comm" else None
@@ -110,7 +108,7 @@ class Flow:
             self._read((value,), ("sink", value))
 
     def _read(self, values: Iterable[int], own: Node | None) -> frozenset[Node]:
-        """Note that a node reads these values, and say what makes them."""
+        """Record that a node reads these values; return the nodes that make them."""
         before: frozenset[Node] = frozenset()
         for v in values:
             before |= self._makers.get(v, frozenset())
@@ -121,7 +119,7 @@ class Flow:
         return before
 
     def after(self, value: int) -> set[Node]:
-        """All that comes after what makes a value."""
+        """All nodes that depend on the nodes that make a value."""
         found: set[Node] = set()
         todo = [n for maker in self._makers.get(value, ()) for n in self.next.get(maker, ())]
         while todo:

@@ -11,7 +11,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, show
 from actorflow_compiler.graph.graph import Graph, Node, call_of
 from actorflow_compiler.infer import FREE_KINDS, Layouts
-from actorflow_compiler.plan.origins import Flow, Origins, Part, Place
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, SourceLocation
 
 INPUTS = "inputs"  # what the arguments of a step are a part of
 
@@ -38,7 +38,7 @@ class _Folding:
     ) -> None:
         self.graph, self.layouts, self.pieces, self.parameter = graph, layouts, pieces, parameter
         self.modules = frozenset(modules)
-        self.places: dict[Place, int] = {}
+        self.places: dict[SourceLocation, int] = {}
         self.drafts: dict[tuple[str, str, str], _Draft] = {}  # (module, phase, placement)
         self.number: dict[tuple[str, str, str], int] = {}
         self.keys: list[tuple[str, str, str]] = []  # of each part
@@ -62,7 +62,7 @@ class _Folding:
             assert n.placement is not None
             _, operands = call_of(n, graph.metas)
             module = n.where or self.optimized(n, names) or self.added_up(n)
-            place = self.places.setdefault(Place(module, n.line), len(self.places))
+            place = self.places.setdefault(SourceLocation(module, n.line), len(self.places))
             target = self.part(module, n.phase, str(n.placement), n.op.removesuffix(".default"), place)
             for value, need in zip(operands, layouts.operands[k], strict=True):
                 self.flow(value, target, n.placement, need)
@@ -75,7 +75,7 @@ class _Folding:
             if name in homes and names[old] == name:
                 self.flow(new, self.maker[homes[name]][0], layouts.placement[old], layouts.value[old], only_boxed=True)
         parts = tuple(
-            Part(*key, draft.count, tuple(draft.ops), tuple(draft.places)) for key, draft in self.drafts.items()
+            ModulePart(*key, draft.count, tuple(draft.ops), tuple(draft.places)) for key, draft in self.drafts.items()
         )
         return Origins(tuple(self.places), (), parts, tuple(self.flows.values()))
 

@@ -1,4 +1,4 @@
-"""What a user says of how bodies are to run goes in; what a rank does with each of them comes out.
+"""The modes in which ranks run bodies: op by op, compiled by inductor, replayed as CUDA graphs.
 
 The names are those of ``torch.compile``: of its modes, and of its backends "inductor" and "cudagraphs".
 """
@@ -18,13 +18,13 @@ EAGER = "eager"
 class Mode:
     """What a rank does with a body."""
 
-    inductor: bool = False  # torch's compiler joins its ops
-    autotune: bool = False  # … and tries several kernels for each product
-    replays: bool = False  # on a GPU what it launches is captured once and launched as one CUDA graph from then on
+    inductor: bool = False  # torch's compiler fuses its ops
+    autotune: bool = False  # … and tries several kernels for each matrix product
+    replays: bool = False  # on a GPU its launches are captured once and replayed as one CUDA graph
 
     @property
     def text(self) -> str:
-        """For people; nothing where ops run one by one."""
+        """The mode as text; empty if ops run one by one."""
         joined = "joined by torch's inductor" + " (autotuned)" * self.autotune
         return " and ".join([joined] * self.inductor + ["replayed as CUDA graphs where a GPU runs them"] * self.replays)
 
@@ -41,7 +41,7 @@ _ALSO: dict[object, str] = {None: EAGER, False: EAGER, True: "inductor", "defaul
 
 
 def mode_name(said: object) -> str:
-    """One of MODES, for what a user wrote as ``compile=``.  Raises CallError for anything else.
+    """The name in MODES for what a user gave as ``compile=``.  Raises CallError for anything else.
 
     >>> mode_name(True), mode_name("reduce-overhead")
     ('inductor', 'reduce-overhead')

@@ -1,7 +1,7 @@
-"""Where a plan comes from: the logical graph folded by module, and the user's lines; frozen data, for people only.
+"""Where a plan comes from: the logical graph folded by module, and the user's lines; for pages and error messages only.
 
-Nothing that runs looks at it.  A rank's part of a plan has the places of its own actors' ops, so that an error can
-name the user's line, and no more.
+Execution does not depend on it.  One rank's part of a plan keeps only the source locations of its own actors' ops, so
+that errors can name the user's line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ PHASES = ("input", "variable", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where ops come from."""
+class SourceLocation:
+    """The module and the line of the user's script that ops come from."""
 
     module: str  # its qualified name; "" outside of modules
     line: str  # of the user's script, "train.py:31"; "" where it is not known
@@ -21,50 +21,50 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StepsOf:
-    """The places of the ops of one actor's body."""
+    """The source locations of the steps of one actor's body."""
 
     actor: int
-    places: tuple[int, ...]  # for each step its place; -1 where it is not known
+    places: tuple[int, ...]  # for each step an index into ``Origins.places``; -1 where it is not known
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The ops of one module in one phase and on one placement; or its variables, or the inputs of the step."""
+class ModulePart:
+    """A node of the folded graph: a module's ops in one phase on one placement, its variables, or the step's inputs."""
 
-    module: str  # as in ``Place``
+    module: str  # as in ``SourceLocation``
     phase: str  # one of PHASES
     placement: str
-    count: int  # ops, or variables
-    ops: tuple[str, ...]  # their names, each once; or those of variables
-    places: tuple[int, ...]  # where they come from
+    count: int  # of ops, or of variables
+    ops: tuple[str, ...]  # names of ops, each once; or names of variables
+    places: tuple[int, ...]  # indices into ``Origins.places``
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A logical tensor that one part gives to another, and the boxing between them."""
+    """An edge of the folded graph: a logical tensor from one part to another, and the boxing between them."""
 
-    source: int  # part
-    target: int  # part
+    source: int  # index into ``Origins.parts``
+    target: int  # the same
     name: str  # the op or the variable that it comes from
     shape: tuple[int, ...]  # logical
     dtype: str
-    sbp: str  # as it is made, on the placement of the source
-    read: str  # the SBP as which it is read, on the placement of the target
-    boxing: tuple[str, ...]  # the primitives between them, in order; empty where it is read as it lies
-    moved: int  # bytes that these send, all ranks and all micro-batches of an iteration together
+    sbp: str  # its SBP on the placement of the source
+    read: str  # the SBP that the target reads, on the placement of the target
+    boxing: tuple[str, ...]  # the primitives from one to the other, in order; empty if none are needed
+    moved: int  # bytes that they send in an iteration, over all ranks and micro-batches
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """All of it."""
+    """The origins of a plan: source locations, and the folded logical graph."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[SourceLocation, ...] = ()
     steps: tuple[StepsOf, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ModulePart, ...] = ()
     flows: tuple[Flow, ...] = ()
 
-    def place_of(self, actor: int, step: int) -> Place | None:
-        """Where a step of an actor's body comes from, if that is known."""
+    def place_of(self, actor: int, step: int) -> SourceLocation | None:
+        """The source location of a step of an actor's body, if it is known."""
         places = next((s.places for s in self.steps if s.actor == actor), ())
         at = places[step] if 0 <= step < len(places) else -1
         return self.places[at] if at >= 0 else None

@@ -1,8 +1,8 @@
-"""Where a plan comes from goes in, a protobuf message comes out, and the other way round; nothing is lost."""
+"""Convert the origins of a plan to a protobuf message and back, without loss."""
 
 from __future__ import annotations
 
-from actorflow_compiler.plan.origins import Flow, Origins, Part, Place, StepsOf
+from actorflow_compiler.plan.origins import Flow, ModulePart, Origins, SourceLocation, StepsOf
 from actorflow_protos import plan_pb2 as pb
 
 
@@ -28,10 +28,10 @@ def to_message(origins: Origins) -> pb.Origins:
 def from_message(message: pb.Origins) -> Origins:
     """The origins that a message holds."""
     return Origins(
-        places=tuple(Place(p.module, p.line) for p in message.places),
+        places=tuple(SourceLocation(p.module, p.line) for p in message.places),
         steps=tuple(StepsOf(s.actor, tuple(s.places)) for s in message.steps),
         parts=tuple(
-            Part(p.module, p.phase, p.placement, p.count, tuple(p.ops), tuple(p.places)) for p in message.parts
+            ModulePart(p.module, p.phase, p.placement, p.count, tuple(p.ops), tuple(p.places)) for p in message.parts
         ),
         flows=tuple(
             Flow(f.source, f.target, f.name, tuple(f.shape), f.dtype, f.sbp, f.read, tuple(f.boxing), f.moved)

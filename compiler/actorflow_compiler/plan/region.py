@@ -1,4 +1,4 @@
-"""A layout and a device go in; the elements that the device holds come out, as runs of indices of each dim."""
+"""Which elements of a logical tensor a device holds in a layout, and set operations on such regions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp, Split, spans
 from actorflow_compiler.plan.plan import Box
 
-Runs = tuple[tuple[int, int], ...]  # half-open ranges of one dim, ascending; two runs do not touch
-Region = tuple[Runs, ...]  # the elements whose index lies in the runs of every dim
-Indices = tuple[NDArray[np.int64], ...]  # for each dim, which logical elements a device holds, in order
+Runs = tuple[tuple[int, int], ...]  # half-open ranges of indices of one dim, ascending; two runs do not touch
+Region = tuple[Runs, ...]  # for each dim its runs: the product of these sets of indices
+Indices = tuple[NDArray[np.int64], ...]  # for each dim the logical indices that a device holds, in order
 
 
 def coordinates(placement: Placement, index: int) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def device_shape(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: 
 
 
 def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> Indices:
-    """Which logical elements of each dim a device holds."""
+    """The logical indices of each dim that a device holds."""
     found = region(tuple(shape), sbp, placement, index)
     return tuple(
         np.concatenate([np.arange(lo, hi, dtype=np.int64) for lo, hi in runs] or [np.empty(0, np.int64)])
@@ -44,7 +44,7 @@ def held(shape: Sequence[int], sbp: NdSbp, placement: Placement, index: int) -> 
 
 @lru_cache(maxsize=1 << 14)
 def region(shape: tuple[int, ...], sbp: NdSbp, placement: Placement, index: int) -> Region:
-    """The elements that a device holds; a later mesh axis splits what the earlier ones have left."""
+    """The region that a device holds; a later mesh axis splits what the earlier ones leave."""
     out: list[Runs] = [((0, n),) if n else () for n in shape]
     for axis, (entry, at) in enumerate(zip(sbp, coordinates(placement, index), strict=True)):
         if isinstance(entry, Split):
@@ -84,10 +84,10 @@ def subtract(a: Region, b: Region) -> list[Region]:
 
 
 def boxes(taken: Region, inside: Sequence[Region]) -> list[tuple[Box, ...]]:
-    """A region as rectangles: where each lies in the tensors of devices that hold the regions ``inside``."""
+    """Cut a region into rectangles; for each, its box in the tensor of every device that holds a region ``inside``."""
     dims = []
     for dim, runs in enumerate(taken):
-        lines: list[list[int]] = []  # the starts of a rectangle's line in each tensor, and its length
+        lines: list[list[int]] = []  # a rectangle's extent in this dim: its start in each tensor, and its length
         for lo, hi in runs:
             starts = [_position(other[dim], lo) for other in inside]
             if lines and all(a == b + lines[-1][-1] for a, b in zip(starts, lines[-1], strict=False)):

@@ -1,4 +1,4 @@
-"""Which of the plans of one step is wanted: how its backward pass is cut, and what is kept for it."""
+"""The variants of a step's plan: how its backward pass is cut into actors, and what is kept for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the ways to cut a step with micro-batches into actors; the mathematics is the same for all of them.
+    """One of the ways to cut a step into actors; all compute the same.
 
     Without micro-batches ``weights`` and ``recompute`` change nothing.
     """
 
-    weights: bool = False  # gradients of parameters are computed by actors of their own, W, that nothing hurries
-    recompute: bool = False  # a stage keeps its inputs for the backward pass, and computes the rest once more
-    joined: bool = False  # forward and backward ops between which nothing else happens are one actor; of whole batches
+    weights: bool = False  # gradients of parameters have actors of their own (W), which may run later
+    recompute: bool = False  # a stage keeps only its inputs for the backward pass and recomputes the rest
+    joined: bool = False  # whole batches only: forward and backward ops with nothing in between are one actor
 
 
 PLAIN = Variant()

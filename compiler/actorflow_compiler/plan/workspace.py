@@ -1,7 +1,7 @@
-"""An actor's body and the sizes of its values enter; the memory that it needs while it runs leaves.
+"""Compute the workspace of an actor's body: the memory that one firing needs beside operands and target registers.
 
-That is what neither its operands nor the registers that it writes have room for: values that live and die inside of a
-firing.  What an op takes for itself (the workspace of a convolution, say) nobody tells, and is not in it.
+It consists of the values that live and die within the firing.  Temporary buffers inside of ops (of a convolution, say)
+are not part of it, as their sizes are not known.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from actorflow_compiler.core.views import is_view
 from actorflow_compiler.plan.plan import Body
 
 INTO = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
-"""Products, and the op that adds one to a sum while it is made."""
+"""Matrix products → the op that adds the product to a sum in place."""
 
 
 def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
-    """Which of ``outputs`` (positions) are products that the body makes for nobody else: they can go into sums."""
+    """Which of ``outputs`` (positions) are products that nothing else uses, so that they can go into sums in place."""
     read = {value for step in body.steps for value in step.reads()}
     made = {step.outs[0] for step in body.steps if step.op in INTO}
     once = {value for value in made - read if body.outputs.count(value) == 1}
@@ -24,18 +24,18 @@ def products(body: Body, outputs: Collection[int]) -> tuple[int, ...]:
 
 
 def workspace_bytes(body: Body, nbytes: Sequence[int], room: Sequence[int], joined: int = 0) -> int:
-    """The most bytes that values of a body hold at a time, beside its operands and what registers have room for.
+    """The most bytes that values of a body occupy at a time, without its operands and without room in registers.
 
-    ``nbytes[v]`` is the size of value v; ``room[i]`` what the register that output i goes to has for it: its size, or
-    0 for what is added to a sum or copied into a variable.  ``joined`` is how much is joined, by a copy, when
-    the body has run.  A value lives from the step that makes it to the last one that reads it or a view of it;
-    outputs live to the end.
+    ``nbytes[v]`` is the size of value v.  ``room[i]`` is the room for output i in the register that it goes to: its
+    size, or 0 for what is added to a sum or copied into a variable.  ``joined`` is how many bytes are concatenated by
+    a copy when the body has run.  A value lives from the step that makes it to the last one that reads it or a view of
+    it; outputs live to the end.
 
     >>> workspace_bytes(Body(1, (Step("aten.relu.default", (Ref(0),), (), (1,)), …), (2,)), (8, 8, 8), (8,))
     8
     """
     owner = list(range(len(nbytes)))  # value → the value in whose memory it lies
-    last: dict[int, int] = {}  # of those that have memory of their own: the last step that needs it
+    last: dict[int, int] = {}  # value with memory of its own → the last step that needs it
     end = len(body.steps)
     for number, step in enumerate(body.steps):
         reads = [*step.reads()]
