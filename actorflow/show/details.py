@@ -112,7 +112,7 @@ def _actor(plan: Plan, a: Actor, lasts: float | None, places: Sequence[int] | No
     if a.workspace:
         found["workspace"] = f"{bytes_text(a.workspace)} while it fires"
     if lasts is not None:
-        found["lasts"] = f"{lasts * 1e3:.3f} ms a firing"
+        found["duration"] = f"{lasts * 1e3:.3f} ms a firing"
     if a.comm is not None:
         between = (
             f"from rank {a.comm.from_rank} to rank {a.comm.to_rank}"

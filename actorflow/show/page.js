@@ -110,7 +110,7 @@ const actorflow = (() => {
     const tag = make('span', {class: `tag k-${actor.kind}`}, actor.kind);
     const content = [make('h2', {}, actor.name), tag, facts([
       ['rank', String(actor.rank)], ['queue', actor.queue], ['stage', String(actor.stage)],
-      ['fires', `${actor.rate}× in an iteration`], ['takes', actor.lasts], ['work', actor.work],
+      ['fires', `${actor.rate}× in an iteration`], ['takes', actor.duration], ['work', actor.work],
       ['needs', actor.workspace], ['communication', actor.comm],
     ])];
     for (const [word, ids] of [['Reads', actor.reads], ['Writes', actor.writes]]) {

@@ -35,9 +35,9 @@ def test_the_iteration_that_is_looked_at_has_every_firing_once_in_each_period() 
 
 def test_firings_of_the_critical_cycle_follow_one_another_without_a_gap() -> None:
     plan = view().plan
-    found, way = forecast_timeline(plan, FAST), nanoseconds(plan, FAST).way
+    found, latency = forecast_timeline(plan, FAST), nanoseconds(plan, FAST).latency
     spans = [s for s in found.spans if (s.actor, s.firing) in found.critical]
-    ends = {round(s.end * 1e9) + under_way for s in spans for under_way in (0, *way.values())}  # tokens, and credits
+    ends = {round(s.end * 1e9) + sent for s in spans for sent in (0, *latency.values())}  # tokens, and credits
     inside = [s for s in found.spans if (s.actor, s.firing) in found.critical and found.begin < s.start < found.end]
     assert inside
     assert all(round(s.start * 1e9) in ends for s in inside)
