@@ -22,7 +22,7 @@ from actorflow.classic.initializers import (
     zeros_initializer,
 )
 from actorflow.classic.variables import current_run, get_variable
-from actorflow.classic.where import user_line
+from actorflow.script_state.user_code import user_line
 from actorflow.nn import functions as nn
 from actorflow.nn.windowed import Window
 from actorflow.nn.windows import Padding, channels_last, many, same_format

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from actorflow.classic.initializers import Initializer
 from actorflow.classic.minimizer import Minimizer
-from actorflow.classic.where import user_line
+from actorflow.script_state.user_code import user_line
 from actorflow.deferred import deferred_init
 from actorflow.regularizers import Regularizer
 from actorflow.script_state.seeds import seeds

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from actorflow.classic.initializers import Initializer
 from actorflow.classic.minimizer import Minimizer
 from actorflow.classic.registry import REGISTRY, Registry
-from actorflow.classic.where import user_line
+from actorflow.script_state.user_code import user_line
 from actorflow.deferred import Deferred, materialize
 from actorflow.regularizers import Regularizer
 from actorflow_compiler.core.errors import CallError, LayoutError, StateError

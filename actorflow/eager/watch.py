@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, show_rank, write
-from actorflow.script_state.whereabouts import line_of
+from actorflow.script_state.user_code import line_of
 from actorflow.support import background
 
 __all__ = ["Store", "Watch"]

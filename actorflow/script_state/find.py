@@ -75,8 +75,10 @@ from actorflow.script_state.looked import (
     WrittenOfClass,
     table_of,
 )  # fmt: skip
+from actorflow.script_state.name_registry import Names
 from actorflow.script_state.named import named_by
 from actorflow.script_state.ordered import ordered
+from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow.script_state.unreadable import prepared, refuse_compiled
 from actorflow.standins.beside import BESIDE
 from actorflow.standins.lazy import Result, known_now
@@ -100,7 +102,7 @@ from actorflow_compiler.core.torch_internals import HOOKS, hooks_of, module_hook
 from actorflow_compiler.substitutes.observers import give_ranges_sizes
 from actorflow_compiler.values.variables import ScriptState, StateTensor, attributes_given
 
-__all__ = ["Found", "Names", "find", "look"]
+__all__ = ["Found", "find", "look"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
@@ -134,90 +136,6 @@ UNCALLED = (  # of those: by which it prints, copies and ends things
     "__repr__", "__str__", "__format__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
     "__copy__", "__deepcopy__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__getnewargs__",
 )  # fmt: skip
-
-
-class Names:
-    """Names given in this process: a thing keeps its name, and no two things share one."""
-
-    def __init__(self) -> None:
-        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
-        self._counts: dict[str, int] = {}  # name → the last number that made another one of it
-        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
-        self.made_of: dict[str, weakref.ref[Owned]] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
-
-    def current(self, thing: Any) -> Any:
-        """The thing, or what took its place."""
-        old = self._instead.get(id(thing))
-        return old[1] if old is not None and old[0]() is thing else thing
-
-    def known(self, thing: Any) -> str | None:
-        """The name of a thing that has one."""
-        found = self._given.get(id(thing))
-        return found[1] if found is not None and found[0]() is thing else None
-
-    def give(self, thing: Any, wanted: str) -> str:
-        """The thing's name; ``wanted``, or ``wanted_2`` and so on where another thing has it, if it had none."""
-        name = self.known(thing)
-        if name is None:
-            name, count = wanted, self._counts.get(wanted, 1)
-            while name in self._counts:
-                count += 1
-                name = f"{wanted}_{count}"
-            self._counts[wanted] = count
-            self._counts.setdefault(name, 1)
-            self._given[id(thing)] = (_Kept(thing) if isinstance(thing, Tensor) else _weak(thing), name)
-        return name
-
-    def replace(self, old: Any, new: Any) -> None:
-        """``new`` takes the place and the name of ``old``."""
-        name = self._given.pop(id(old))[1]
-        self._given[id(new)] = (_Kept(new), name)
-        self._instead[id(old)] = (weakref.ref(old), new)
-
-    def hand_over(self, old: Any, new: Any) -> None:
-        """``new`` takes the name of ``old``, which stays where it is without one."""
-        self._given[id(new)] = (_Kept(new), self._given.pop(id(old))[1])
-
-    def loosen(self, tensor: Tensor) -> None:
-        """Let a tensor go with its last holder.
-
-        From now on there is a weak reference to it, so that torch cannot exchange it for another one.
-        """
-        name = self.known(tensor)
-        if name is not None:
-            self._given[id(tensor)] = (_weak(tensor), name)
-
-    def sweep(self) -> None:
-        """Let go of what is gone, and of tensors that nobody else holds; their names stay taken."""
-        for key, (old, _) in list(self._instead.items()):
-            if old() is None:
-                del self._instead[key]
-        for key, (get, _) in list(self._given.items()):
-            if get() is None or (isinstance(get, _Kept) and get.alone()):
-                del self._given[key]
-
-
-class _Kept:
-    """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
-
-    __slots__ = ("_thing",)
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-
-    def __call__(self) -> Any:
-        return self._thing
-
-    def alone(self) -> bool:
-        """Whether nobody else holds it."""
-        return sys.getrefcount(self._thing) <= 2  # this one, and that of the call
-
-
-def _weak(thing: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(thing)
-    except TypeError:  # a class with slots
-        return _Kept(thing)
 
 
 def find(
@@ -958,32 +876,3 @@ def _is_librarys(owner: Any) -> bool:
 def _put_in(value: Any) -> bool:
     """Whether what a library has is a function of the user's, who has put it there."""
     return isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename)
-
-
-@functools.cache
-def _library_folders() -> Sequence[str]:
-    paths = sysconfig.get_paths()
-    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)]
-    packages = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
-    ours = [str(Path(file).parent) for name in packages if (file := getattr(sys.modules.get(name), "__file__", None))]
-    return tuple({str(Path(f).resolve()) + "/" for f in folders + ours})
-
-
-@functools.cache
-def is_user_file(filename: str | None) -> bool:
-    """Whether a source file is the user's own: of no library, and not ours."""
-    if filename is None or filename.startswith("<frozen"):
-        return False
-    if filename.startswith("<"):
-        return True
-    return not str(Path(filename).resolve()).startswith(tuple(_library_folders()))
-
-
-@functools.cache
-def is_user_class(owner: Any) -> bool:
-    """Whether a class comes from the user's own code."""
-    if owner.__module__ == "__main__":
-        return True
-    module = sys.modules.get(owner.__module__)
-    return module is not None and is_user_file(getattr(module, "__file__", None))

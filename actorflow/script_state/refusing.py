@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader
 
-from actorflow.script_state.find import is_user_class, is_user_file
+from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.lines import STDLIB
 

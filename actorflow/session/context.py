@@ -13,7 +13,8 @@ from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
 from actorflow.runtime.worker import Worker
 from actorflow.script_state.arguments import Arguments
-from actorflow.script_state.find import Found, Names, look
+from actorflow.script_state.find import Found, look
+from actorflow.script_state.name_registry import Names
 from actorflow.session.barrier import Gates
 from actorflow.session.compiling import located
 from actorflow.session.jobs import JobLike

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from actorflow.script_state import tree
 from actorflow.script_state.changes import Change, Rebinding, place_key
-from actorflow.script_state.find import Found, Names
+from actorflow.script_state.find import Found
+from actorflow.script_state.name_registry import Names
 from actorflow.script_state.guards import Guards, StandsFor
 from actorflow.script_state.keyed import key_here
 from actorflow.script_state.looked import Looked

@@ -88,7 +88,7 @@ def own(rank: int) -> Standing:
     """What this process is at; any thread, at any time."""
     line = ""
     if "torch" in sys.modules:  # else nothing of the script has run yet
-        from actorflow.script_state.whereabouts import line_of
+        from actorflow.script_state.user_code import line_of
 
         line = line_of(threading.main_thread().ident or 0)
     here = (rank, socket.gethostname(), os.getpid(), line)

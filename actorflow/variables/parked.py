@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.script_state.find import PLAIN, Found, Names
+from actorflow.script_state.find import PLAIN, Found
+from actorflow.script_state.name_registry import Names
 from actorflow.script_state.looked import Looked
 from actorflow.standins.owned import Owned
 from actorflow_compiler.values.variables import ScriptState

@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from actorflow.deferred import Deferred
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
-from actorflow.script_state.find import Names
+from actorflow.script_state.name_registry import Names
 from actorflow.script_state.scripts import hold
 from actorflow.standins.owned import Detached, Owned, Whole, real
 from actorflow.standins.places import OfProgram, OfProgramList, OfScript

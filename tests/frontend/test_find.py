@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.script_state.find import Names, find
+from actorflow.script_state.find import find
+from actorflow.script_state.name_registry import Names
 from actorflow.script_state.ordered import ordered
 from actorflow.standins.owned import Owned
 from actorflow_compiler.values.variables import ScriptState, stand_ins

@@ -1,0 +1,98 @@
+"""Names that things of the script keep for as long as they are there, so that plans and ranks can refer to them."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from actorflow.standins.owned import Owned
+
+__all__ = ["Names"]
+
+
+class Names:
+    """Names given in this process: a thing keeps its name, and no two things share one."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
+        self._counts: dict[str, int] = {}  # name → the last number that made another one of it
+        self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
+        self.made_of: dict[str, weakref.ref[Owned]] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
+
+    def current(self, thing: Any) -> Any:
+        """The thing, or what took its place."""
+        old = self._instead.get(id(thing))
+        return old[1] if old is not None and old[0]() is thing else thing
+
+    def known(self, thing: Any) -> str | None:
+        """The name of a thing that has one."""
+        found = self._given.get(id(thing))
+        return found[1] if found is not None and found[0]() is thing else None
+
+    def give(self, thing: Any, wanted: str) -> str:
+        """The thing's name; ``wanted``, or ``wanted_2`` and so on where another thing has it, if it had none."""
+        name = self.known(thing)
+        if name is None:
+            name, count = wanted, self._counts.get(wanted, 1)
+            while name in self._counts:
+                count += 1
+                name = f"{wanted}_{count}"
+            self._counts[wanted] = count
+            self._counts.setdefault(name, 1)
+            self._given[id(thing)] = (_Kept(thing) if isinstance(thing, Tensor) else _weak(thing), name)
+        return name
+
+    def replace(self, old: Any, new: Any) -> None:
+        """``new`` takes the place and the name of ``old``."""
+        name = self._given.pop(id(old))[1]
+        self._given[id(new)] = (_Kept(new), name)
+        self._instead[id(old)] = (weakref.ref(old), new)
+
+    def hand_over(self, old: Any, new: Any) -> None:
+        """``new`` takes the name of ``old``, which stays where it is without one."""
+        self._given[id(new)] = (_Kept(new), self._given.pop(id(old))[1])
+
+    def loosen(self, tensor: Tensor) -> None:
+        """Let a tensor go with its last holder.
+
+        From now on there is a weak reference to it, so that torch cannot exchange it for another one.
+        """
+        name = self.known(tensor)
+        if name is not None:
+            self._given[id(tensor)] = (_weak(tensor), name)
+
+    def sweep(self) -> None:
+        """Let go of what is gone, and of tensors that nobody else holds; their names stay taken."""
+        for key, (old, _) in list(self._instead.items()):
+            if old() is None:
+                del self._instead[key]
+        for key, (get, _) in list(self._given.items()):
+            if get() is None or (isinstance(get, _Kept) and get.alone()):
+                del self._given[key]
+
+
+class _Kept:
+    """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
+
+    __slots__ = ("_thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __call__(self) -> Any:
+        return self._thing
+
+    def alone(self) -> bool:
+        """Whether nobody else holds it."""
+        return sys.getrefcount(self._thing) <= 2  # this one, and that of the call
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # a class with slots
+        return _Kept(thing)

@@ -1,0 +1,82 @@
+"""Tell the user's own files and classes from those of libraries, and find the line of user code that runs."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import linecache
+import re
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["is_user_class", "is_user_file", "line_of", "user_line"]
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)  # as faulthandler writes it
+
+
+@functools.cache
+def _library_folders() -> Sequence[str]:
+    paths = sysconfig.get_paths()
+    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(torch.__file__).parent)]
+    packages = ("actorflow", "actorflow_compiler", "actorflow_scheduler", "actorflow_protos")
+    ours = [str(Path(file).parent) for name in packages if (file := getattr(sys.modules.get(name), "__file__", None))]
+    return tuple({str(Path(f).resolve()) + "/" for f in folders + ours})
+
+
+@functools.cache
+def is_user_file(filename: str | None) -> bool:
+    """Whether a source file is the user's own: of no library, and not ours."""
+    if filename is None or filename.startswith("<frozen"):
+        return False
+    if filename.startswith("<"):
+        return True
+    return not str(Path(filename).resolve()).startswith(tuple(_library_folders()))
+
+
+@functools.cache
+def is_user_class(owner: Any) -> bool:
+    """Whether a class comes from the user's own code."""
+    if owner.__module__ == "__main__":
+        return True
+    module = sys.modules.get(owner.__module__)
+    return module is not None and is_user_file(getattr(module, "__file__", None))
+
+
+def user_line() -> str:
+    """``file:line: code`` of the innermost line of the user's own code on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_user_file(name):
+            return f"{name}:{frame.f_lineno}: {linecache.getline(name, frame.f_lineno).strip()}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "in the script"
+
+
+def line_of(thread: int) -> str:
+    """``file:line`` of the innermost line of the user's own code that a thread is at; empty where there is none.
+
+    The stack is written out in one call, in which no thread goes on: frames of a thread that runs must not be held.
+    """
+    with tempfile.TemporaryFile() as dump:
+        faulthandler.dump_traceback(dump, all_threads=True)
+        dump.seek(0)
+        text = dump.read().decode(errors="replace")
+    for stack in text.split("\n\n"):
+        head, _, frames = stack.partition("\n")
+        if f"thread 0x{thread:016x} " not in head.lower():
+            continue
+        for name, line in _FRAME.findall(frames):
+            if is_user_file(name):
+                return f"{name}:{line}"
+    return ""
