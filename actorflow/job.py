@@ -8,9 +8,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
-from actorflow.classic.body import Body
-from actorflow.classic.callbacks import CallingBack
+from actorflow.classic.callbacks import CallbackObserver
 from actorflow.classic.config import FunctionConfig
+from actorflow.classic.job_body import ClassicJobBody
 from actorflow.live.shown import Live
 from actorflow.session.body import JobBody
 from actorflow.session.jobs import Compiled
@@ -67,7 +67,7 @@ class Job:
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
         self.function_config = function_config
-        body = Body(function, self.name, type == "train", function_config)
+        body = ClassicJobBody(function, self.name, type == "train", function_config)
         self.body: JobBody = body
         if body.mirrored:
             self._check_mirrored()
@@ -266,5 +266,5 @@ def global_function(
 
 
 step_in_jobs(Job)
-observed_by(lambda cluster, _: (Live(cluster), CallingBack()))
+observed_by(lambda cluster, _: (Live(cluster), CallbackObserver()))
 observed_by(lambda cluster, gates: (Tracing(cluster, gates),) if cluster.settings.trace else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from actorflow.classic.scope import Placed, consistent_view, mirrored_view, placement
+from actorflow.classic.scope import PlacementScope as Placed
+from actorflow.classic.scope import consistent_view, mirrored_view, placement
 
 __all__ = ["Placed", "consistent_view", "mirrored_view", "placement"]

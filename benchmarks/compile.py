@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import actorflow as flow
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Listeners, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -94,7 +94,7 @@ def one(layers: str, layout: str, devices: int) -> None:
         optimizer.zero_grad()
         return loss
 
-    state = find(step, model, optimizer)
+    state = find_state(step, model, optimizer)
     tokens = TensorArgument("tokens", (BATCH, CONTEXT), torch.int64, True)
     laid = compile_step(
         StepRequest(

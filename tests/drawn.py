@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow.runtime.local import LocalCluster
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -29,7 +29,7 @@ def drawn(
         made = function(*tensors)
         return list(made) if isinstance(made, tuple) else [made]
 
-    state = find(function)
+    state = find_state(function)
     arguments = [TensorArgument(f"x{i}", tuple(x.shape), x.dtype, True) for i, x in enumerate(inputs)]
     laid = compile_step(
         StepRequest(

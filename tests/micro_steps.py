@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -407,7 +407,7 @@ def plan_of(
         halves = (range(half), range(half, world))
         place(model, {name: Placement("cpu", tuple(r), (half,)) for name, r in zip(step.stages, halves, strict=True)})
     run = step.run(model, optimizer)
-    state = find(run, model=model, optimizer=optimizer)
+    state = find_state(run, model=model, optimizer=optimizer)
     tensors = step.batches()[0]
     arguments = [
         TensorArgument(f"x{i}", tuple(t.shape), t.dtype, t.dim() > 0 and len(t) == len(tensors[0]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.variables import stepped
+from actorflow.variables import optimizer_slots
 
 Optimizer = torch.optim.Optimizer
 
@@ -69,14 +69,14 @@ def test_a_tensor_that_the_script_has_taken_out_keeps_its_value(change: Callable
 
 def test_of_what_nobody_holds_no_other_stand_in_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    left = stepped.States._left
+    left = optimizer_slots.OptimizerStates._left
 
     def watched(self: Any, optimizer: Any, name: str, one: Any) -> Any:
         other = left(self, optimizer, name, one)
         made.extend([name] if other is not one else [])
         return other
 
-    monkeypatch.setattr(stepped.States, "_left", watched)
+    monkeypatch.setattr(optimizer_slots.OptimizerStates, "_left", watched)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.script_state.seeds import seeds
+from actorflow.script_state.seeds import call_seeds
 
 own = torch.Generator().manual_seed(5)
 
@@ -54,12 +54,12 @@ def test_what_is_drawn_after_a_step_that_seeds_is_what_pytorch_draws(function: C
             drawn.append((torch.rand(2).tolist(), torch.initial_seed()))
         return drawn
 
-    before = seeds.swap((None, 0))
+    before = call_seeds.swap((None, 0))
     try:
         expected = run(function)
         assert run(flow.global_function(type="predict")(function)) == expected
     finally:
-        seeds.swap(before)
+        call_seeds.swap(before)
 
 
 def test_a_step_that_seeds_all_jobs_draws_the_same_in_each_call_and_after_it() -> None:
@@ -72,11 +72,11 @@ def test_a_step_that_seeds_all_jobs_draws_the_same_in_each_call_and_after_it() -
     def draws() -> Tensor:
         return torch.rand(4)
 
-    before = seeds.swap((3, 0))
+    before = call_seeds.swap((3, 0))
     try:
         rounds = [(seeds_all().tolist(), draws().tolist(), draws().tolist()) for _ in range(3)]
     finally:
-        seeds.swap(before)
+        call_seeds.swap(before)
     assert rounds[0] == rounds[1] == rounds[2]
     assert rounds[0][1] != rounds[0][2]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from actorflow.devices import Cpu, Device
 from actorflow.runtime.local import LocalCluster
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow.session.planes import share
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
@@ -101,7 +101,7 @@ def laid_of(case: Case, layout: Layout, size: int) -> tuple[LoweredStep, dict[st
         optimizer_step(model, optimizer, case.clip, scaler)
         return loss
 
-    state = find(step, model=model, optimizer=optimizer)
+    state = find_state(step, model=model, optimizer=optimizer)
     arguments = [
         TensorArgument(name, tuple(t.shape), t.dtype, True)
         for name, t in zip(case.names, case.batches([size])[0], strict=True)

@@ -10,10 +10,10 @@ from typing import Any
 from actorflow.runtime.observer import Observer
 from actorflow.support import background
 
-__all__ = ["Callbacks", "CallingBack", "callbacks"]
+__all__ = ["CallbackQueue", "CallbackObserver", "callbacks"]
 
 
-class Callbacks:
+class CallbackQueue:
     """The callbacks of one process, called one after the other in the order in which they were given."""
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class Callbacks:
         self._waiting.put(None)
 
 
-callbacks = Callbacks()  # of this process
+callbacks = CallbackQueue()  # of this process
 
 
-class CallingBack(Observer):
+class CallbackObserver(Observer):
     """Has the callbacks of a process called before its run ends."""
 
     def finish(self) -> None:

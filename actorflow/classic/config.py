@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from actorflow.classic.scope import Placed
-from actorflow.classic.views import CONSISTENT, View
+from actorflow.classic.logical_views import CONSISTENT, LogicalView
+from actorflow.classic.scope import PlacementScope
 from actorflow_compiler.core.errors import CallError
 
 __all__ = ["FunctionConfig", "function_config"]
@@ -46,17 +46,17 @@ class FunctionConfig:
     """
 
     def __init__(self) -> None:
-        self._view: View = CONSISTENT
-        self._placed: Placed | None = None
+        self._view: LogicalView = CONSISTENT
+        self._placed: PlacementScope | None = None
         self._dtype: torch.dtype | None = None
 
     @property
-    def view(self) -> View:
+    def view(self) -> LogicalView:
         """The consistent view, if nothing else was set."""
         return self._view
 
     @property
-    def placed(self) -> Placed | None:
+    def placed(self) -> PlacementScope | None:
         """The placement scope around the whole function; None: all devices."""
         return self._placed
 
@@ -65,18 +65,18 @@ class FunctionConfig:
         """The dtype of floating tensors and variables that say none of their own; None: torch's default."""
         return self._dtype
 
-    def default_logical_view(self, view: View) -> None:
+    def default_logical_view(self, view: LogicalView) -> None:
         """Take ``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``; raises CallError for others."""
-        if not isinstance(view, View):
+        if not isinstance(view, LogicalView):
             _wrong("default_logical_view", view, "flow.scope.consistent_view() or flow.scope.mirrored_view()")
         self._view = view
 
-    def default_placement_scope(self, scope: Placed) -> None:
+    def default_placement_scope(self, scope: PlacementScope) -> None:
         """Take ``flow.scope.placement("gpu", "0:0-1")``: where the ops of the function run.
 
         Raises CallError for anything else.
         """
-        if not isinstance(scope, Placed):
+        if not isinstance(scope, PlacementScope):
             _wrong("default_placement_scope", scope, 'flow.scope.placement("gpu", "0:0-1")')
         self._placed = scope
 

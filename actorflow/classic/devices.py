@@ -10,12 +10,12 @@ from actorflow.rendezvous.script_request import kind_of_gpu
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import LayoutError
 
-__all__ = ["device_kind", "ranks_of", "spelled"]
+__all__ = ["device_kind", "ranks_of", "device_texts"]
 
 _ONE = re.compile(r"\s*(\d+)\s*:\s*(\d+(?:\s*-\s*\d+)?(?:\s*,\s*\d+(?:\s*-\s*\d+)?)*)\s*")
 
 
-def spelled(devices: object) -> tuple[str, ...] | None:
+def device_texts(devices: object) -> tuple[str, ...] | None:
     """The texts of ``"0:0-1"`` or ``["0:0-1", "1:0-1"]``; None for what is something else (ranks)."""
     if isinstance(devices, str):
         return (devices,)

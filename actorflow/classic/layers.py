@@ -22,11 +22,11 @@ from actorflow.classic.initializers import (
     zeros_initializer,
 )
 from actorflow.classic.variables import current_run, get_variable
-from actorflow.script_state.user_code import user_line
 from actorflow.nn import functions as nn
 from actorflow.nn.windowed import Window
 from actorflow.nn.windows import Padding, channels_last, many, same_format
 from actorflow.regularizers import Regularizer
+from actorflow.script_state.user_code import user_line
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.sbp import Broadcast, Split
 
@@ -84,7 +84,7 @@ def dense(
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionLayer:
     """``conv1d``, ``conv2d`` or ``conv3d``: a convolution with bias and activation over so many spatial dims."""
 
     spatial: int
@@ -152,7 +152,7 @@ class Convolution:
         return _activated(activation, out)
 
 
-conv1d, conv2d, conv3d = (Convolution(spatial) for spatial in (1, 2, 3))
+conv1d, conv2d, conv3d = (ConvolutionLayer(spatial) for spatial in (1, 2, 3))
 
 
 def layer_norm(

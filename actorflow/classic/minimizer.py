@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred import Deferred, materialize
+from actorflow.deferred import DeferredTensor, materialize
 from actorflow.regularizers import Regularizer
-from actorflow.standins.owned import real
+from actorflow.standins.owned_tensor import real_value
 
-__all__ = ["Minimizer", "Settings"]
+__all__ = ["Minimizer", "StepSettings"]
 
-Settings = Callable[[int], Sequence[Mapping[str, float]]]  # steps so far → settings of each parameter group
+StepSettings = Callable[[int], Sequence[Mapping[str, float]]]  # steps so far → settings of each parameter group
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Minimizer:
     where: str  # the user's line
     optimizer: torch.optim.Optimizer
     variables: tuple[str, ...]  # that it trains
-    settings: Settings
+    settings: StepSettings
     clip: Callable[[Iterable[Tensor]], object] | None
     regularize: Mapping[str, Regularizer]  # by variable
     steps: int = 0  # calls of the job so far
@@ -43,7 +43,7 @@ class Minimizer:
 
     def saved(self) -> dict[str, Any]:
         """How far it is, and what the optimizer keeps of each variable: numbers and tensors, for ``restore``."""
-        kept = pytree.tree_map_only(Tensor, real, self.optimizer.state_dict()["state"])
+        kept = pytree.tree_map_only(Tensor, real_value, self.optimizer.state_dict()["state"])
         return {"steps": self.steps, "state": {n: dict(kept[i]) for i, n in enumerate(self.variables) if i in kept}}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Minimizer:
                 variable.grad = gradient + extra.l2 * now if extra.l2 else gradient
         if self.clip is not None:
             self.clip(list(trained.values()))
-        if any(isinstance(t, Deferred) for t in pytree.tree_leaves(list(self.optimizer.state.values()))):
+        if any(isinstance(t, DeferredTensor) for t in pytree.tree_leaves(list(self.optimizer.state.values()))):
             materialize(self.optimizer)  # it made state of variables that had no memory yet; a plan never sees it
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from actorflow.classic.initializers import Initializer
 from actorflow.classic.minimizer import Minimizer
-from actorflow.script_state.user_code import user_line
 from actorflow.deferred import deferred_init
 from actorflow.regularizers import Regularizer
-from actorflow.script_state.seeds import seeds
+from actorflow.script_state.seeds import call_seeds
+from actorflow.script_state.user_code import user_line
 from actorflow.session.keys import GrowingModule
-from actorflow.standins.owned import real
+from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.core.errors import LayoutError, StateError
 from actorflow_compiler.core.sbp import Sbp
 from actorflow_compiler.core.torch_internals import real_tensors
@@ -28,7 +28,7 @@ __all__ = ["REGISTRY", "Registry"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _VariableInfo:
     """What is known of a variable besides its value."""
 
     shape: tuple[int, ...]
@@ -40,10 +40,10 @@ class _Made:
 
 
 @dataclass(slots=True)
-class _Book:
+class _RegistryData:
     """What a registry knows; no part of its state as a module."""
 
-    made: dict[str, _Made] = field(default_factory=dict)
+    made: dict[str, _VariableInfo] = field(default_factory=dict)
     minimizers: dict[str, Minimizer] = field(default_factory=dict)  # by job
     waiting: dict[str, Tensor] = field(default_factory=dict)  # values for variables that are not made yet
     later: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # job → what its minimizer goes on from
@@ -54,7 +54,7 @@ class Registry(GrowingModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._book = _Book()
+        self._book = _RegistryData()
 
     def __getitem__(self, name: str) -> Tensor:
         found: Tensor | None = self._parameters.get(name)
@@ -102,7 +102,7 @@ class Registry(GrowingModule):
 
     def values(self) -> dict[str, Tensor]:
         """Copies of all values, and of those that wait for their variables."""
-        return {**self._book.waiting, **{name: real(self[name]).detach().clone() for name in self.names()}}
+        return {**self._book.waiting, **{name: real_value(self[name]).detach().clone() for name in self.names()}}
 
     def keep(self, minimizer: Minimizer) -> None:
         """Know a minimizer that was made; it goes on from what was loaded for its job.
@@ -173,7 +173,7 @@ class Registry(GrowingModule):
                 self._parameters[name] = nn.Parameter(value)  # any name will do: register_parameter refuses dots
             else:
                 self._buffers[name] = value
-        self._book.made[name] = _Made(shape, dtype, trainable, where, layout, regularizer)
+        self._book.made[name] = _VariableInfo(shape, dtype, trainable, where, layout, regularizer)
         if layout is not None:
             try:
                 distribute_model(self, {re.escape(name): layout})
@@ -185,7 +185,7 @@ class Registry(GrowingModule):
 REGISTRY = Registry()
 
 
-def _same(name: str, known: _Made, *asked: Any) -> None:
+def _same(name: str, known: _VariableInfo, *asked: Any) -> None:
     """Raise StateError unless a variable is asked for again as it was made."""
     made = (known.shape, known.dtype, known.trainable, known.layout)
     for what, old, new in zip(("shape", "dtype", "trainable", "distribute"), made, asked, strict=True):
@@ -202,6 +202,6 @@ def _plain(value: Any) -> str:
 
 def _generator(name: str, seed: int | None) -> torch.Generator:
     """The generator of a variable's first value."""
-    start = seed if seed is not None else seeds.seed if seeds.seed is not None else torch.initial_seed()
+    start = seed if seed is not None else call_seeds.seed if call_seeds.seed is not None else torch.initial_seed()
     digest = hashlib.blake2b(f"{start} {name}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

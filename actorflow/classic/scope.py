@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 
-from actorflow.classic.devices import device_kind, ranks_of, spelled
-from actorflow.classic.views import CONSISTENT, MIRRORED, View
+from actorflow.classic.devices import device_kind, device_texts, ranks_of
+from actorflow.classic.logical_views import CONSISTENT, MIRRORED, LogicalView
 from actorflow_compiler.core.placement import Placement, Ranks
 from actorflow_compiler.core.placement import placement as make
 from actorflow_compiler.hints.tags import placed
 
-__all__ = ["Placed", "consistent_view", "mirrored_view", "placement", "placements_of_scopes"]
+__all__ = ["PlacementScope", "consistent_view", "mirrored_view", "placement", "record_placements"]
 
 _entered: ContextVar[set[Placement] | None] = ContextVar("entered", default=None)  # takes those that are entered
 
 
-class Placed:
+class PlacementScope:
     """A placement scope: ops inside of ``with`` run there; it may be entered any number of times.
 
     Devices that are named by texts are looked up when they are needed: the run may not be known before.
@@ -33,10 +33,10 @@ class Placed:
         """The devices.  Raises LayoutError for those that are not in the run."""
         if isinstance(self._kind, Placement):
             return self._kind
-        texts = spelled(self._devices)
+        texts = device_texts(self._devices)
         return make(device_kind(self._kind), ranks_of(texts) if texts else self._devices)  # type: ignore[arg-type]
 
-    def __enter__(self) -> Placed:
+    def __enter__(self) -> PlacementScope:
         where = self.placement
         entered = _entered.get()
         if entered is not None:
@@ -55,7 +55,7 @@ class Placed:
         return f"scope.placement({self._kind!r}, {self._devices!r})"
 
 
-def placement(type: str | Placement, ranks: Ranks | str | Sequence[str] | None = None) -> Placed:
+def placement(type: str | Placement, ranks: Ranks | str | Sequence[str] | None = None) -> PlacementScope:
     """Place the ops inside on devices: ``placement(p)``, ``placement("cuda", [0, 1])``, ``placement("gpu", "0:0-1")``.
 
     A text names devices of a node, ``"node:first-last"``; a list of texts those of several nodes.  "gpu" is "cuda"
@@ -63,18 +63,18 @@ def placement(type: str | Placement, ranks: Ranks | str | Sequence[str] | None =
     Raises LayoutError for ranks that make no placement, and, when it is entered, for devices that are not in the run.
     """
     if isinstance(type, Placement):
-        return Placed(type, ())
-    texts = spelled(ranks)
+        return PlacementScope(type, ())
+    texts = device_texts(ranks)
     if texts is not None:
-        return Placed(type, texts)
-    made = Placed(type, () if ranks is None else ranks)  # type: ignore[arg-type]  # texts are taken
+        return PlacementScope(type, texts)
+    made = PlacementScope(type, () if ranks is None else ranks)  # type: ignore[arg-type]  # texts are taken
     if type != "gpu":
         made.placement  # noqa: B018 (what is wrong with ranks is known now)
     return made
 
 
 @contextlib.contextmanager
-def placements_of_scopes(into: set[Placement]) -> Iterator[None]:
+def record_placements(into: set[Placement]) -> Iterator[None]:
     """While a job is rehearsed: the placements of all scopes that are entered go to ``into``."""
     token = _entered.set(into)
     try:
@@ -83,12 +83,12 @@ def placements_of_scopes(into: set[Placement]) -> Iterator[None]:
         _entered.reset(token)
 
 
-def consistent_view() -> View:
+def consistent_view() -> LogicalView:
     """The view in which a job has logical tensors, which lie over the devices; the default."""
     return CONSISTENT
 
 
-def mirrored_view() -> View:
+def mirrored_view() -> LogicalView:
     """The view in which every device runs the job on a batch of its own, with equal parameters: data parallelism only.
 
     Arguments are ``tp.ListNumpy.Placeholder``: lists with one item for each device, and so are results.

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from actorflow.classic.initializers import Initializer
 from actorflow.classic.minimizer import Minimizer
 from actorflow.classic.registry import REGISTRY, Registry
-from actorflow.script_state.user_code import user_line
-from actorflow.deferred import Deferred, materialize
+from actorflow.deferred import DeferredTensor, materialize
 from actorflow.regularizers import Regularizer
+from actorflow.script_state.user_code import user_line
 from actorflow_compiler.core.errors import CallError, LayoutError, StateError
 from actorflow_compiler.core.sbp import Broadcast, Sbp, Split
 from actorflow_compiler.core.torch_internals import real_tensors
 
 __all__ = [
     "REGISTRY",
-    "Recording",
+    "RehearsalRecord",
     "Registry",
     "Rehearsal",
     "current_recording",
@@ -40,7 +40,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RehearsalRecord:
     """What a rehearsal of a job function found."""
 
     job: str = "job"
@@ -58,10 +58,10 @@ class Recording:
             minimizer.after_call()
 
 
-class _Run:
+class _FunctionRun:
     """One run of a job function's body, over stand-ins or real tensors."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: RehearsalRecord) -> None:
         self.recording = recording
         self.counts: dict[str, int] = {}  # default names given so far
         self.used: set[str] = set()  # names of variables
@@ -74,7 +74,7 @@ class _Run:
     def variable(self, name: str) -> Tensor:
         """A variable that was made; while the body is captured, what stands there for it."""
         found = REGISTRY[name]
-        return materialize(found) if isinstance(found, Deferred) else found
+        return materialize(found) if isinstance(found, DeferredTensor) else found
 
     def minimize(self, losses: Sequence[Tensor], names: Sequence[str] | None, make: MakeMinimizer) -> None:
         """One step of the recorded optimizer."""
@@ -87,11 +87,11 @@ class _Run:
         self.recording.optimizers[0].run(losses, variables)
 
 
-class Rehearsal(_Run):
+class Rehearsal(_FunctionRun):
     """A run of a job function's body over tensors without memory; ``recording`` is what it found."""
 
-    def __init__(self, mode: AbstractContextManager[Any], job: str, dtype: torch.dtype, again: Recording) -> None:
-        super().__init__(Recording(job, dtype=dtype))
+    def __init__(self, mode: AbstractContextManager[Any], job: str, dtype: torch.dtype, again: RehearsalRecord) -> None:
+        super().__init__(RehearsalRecord(job, dtype=dtype))
         self.mode, self.again = mode, again
         self.fakes: dict[str, Tensor] = {}
         self.minimized: list[str] = []  # lines
@@ -146,7 +146,7 @@ class Rehearsal(_Run):
 
 
 MakeMinimizer = Callable[[Mapping[str, Tensor], str, str], Minimizer]  # trained variables, job, line
-_now: ContextVar[_Run | None] = ContextVar("actorflow_classic_run", default=None)
+_now: ContextVar[_FunctionRun | None] = ContextVar("actorflow_classic_run", default=None)
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def rehearsing(
     mode: AbstractContextManager[Any],
     job: str = "job",
     dtype: torch.dtype = torch.float32,
-    again: Recording = Recording(),
+    again: RehearsalRecord = RehearsalRecord(),
 ) -> Iterator[Rehearsal]:
     """Around the run of a job's body that makes its variables and its optimizer.
 
@@ -170,9 +170,9 @@ def rehearsing(
 
 
 @contextlib.contextmanager
-def running(recording: Recording) -> Iterator[None]:
+def running(recording: RehearsalRecord) -> Iterator[None]:
     """Around each later run of a job's body: while it is captured, or eagerly."""
-    token = _now.set(_Run(recording))
+    token = _now.set(_FunctionRun(recording))
     try:
         yield
     finally:
@@ -184,13 +184,13 @@ def is_rehearsing() -> bool:
     return isinstance(_now.get(), Rehearsal)
 
 
-def current_recording() -> Recording | None:
+def current_recording() -> RehearsalRecord | None:
     """What is known of the job function that is running; None outside of first-generation job functions."""
     run = _now.get()
     return None if run is None else run.recording
 
 
-def current_run(what: str) -> _Run:
+def current_run(what: str) -> _FunctionRun:
     """The run of a job's body that is under way; raises CallError outside of one.  ``what`` was called."""
     run = _now.get()
     if run is None:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.deferred import replay
-from actorflow.deferred.tape import View
+from actorflow.deferred.tape import BufferView
 from actorflow.deferred.tape import digest as _digest
-from actorflow.deferred.tensor import Deferred, Recorder, active, alike
+from actorflow.deferred.tensor import DeferredMode, DeferredTensor, active_mode, with_kind_of
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.torch_internals import swap_contents
 
-__all__ = ["Deferred", "deferred_init", "digest", "materialize", "shard"]
+__all__ = ["DeferredTensor", "deferred_init", "digest", "materialize", "shard"]
 
 T = TypeVar("T", bound=nn.Module | Tensor | torch.optim.Optimizer)
 
@@ -37,10 +37,10 @@ def deferred_init() -> Iterator[None]:
     >>> with flow.deferred_init():
     ...     model = GPT(layers=48)
     """
-    if active() is not None:
+    if active_mode() is not None:
         yield
         return
-    recorder = Recorder()
+    recorder = DeferredMode()
     try:
         with recorder:
             yield
@@ -54,27 +54,27 @@ def materialize(thing: T) -> T:
     ``thing`` is a module, a tensor or an optimizer (then: its state).  Only where a model is to be used without
     a job; jobs do it by themselves, each rank its own parts.
     """
-    with replay.undisturbed():
-        waiting: dict[int, Deferred] = {id(t): t for t in _tensors(thing) if isinstance(t, Deferred)}
+    with replay.without_modes():
+        waiting: dict[int, DeferredTensor] = {id(t): t for t in _tensors(thing) if isinstance(t, DeferredTensor)}
         while waiting:
             _, first = waiting.popitem()
             buffer = first._buffer
             group = [first, *(t for t in waiting.values() if t._buffer is buffer)]
             size = buffer.nbytes // first.dtype.itemsize
-            storage = replay.whole(View(buffer, first.dtype, (size,), (1,), 0)).untyped_storage()
+            storage = replay.whole_tensor(BufferView(buffer, first.dtype, (size,), (1,), 0)).untyped_storage()
             for tensor in group:
                 waiting.pop(id(tensor), None)
-                swap_contents(tensor, alike(tensor, replay.over(storage, tensor.view_of_buffer)))
+                swap_contents(tensor, with_kind_of(tensor, replay.tensor_over(storage, tensor.view_of_buffer)))
             del first, group
     return thing
 
 
-def shard(tensor: Deferred, indices: replay.Indices) -> Tensor:
+def shard(tensor: DeferredTensor, indices: replay.Indices) -> Tensor:
     """A new real tensor with the elements of ``tensor`` whose index is in ``indices`` in each dim."""
     return replay.shard(tensor.view_of_buffer, indices)
 
 
-def digest(tensor: Deferred) -> int:
+def digest(tensor: DeferredTensor) -> int:
     """Equal on ranks on which ``shard`` gives the same values."""
     return _digest(tensor.view_of_buffer)
 

@@ -18,43 +18,43 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.streams import BLOCK, Point, Reader, default_generator
-from actorflow.deferred.stretches import Stretches, possible, reduced
-from actorflow.deferred.tape import Constant, Op, View, needed
+from actorflow.deferred.chunks import ChunkMaker, can_chunk, chunkwise_reduction
+from actorflow.deferred.random_streams import BLOCK, StreamPosition, StreamReader, default_generator
+from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp, needed_ops
 from actorflow_compiler.core.torch_internals import real_tensors
 
-__all__ = ["over", "shard", "state_after", "undisturbed", "whole"]
+__all__ = ["tensor_over", "shard", "state_after", "without_modes", "whole_tensor"]
 
-STRETCH = 1 << 20  # elements that are made at a time
+CHUNK = 1 << 20  # elements that are made at a time
 
 Indices = Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]  # for each dim, which elements of it
 
 _lock = threading.RLock()  # other ranks are served by threads of their own
-_reader = Reader()
-_stretches = Stretches(_reader)
+_reader = StreamReader()
+_stretches = ChunkMaker(_reader)
 
 
-def whole(view: View) -> Tensor:
+def whole_tensor(view: BufferView) -> Tensor:
     """The real tensor: new memory, of the strides that it was recorded with."""
-    with undisturbed():
-        reduction = reduced(view)
-        if reduction is not None and reduction.args[0].numel > STRETCH:
+    with without_modes():
+        reduction = chunkwise_reduction(view)
+        if reduction is not None and reduction.args[0].numel > CHUNK:
             return _reduced(reduction)
-        if view.numel <= STRETCH or not possible(view):
+        if view.numel <= CHUNK or not can_chunk(view):
             return _own(_replayed(view))
         out = torch.empty(view.numel, dtype=view.dtype, device=view.buffer.device)
-        for lo in range(0, view.numel, STRETCH):
-            hi = min(lo + STRETCH, view.numel)
+        for lo in range(0, view.numel, CHUNK):
+            hi = min(lo + CHUNK, view.numel)
             _stretches.make(view, lo, out[lo:hi])
         return out.view(view.shape)
 
 
-def shard(view: View, indices: Indices) -> Tensor:
+def shard(view: BufferView, indices: Indices) -> Tensor:
     """The elements of a view whose index is in ``indices`` in each dim, as a new contiguous tensor."""
-    with undisturbed():
-        if view.numel <= STRETCH or not possible(view):
+    with without_modes():
+        if view.numel <= CHUNK or not can_chunk(view):
             return _own(_selected(_replayed(view), indices, 0).contiguous())
-        scratch = torch.empty(STRETCH, dtype=view.dtype, device=view.buffer.device)
+        scratch = torch.empty(CHUNK, dtype=view.dtype, device=view.buffer.device)
         out = torch.empty([len(lines) for lines in indices], dtype=view.dtype, device=view.buffer.device)
         for where, first, rows, row in _rows(view.shape, indices):
             dim = len(where)
@@ -66,15 +66,15 @@ def shard(view: View, indices: Indices) -> Tensor:
         return out
 
 
-def state_after(op: Op) -> Tensor:
+def state_after(op: RecordedOp) -> Tensor:
     """The state in which an op leaves the generator that it draws from: found by running it, once."""
-    with undisturbed():
-        _, state = _call(op, _run(needed(op), [op]))
+    with without_modes():
+        _, state = _call(op, _run(needed_ops(op), [op]))
     assert state is not None
     return state
 
 
-def over(storage: torch.UntypedStorage, view: View) -> Tensor:
+def tensor_over(storage: torch.UntypedStorage, view: BufferView) -> Tensor:
     """The tensor that a view is of real memory."""
     tensor = torch.empty(0, dtype=view.dtype, device=storage.device)
     tensor.set_(storage, view.offset, view.shape, view.strides)
@@ -82,7 +82,7 @@ def over(storage: torch.UntypedStorage, view: View) -> Tensor:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """Run real ops, whatever modes the script is in."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_lock)
@@ -100,8 +100,8 @@ def _rows(shape: tuple[int, ...], indices: Indices) -> Iterator[tuple[tuple[int 
     A row is all of the dims behind the first for which that is no longer than a stretch.
     """
     sizes = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]  # of a row, in elements
-    dim = next(dim for dim, size in enumerate(sizes) if size <= STRETCH)
-    most = STRETCH // sizes[dim]
+    dim = next(dim for dim, size in enumerate(sizes) if size <= CHUNK)
+    most = CHUNK // sizes[dim]
     most -= most % BLOCK if most > BLOCK else 0  # so that the next one begins where this one's drawing ends
     lines = indices[dim]
     ends = [*(np.flatnonzero(np.diff(lines) != 1) + 1).tolist(), len(lines)]
@@ -122,29 +122,29 @@ def _selected(tensor: Tensor, indices: Indices, first: int) -> Tensor:
     return tensor
 
 
-def _reduced(op: Op) -> Tensor:
+def _reduced(op: RecordedOp) -> Tensor:
     """What an op gives for a large tensor: that of what it gives for stretches."""
-    source: View = op.args[0]
+    source: BufferView = op.args[0]
     found = []
-    for lo in range(0, source.numel, STRETCH):
-        size = min(STRETCH, source.numel - lo)
+    for lo in range(0, source.numel, CHUNK):
+        size = min(CHUNK, source.numel - lo)
         piece = torch.empty(size, dtype=source.dtype, device=source.buffer.device)
         found.append(op.func(_stretches.make(source, lo, piece, op.number)))
     result: Tensor = op.func(torch.stack(found))
     return result
 
 
-def _replayed(view: View) -> Tensor:
-    return over(_storage(_run(needed(view), [view]), view), view)
+def _replayed(view: BufferView) -> Tensor:
+    return tensor_over(_storage(_run(needed_ops(view), [view]), view), view)
 
 
-def _run(ops: Sequence[Op], targets: Sequence[View | Op]) -> dict[int, torch.UntypedStorage]:
+def _run(ops: Sequence[RecordedOp], targets: Sequence[BufferView | RecordedOp]) -> dict[int, torch.UntypedStorage]:
     """Run ops on real memory; returns that of the targets by id of buffer."""
     last: dict[int, int] = {}  # id of a buffer → the last op that uses it
     for number, op in enumerate(ops):
         last.update((id(view.buffer), number) for view in _views(op))
     for target in targets:
-        last.update((id(v.buffer), len(ops)) for v in ([target] if isinstance(target, View) else _views(target)))
+        last.update((id(v.buffer), len(ops)) for v in ([target] if isinstance(target, BufferView) else _views(target)))
     dying: dict[int, list[int]] = {}
     for buffer, number in last.items():
         dying.setdefault(number, []).append(buffer)
@@ -160,18 +160,18 @@ def _run(ops: Sequence[Op], targets: Sequence[View | Op]) -> dict[int, torch.Unt
     return memory
 
 
-def _views(op: Op) -> list[View]:
-    given = [leaf for leaf in pytree.tree_leaves((op.args, op.kwargs)) if isinstance(leaf, View)]
+def _views(op: RecordedOp) -> list[BufferView]:
+    given = [leaf for leaf in pytree.tree_leaves((op.args, op.kwargs)) if isinstance(leaf, BufferView)]
     return given + [made for made in op.makes if made is not None]
 
 
-def _call(op: Op, memory: dict[int, torch.UntypedStorage]) -> tuple[Any, Tensor | None]:
+def _call(op: RecordedOp, memory: dict[int, torch.UntypedStorage]) -> tuple[Any, Tensor | None]:
     """Call an op on real memory: what it returns, and the state of its generator afterwards."""
 
     def real(leaf: Any) -> Any:
-        if isinstance(leaf, View):
-            return over(_storage(memory, leaf), leaf)
-        return leaf.get() if isinstance(leaf, Constant) else leaf
+        if isinstance(leaf, BufferView):
+            return tensor_over(_storage(memory, leaf), leaf)
+        return leaf.get() if isinstance(leaf, ConstantTensor) else leaf
 
     args, kwargs = pytree.tree_map(real, (op.args, op.kwargs))
     with _default_dtype(op.default):
@@ -192,7 +192,7 @@ def _call(op: Op, memory: dict[int, torch.UntypedStorage]) -> tuple[Any, Tensor 
             lent.set_state(own)
 
 
-def _generator(point: Point, words: int | None, device: torch.device) -> torch.Generator:
+def _generator(point: StreamPosition, words: int | None, device: torch.device) -> torch.Generator:
     if words is not None:
         return _reader.at(point, words)
     generator = torch.Generator(device)
@@ -200,7 +200,7 @@ def _generator(point: Point, words: int | None, device: torch.device) -> torch.G
     return generator
 
 
-def _storage(memory: dict[int, torch.UntypedStorage], view: View) -> torch.UntypedStorage:
+def _storage(memory: dict[int, torch.UntypedStorage], view: BufferView) -> torch.UntypedStorage:
     """The real memory of a view; new if it is not there: then nothing of its contents is needed."""
     buffer = view.buffer
     if id(buffer) not in memory:
@@ -208,14 +208,14 @@ def _storage(memory: dict[int, torch.UntypedStorage], view: View) -> torch.Untyp
     return memory[id(buffer)]
 
 
-def _as_recorded(tensor: Tensor, view: View) -> torch.UntypedStorage:
+def _as_recorded(tensor: Tensor, view: BufferView) -> torch.UntypedStorage:
     """The memory of a result, laid out as the view says."""
     tensor = tensor.resolve_conj().resolve_neg()
     laid_out = tensor.stride() == view.strides and tensor.storage_offset() == view.offset
     if laid_out and tensor.untyped_storage().nbytes() >= view.buffer.nbytes:
         return tensor.untyped_storage()
     storage = _new_memory(view.buffer.nbytes, view.buffer.device)
-    over(storage, view).copy_(tensor)
+    tensor_over(storage, view).copy_(tensor)
     return storage
 
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.streams import Point
+from actorflow.deferred.random_streams import StreamPosition
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.flat import contents
 
-__all__ = ["Buffer", "Constant", "Op", "View", "digest", "needed"]
+__all__ = ["Buffer", "ConstantTensor", "RecordedOp", "BufferView", "digest", "needed_ops"]
 
-COPIED = 1 << 16  # bytes; smaller tensors of the script are copied, so that it may change its own
+MOST_COPIED = 1 << 16  # bytes; smaller tensors of the script are copied, so that it may change its own
 NUMBERS = itertools.count()  # of ops: their order
 
 
@@ -34,11 +34,11 @@ class Buffer:
 
     device: torch.device
     nbytes: int
-    ops: list[Op] = field(default_factory=list)  # that make or change it, in order
+    ops: list[RecordedOp] = field(default_factory=list)  # that make or change it, in order
 
-    def history(self, before: float) -> list[Op]:
+    def history(self, before: float) -> list[RecordedOp]:
         """The ops that its contents before op number ``before`` depend on directly, in order."""
-        found: list[Op] = []
+        found: list[RecordedOp] = []
         for op in reversed(self.ops):
             if op.number < before:
                 found.append(op)
@@ -48,7 +48,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BufferView:
     """A tensor over a buffer; strides and offset in elements."""
 
     buffer: Buffer
@@ -58,7 +58,7 @@ class View:
     offset: int
 
     @classmethod
-    def of(cls, buffer: Buffer, tensor: Tensor) -> View:
+    def of(cls, buffer: Buffer, tensor: Tensor) -> BufferView:
         """The view that ``tensor`` (of the meta device) is of its memory."""
         return cls(buffer, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
@@ -84,16 +84,16 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantTensor:
     """A real tensor that an op reads."""
 
     tensor: Tensor
     version: int | None  # None: a copy of our own
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Constant:
+    def of(cls, tensor: Tensor) -> ConstantTensor:
         """A tensor of the script as it is now; a large one is not copied."""
-        if tensor.numel() * tensor.itemsize <= COPIED:
+        if tensor.numel() * tensor.itemsize <= MOST_COPIED:
             return cls(tensor.detach().clone(), None)
         return cls(tensor, tensor._version)  # not detached: that would count its changes anew
 
@@ -109,17 +109,17 @@ class Constant:
 
 
 @dataclass(eq=False, slots=True)
-class Op:
+class RecordedOp:
     """One call of an operator; views and constants stand in its arguments for tensors."""
 
     func: torch._ops.OpOverload[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    reads: tuple[View, ...]
-    writes: tuple[View, ...]
-    makes: tuple[View | None, ...]  # for each of its outputs; None: no new memory
+    reads: tuple[BufferView, ...]
+    writes: tuple[BufferView, ...]
+    makes: tuple[BufferView | None, ...]  # for each of its outputs; None: no new memory
     default: torch.dtype  # torch's default while it was recorded
-    draws: Point | None  # where it begins to draw random numbers
+    draws: StreamPosition | None  # where it begins to draw random numbers
     words: int | None  # that it draws, where that is known without running it
     overwrites: bool  # all of the one buffer that it writes, without reading it
     number: int = field(default_factory=lambda: next(NUMBERS))
@@ -139,17 +139,17 @@ class Op:
             buffer.ops.append(self)
 
 
-def needed(*targets: View | Op) -> list[Op]:
+def needed_ops(*targets: BufferView | RecordedOp) -> list[RecordedOp]:
     """The ops that make the contents of views, and of what ops (not among the result) work on, in order."""
-    found: dict[int, Op] = {}
+    found: dict[int, RecordedOp] = {}
     looked: set[tuple[int, float]] = set()  # ids of buffers, and up to which op their history is in
     pending: list[tuple[Buffer, float]] = []
 
-    def want(op: Op) -> None:
+    def want(op: RecordedOp) -> None:
         pending.extend((view.buffer, op.number) for view in (op.reads if op.overwrites else op.reads + op.writes))
 
     for target in targets:
-        if isinstance(target, Op):
+        if isinstance(target, RecordedOp):
             want(target)
         else:
             pending.append((target.buffer, math.inf))
@@ -165,15 +165,15 @@ def needed(*targets: View | Op) -> list[Op]:
     return [found[number] for number in sorted(found)]
 
 
-def digest(view: View) -> int:
+def digest(view: BufferView) -> int:
     """Equal for views whose contents are made in the same way from the same random numbers, on any rank."""
     numbers: dict[int, int] = {}  # id of a buffer → its number here
 
     def spoken(leaf: Any) -> str:
-        if isinstance(leaf, View):
+        if isinstance(leaf, BufferView):
             number = numbers.setdefault(id(leaf.buffer), len(numbers))
             return f"{number}: {leaf.dtype}{leaf.shape}{leaf.strides}{leaf.offset}"
-        if isinstance(leaf, Constant):
+        if isinstance(leaf, ConstantTensor):
             tensor = leaf.get()
             return f"{tensor.dtype}{tuple(tensor.shape)} {zlib.crc32(contents(tensor))}"
         return leaf.type if isinstance(leaf, torch.device) else repr(leaf)
@@ -182,7 +182,7 @@ def digest(view: View) -> int:
         return "; ".join(map(spoken, leaves)).encode() + b"\n"
 
     found = hashlib.sha256()
-    for op in needed(view):
+    for op in needed_ops(view):
         found.update(f"{op.func} {op.default} {op.draws.digest if op.draws else ''} ".encode())
         found.update(line(pytree.tree_leaves((op.args, op.kwargs, [m for m in op.makes if m is not None]))))
     found.update(line([view]))

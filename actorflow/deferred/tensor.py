@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actorflow.deferred import replay
-from actorflow.deferred.streams import Point, Stream, default_generator, words_of
-from actorflow.deferred.stretches import DRAWN
-from actorflow.deferred.tape import COPIED, Buffer, Constant, Op, View
+from actorflow.deferred.chunks import DRAWN
+from actorflow.deferred.random_streams import RandomStream, StreamPosition, default_generator, words_drawn
+from actorflow.deferred.tape import MOST_COPIED, Buffer, BufferView, ConstantTensor, RecordedOp
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.torch_internals import is_fake, memory_of
 
-__all__ = ["Deferred", "Recorder", "active"]
+__all__ = ["DeferredTensor", "DeferredMode", "active_mode"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _DATA: Any = Tensor.data
@@ -34,7 +34,7 @@ FILLS = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "exponenti
 # in-place ops that set all elements whatever they were
 
 
-class Deferred(Tensor):
+class DeferredTensor(Tensor):
     """A tensor with a shape and no memory, whose making is recorded.
 
     In-place ops, views, copies and conversions of it are recorded too, at any time.  What needs its values works
@@ -46,10 +46,10 @@ class Deferred(Tensor):
     _meta: Tensor
 
     @staticmethod
-    def of(meta: Tensor, buffer: Buffer) -> Deferred:
+    def of(meta: Tensor, buffer: Buffer) -> DeferredTensor:
         """A tensor that lies in ``buffer`` as ``meta`` lies in its memory."""
-        made: Deferred = Tensor._make_wrapper_subclass(
-            Deferred,
+        made: DeferredTensor = Tensor._make_wrapper_subclass(
+            DeferredTensor,
             meta.shape,
             meta.stride(),
             storage_offset=meta.storage_offset(),
@@ -60,27 +60,27 @@ class Deferred(Tensor):
         return made
 
     @property
-    def view_of_buffer(self) -> View:
+    def view_of_buffer(self) -> BufferView:
         """Where its contents will lie."""
-        return View.of(self._buffer, self._meta)
+        return BufferView.of(self._buffer, self._meta)
 
     def materialised(self) -> Tensor:
         """A real tensor with its values: a new one."""
-        return replay.whole(self.view_of_buffer)
+        return replay.whole_tensor(self.view_of_buffer)
 
     def real_alike(self) -> Tensor:
         """A real tensor of the same kind: a parameter for a parameter."""
-        return alike(self, self.materialised())
+        return with_kind_of(self, self.materialised())
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if args and isinstance(args[0], Deferred):
+        if args and isinstance(args[0], DeferredTensor):
             self = args[0]
             if func == _DATA.__set__:
                 return self._set_data(args[1])
             if func in _VALUES:
-                if not active():
+                if not active_mode():
                     raise _needs_values(func.__name__, self)
                 return func(self.materialised(), *args[1:], **kwargs)
             if func == Tensor.__deepcopy__:
@@ -89,7 +89,7 @@ class Deferred(Tensor):
                 reduced: Any = self.real_alike().__reduce_ex__
                 return reduced(*(args[1:] or (2,)))
             if func == Tensor.__repr__ or func == Tensor.__format__:
-                return f"<deferred {_spoken(self)}>"
+                return f"<deferred {_description(self)}>"
         with _no_override():
             return func(*args, **kwargs)
 
@@ -99,48 +99,48 @@ class Deferred(Tensor):
 
     def _set_data(self, new: Tensor) -> None:
         """``self.data = new``: from now on it is a view of the other's memory."""
-        if isinstance(new, Deferred):
+        if isinstance(new, DeferredTensor):
             with _no_override():
                 _DATA.__set__(self, new)
             self._buffer, self._meta = new._buffer, new._meta.detach()
         else:
-            torch.utils.swap_tensors(self, alike(self, new.detach()))  # type: ignore[no-untyped-call]
+            torch.utils.swap_tensors(self, with_kind_of(self, new.detach()))  # type: ignore[no-untyped-call]
 
     def _follow(self) -> None:
         """Take over the shape of ``_meta``, which an op has changed in place."""
         if self.shape != self._meta.shape or self.stride() != self._meta.stride():
             with _no_override():
-                _DATA.__set__(self, Deferred.of(self._meta, self._buffer))
+                _DATA.__set__(self, DeferredTensor.of(self._meta, self._buffer))
 
     def _deepcopy(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             with torch.no_grad():
                 copied = self.detach().clone()
-            memo[id(self)] = alike(self, copied)
+            memo[id(self)] = with_kind_of(self, copied)
         found: Tensor = memo[id(self)]
         return found
 
 
-class Recorder(TorchDispatchMode):
+class DeferredMode(TorchDispatchMode):
     """While it is active, what factory functions make is deferred."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._streams: dict[int, Stream] = {}  # by id of the generator
+        self._streams: dict[int, RandomStream] = {}  # by id of the generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _record(func, args, kwargs or {}, self)
 
-    def stream(self, generator: torch.Generator) -> Stream:
+    def stream(self, generator: torch.Generator) -> RandomStream:
         """The stream of one of the script's generators."""
-        return self._streams.setdefault(id(generator), Stream(generator))
+        return self._streams.setdefault(id(generator), RandomStream(generator))
 
     def settle(self) -> None:
         """Leave all generators as eager ops would have."""
         for stream in self._streams.values():
             stream.settle()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> DeferredMode:
         _here.recorder = self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -153,13 +153,13 @@ class Recorder(TorchDispatchMode):
 _here = threading.local()
 
 
-def active() -> Recorder | None:
+def active_mode() -> DeferredMode | None:
     """What records in this thread."""
-    found: Recorder | None = getattr(_here, "recorder", None)
+    found: DeferredMode | None = getattr(_here, "recorder", None)
     return found
 
 
-def alike(tensor: Tensor, value: Tensor) -> Tensor:
+def with_kind_of(tensor: Tensor, value: Tensor) -> Tensor:
     """``value`` with the kind of ``tensor``, its requires_grad and the attributes that the script gave it."""
     own = {k: v for k, v in tensor.__dict__.items() if k not in ("_buffer", "_meta", "_is_param")}
     if isinstance(tensor, nn.Parameter):
@@ -178,15 +178,15 @@ class _Call:
     leaves: list[Any]  # its arguments, flat
     tree: Any
     written: list[Tensor]  # those that it changes
-    recorder: Recorder | None
+    recorder: DeferredMode | None
 
     @property
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
     @property
-    def deferred(self) -> list[Deferred]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, Deferred)]
+    def deferred(self) -> list[DeferredTensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, DeferredTensor)]
 
     @property
     def device(self) -> torch.device:
@@ -212,17 +212,17 @@ class _Call:
         return default_generator(device) if named is None else named
 
 
-def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: Recorder | None) -> Any:
+def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: DeferredMode | None) -> Any:
     """Run an op on shapes alone and remember it, or really where that cannot be."""
     leaves, tree = pytree.tree_flatten((args, kwargs))
-    call = _Call(func, leaves, tree, _written(func, args, kwargs), recorder)
-    real = [t for t in call.tensors if not isinstance(t, Deferred)]
+    call = _Call(func, leaves, tree, _written_tensors(func, args, kwargs), recorder)
+    real = [t for t in call.tensors if not isinstance(t, DeferredTensor)]
     if recorder is None and real and not call.written:
         raise _needs_values(func, call.deferred[0], real[0])
     if call.device.type == "meta" or any(t.device.type == "meta" for t in real):
         return func(*args, **kwargs)
-    if any(not isinstance(t, Deferred) for t in call.written):
-        return _really(call)
+    if any(not isinstance(t, DeferredTensor) for t in call.written):
+        return _run_real(call)
     metas = [_on_meta(leaf) for leaf in leaves]
     meta_args, meta_kwargs = pytree.tree_unflatten(metas, tree)
     try:
@@ -230,11 +230,11 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: Recorder | N
     except RuntimeError:  # its shapes depend on values, or it returns one
         if call.written:
             raise
-        return _really(call)
+        return _run_real(call)
     results, shape_of_results = pytree.tree_flatten(out)
     known = {id(t._meta): t for t in call.deferred}
     buffers = {memory_of(t._meta): t._buffer for t in call.deferred}
-    made: list[Deferred | None] = [None] * len(results)
+    made: list[DeferredTensor | None] = [None] * len(results)
     for i, result in enumerate(results):
         if not isinstance(result, Tensor):
             continue
@@ -244,16 +244,16 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: Recorder | N
         meta = result.resolve_conj().resolve_neg()
         memory = memory_of(meta)
         if any(memory == memory_of(m) for m, leaf in zip(metas, leaves, strict=True) if any(leaf is t for t in real)):
-            return _really(call)  # a view of a real tensor
+            return _run_real(call)  # a view of a real tensor
         is_new = memory not in buffers
         if is_new:
             buffers[memory] = Buffer(call.device, meta.untyped_storage().nbytes())
-        results[i] = Deferred.of(meta, buffers[memory])
+        results[i] = DeferredTensor.of(meta, buffers[memory])
         made[i] = results[i] if is_new else None
     if not known:
         nbytes = sum(t._buffer.nbytes for t in made if t is not None)
-        if not nbytes or (real and nbytes <= COPIED):
-            return _really(call)
+        if not nbytes or (real and nbytes <= MOST_COPIED):
+            return _run_real(call)
     for deferred in call.deferred:
         if memory_of(deferred._meta) not in buffers:  # Tensor.set_ to real memory
             raise _needs_values(func, deferred)
@@ -265,10 +265,10 @@ def _record(func: Any, args: Any, kwargs: dict[str, Any], recorder: Recorder | N
     return pytree.tree_unflatten(results, shape_of_results)
 
 
-def _keep(call: _Call, made: Sequence[Deferred | None]) -> None:
+def _keep(call: _Call, made: Sequence[DeferredTensor | None]) -> None:
     """Record an op if it makes or changes memory."""
     only_shape = torch.Tag.inplace_view in call.func.tags
-    changed = [] if only_shape else [t for t in call.written if isinstance(t, Deferred)]
+    changed = [] if only_shape else [t for t in call.written if isinstance(t, DeferredTensor)]
     if not changed and all(t is None for t in made):
         return
     name = call.func._schema.name.rpartition("::")[2]
@@ -278,22 +278,22 @@ def _keep(call: _Call, made: Sequence[Deferred | None]) -> None:
     reads = () if name in SHAPES else tuple(t.view_of_buffer for t in others)
     makes = tuple(t.view_of_buffer if t is not None else None for t in made)
     overwrites = name in FILLS and len(writes) == 1 and writes[0].covers
-    op = Op(call.func, args, kwargs, reads, writes, makes, torch.get_default_dtype(), None, None, overwrites)
+    op = RecordedOp(call.func, args, kwargs, reads, writes, makes, torch.get_default_dtype(), None, None, overwrites)
     if call.is_random:
         _draw(op, next(view for view in (*writes, *makes) if view is not None), call)
     op.keep()
 
 
-def _draw(op: Op, target: View, call: _Call) -> None:
+def _draw(op: RecordedOp, target: BufferView, call: _Call) -> None:
     """Find out where an op draws its random numbers, and let its generator go on behind them."""
     device = target.buffer.device
     generator = call.generator(device)
-    stream = Stream(generator) if call.recorder is None else call.recorder.stream(generator)
+    stream = RandomStream(generator) if call.recorder is None else call.recorder.stream(generator)
     if device.type == "cpu" and target.is_dense:
-        op.words = words_of(DRAWN.get(op.name, ""), target.dtype, target.numel)
+        op.words = words_drawn(DRAWN.get(op.name, ""), target.dtype, target.numel)
     if op.words is None:
         stream.settle()
-        op.draws = Point(generator.get_state())
+        op.draws = StreamPosition(generator.get_state())
         generator.set_state(replay.state_after(op))
         return
     op.draws = stream.now()
@@ -302,18 +302,18 @@ def _draw(op: Op, target: View, call: _Call) -> None:
         stream.settle()
 
 
-def _really(call: _Call) -> Any:
+def _run_real(call: _Call) -> Any:
     """Run an op on real tensors; raises StateError outside of ``deferred_init`` for all but copies to real ones."""
     if call.recorder is None and call.func is not torch.ops.aten.copy_.default:
         raise _needs_values(call.func, call.deferred[0])
     if call.is_random and call.recorder is not None:
         call.recorder.stream(call.generator(call.device)).settle()
-    args, kwargs = call.arguments(lambda leaf: leaf.materialised() if isinstance(leaf, Deferred) else leaf)
+    args, kwargs = call.arguments(lambda leaf: leaf.materialised() if isinstance(leaf, DeferredTensor) else leaf)
     return call.func(*args, **kwargs)
 
 
 def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, Deferred):
+    if isinstance(leaf, DeferredTensor):
         return leaf._meta
     if isinstance(leaf, Tensor):
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
@@ -323,35 +323,35 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _as_data(leaf: Any) -> Any:
-    if isinstance(leaf, Deferred):
+    if isinstance(leaf, DeferredTensor):
         return leaf.view_of_buffer
     if isinstance(leaf, Tensor):
-        return Constant.of(leaf)
+        return ConstantTensor.of(leaf)
     return None if isinstance(leaf, torch.Generator) else leaf
 
 
 @functools.cache
-def _writing(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an op changes."""
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def _written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     found: list[Tensor] = []
-    for i, name in _writing(func):
+    for i, name in _written_arguments(func):
         value = args[i] if i < len(args) else kwargs.get(name)
         found += [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
     return found
 
 
-def _spoken(tensor: Tensor) -> str:
+def _description(tensor: Tensor) -> str:
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
     return f"{kind} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _needs_values(func: Any, tensor: Tensor, beside: Tensor | None = None) -> StateError:
-    what = _spoken(tensor)
+    what = _description(tensor)
     if beside is not None and is_fake(beside):
         return StateError(
             f"{func} in a job, on a deferred {what} that the search for the job's state did not find; expected: it is "

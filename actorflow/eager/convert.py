@@ -18,7 +18,7 @@ from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
 from actorflow.eager.links import LinkedTensor, refresh
 from actorflow.eager.redistribution import box
-from actorflow.standins.lazy import Result, known_now
+from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
@@ -78,8 +78,8 @@ def to_global(
             f"{'no placement' if placement is None else 'no sbp'}; both were expected: "
             f"x.to_global(placement=flow.placement({x.device.type!r}, [0, 1]), sbp=flow.sbp.split(0))"
         )
-    if isinstance(x, Result):  # of a job: every rank can have the whole
-        whole = known_now(x)
+    if isinstance(x, LazyTensor):  # of a job: every rank can have the whole
+        whole = wait_for_values(x)
         layout = layout_of(placement, sbp, whole.shape, "a job's result")
         return from_whole(whole, layout)
     wires = current()

@@ -137,7 +137,7 @@ class Threads:
 
             def do() -> None:
                 try:
-                    with use(wires), seeds.use(wires.generator):
+                    with use(wires), seeds.use_generator(wires.generator):
                         results[rank] = function()
                     wires.finish()
                 except BaseException as error:

@@ -13,9 +13,9 @@ from torch import Tensor
 from actorflow.classic.minimizer import Minimizer
 from actorflow.classic.registry import REGISTRY
 from actorflow.classic.variables import current_run
-from actorflow.script_state.user_code import user_line
 from actorflow.optimizer.grad_clipping import by_global_norm
 from actorflow.optimizer.schedules import LrScheduler
+from actorflow.script_state.user_code import user_line
 from actorflow_compiler.core.errors import StateError
 
 __all__ = ["Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "SGD"]

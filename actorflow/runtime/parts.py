@@ -18,7 +18,7 @@ __all__ = ["assemble", "part", "sources"]
 def part(tensor: Tensor, placement: Placement, sbp: NdSbp, index: int) -> Tensor:
     """The part that device ``index`` of the placement holds; a copy.  Of a deferred tensor nothing else is made."""
     lines = held(tensor.shape, sbp, placement, index)
-    if isinstance(tensor, deferred.Deferred):
+    if isinstance(tensor, deferred.DeferredTensor):
         return deferred.shard(tensor, lines)
     out = tensor
     for dim, indices in enumerate(lines):

@@ -22,7 +22,7 @@ from torch import Tensor
 from actorflow.devices import Device
 from actorflow.runtime.call import Call
 from actorflow.runtime.parts import assemble, sources
-from actorflow.standins.lazy import Promise, Result
+from actorflow.standins.lazy_tensor import LazyTensor, TensorFuture
 from actorflow.support import background
 from actorflow.support.requests import Request
 from actorflow.transport.redistribution import dtype_of
@@ -71,13 +71,13 @@ class Results:
         self._peers = peers
         self._on = on
         self._device = on.where
-        self._kept: dict[tuple[int, int], Promise] = {}  # by (call, result): this rank's parts of large ones
-        self._open: deque[tuple[Call, list[weakref.ref[Promise]]]] = deque()  # what handles still take from calls
+        self._kept: dict[tuple[int, int], TensorFuture] = {}  # by (call, result): this rank's parts of large ones
+        self._open: deque[tuple[Call, list[weakref.ref[TensorFuture]]]] = deque()  # what handles still take from calls
         self._dropped: defaultdict[tuple[int, int], int] = defaultdict(int)  # handles that are gone, of all ranks
         self._lock = threading.Lock()
         self._drops: SimpleQueue[_Drop | None] | None = None
 
-    def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[Result]:
+    def handles(self, number: int, call: Call, results: Sequence[plans.Result]) -> list[LazyTensor]:
         """Handles on the results of call ``number`` (counted alike on all ranks)."""
         while self._open and self._open[0][0].done:  # a handle that is kept must not keep the other results of its call
             before, given = self._open.popleft()
@@ -85,26 +85,28 @@ class Results:
                 promise = ref()
                 if promise is not None and before.lost is None:  # else its error is for whoever reads it
                     promise.settle()
-        refs: list[weakref.ref[Promise]] = []
+        refs: list[weakref.ref[TensorFuture]] = []
         found = [self._handle(number, call, result, refs) for result in results]
         self._open.append((call, refs))
         return found
 
-    def _handle(self, number: int, call: Call, result: plans.Result, refs: list[weakref.ref[Promise]]) -> Result:
+    def _handle(
+        self, number: int, call: Call, result: plans.Result, refs: list[weakref.ref[TensorFuture]]
+    ) -> LazyTensor:
         peers, index, placement = self._peers, result.index, result.placement
         shape, dtype = result.shape, dtype_of(result.dtype)
         part = None
         if peers.rank in placement:
-            part = Promise(lambda: call.result(index))
+            part = TensorFuture(lambda: call.result(index))
             refs.append(weakref.ref(part))
             whole_here = placement.size == 1 or all(isinstance(entry, Broadcast) for entry in result.sbp)
             if whole_here and set(range(peers.world)) == set(placement.ranks):
-                return Result.of(part, shape, dtype, self._device)
+                return LazyTensor.of(part, shape, dtype, self._device)
             with self._lock:
                 self._kept[number, index] = part
-        whole = Promise(_Fetch(peers, number, call, part, result, self._device))
+        whole = TensorFuture(_Fetch(peers, number, call, part, result, self._device))
         dropped = partial(self._telling().put, (tuple(placement.ranks), number, index))
-        return Result.of(whole, shape, dtype, self._device, dropped)
+        return LazyTensor.of(whole, shape, dtype, self._device, dropped)
 
     def serve(self, number: int, index: int) -> bytes:
         """This rank's part of a large result, for a rank that reads it."""
@@ -150,7 +152,13 @@ class _Fetch:
     """Makes a result from its owners' parts."""
 
     def __init__(
-        self, peers: Peers, number: int, call: Call, part: Promise | None, result: plans.Result, device: torch.device
+        self,
+        peers: Peers,
+        number: int,
+        call: Call,
+        part: TensorFuture | None,
+        result: plans.Result,
+        device: torch.device,
     ) -> None:
         self._peers, self._number, self._call, self._part = peers, number, call, part
         self._result, self._device = result, device

@@ -16,23 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from actorflow.standins.owned import real
+from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import number_of
 from actorflow_compiler.core.flat import contents
 from actorflow_compiler.core.torch_internals import in_transform, modes_around, packs_saved
 
-__all__ = ["Arguments", "checksum", "flatten", "glance", "refuse_modes", "shapes_text"]
+__all__ = ["CallArguments", "checksum", "flatten", "sampled_checksums", "refuse_modes", "shapes_text"]
 
 SAMPLED = 256  # elements of a tensor that a glance looks at
 
 _ARRAYS = (Tensor, np.ndarray)
-_SAYS_ITSELF = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CallArguments:
     """One call's arguments, taken apart."""
 
     tensors: tuple[Tensor, ...]  # copies on the CPU's side of the call: the script may reuse its own
@@ -59,7 +59,7 @@ class Arguments:
         given, paths = iter(tensors), iter(self.numbers)
         parameters = (thing for thing in self.objects.values() if isinstance(thing, Tensor))
         leaves = [
-            next(given) if isinstance(leaf, _Here)
+            next(given) if isinstance(leaf, _TensorMark)
             else open_(next(paths), leaf) if number_of(leaf)
             else next(parameters) if isinstance(leaf, Tensor)
             else leaf
@@ -69,7 +69,7 @@ class Arguments:
         return tuple(args), dict(kwargs)
 
 
-class _Same:
+class _IdentityKey:
     """Equal only to what stands for the same object, while that is there; it does not keep the object, if it can.
 
     An object that has the place in memory of one that is gone is another one.
@@ -89,7 +89,7 @@ class _Same:
         if self is other:
             return True
         mine = self._get()
-        return isinstance(other, _Same) and mine is not None and mine is other._get()
+        return isinstance(other, _IdentityKey) and mine is not None and mine is other._get()
 
     def __hash__(self) -> int:
         return self._id
@@ -99,11 +99,11 @@ def _given(thing: object) -> object:
     return thing
 
 
-class _Here:
+class _TensorMark:
     """Marks where a tensor was."""
 
 
-_HERE = _Here()
+_TENSOR = _TensorMark()
 
 
 def flatten(
@@ -113,7 +113,7 @@ def flatten(
     kwargs: dict[str, Any],
     room: Callable[[int], Tensor] | None = None,
     graph: bool = False,
-) -> Arguments:
+) -> CallArguments:
     """Take a call of the job ``name`` apart.
 
     Tensors (and NumPy arrays) whose dim 0 equals the first one's are the batch; parameters are not data, but objects
@@ -141,10 +141,10 @@ def flatten(
             leaves.append(leaf)
             if number_of(leaf):
                 numbers[path] = leaf
-            elif not isinstance(leaf, _SAYS_ITSELF):
+            elif not isinstance(leaf, _PLAIN):
                 objects[path] = leaf
             plain.append((path, type(leaf), None if number_of(leaf) else _key_of(leaf)))
-            says = isinstance(leaf, _SAYS_ITSELF) and not number_of(leaf)
+            says = isinstance(leaf, _PLAIN) and not number_of(leaf)
             said.append(f"{path}={leaf!r}" if says else f"{path}: {type(leaf).__name__}")
             continue
         _refuse_unusual(name, path, leaf)
@@ -153,7 +153,7 @@ def flatten(
         tensor = _own_copy(leaf, room)
         if tensor.ndim and batch < 0:
             batch = tensor.shape[0]
-        leaves.append(_HERE)
+        leaves.append(_TENSOR)
         tensors.append(tensor)
         specs.append(
             TensorArgument(path, tuple(tensor.shape), tensor.dtype, tensor.ndim > 0 and tensor.shape[0] == batch)
@@ -161,7 +161,7 @@ def flatten(
         said.append(f"{path}: {_shape_text(specs[-1])}")
     key = (str(structure), tuple(specs), tuple(plain))
     spoken = f"{name}({', '.join(said)})"
-    return Arguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
+    return CallArguments(tuple(tensors), tuple(specs), key, spoken, tuple(leaves), structure, numbers, objects)
 
 
 def shapes_text(specs: Sequence[TensorArgument]) -> str:
@@ -177,7 +177,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     return found
 
 
-def glance(arguments: Arguments) -> str:
+def sampled_checksums(arguments: CallArguments) -> str:
     """For each tensor in the memory of the host a checksum of elements all over it: ``x 1f3a5c77, y 00000000``.
 
     Takes a few microseconds a tensor.  Batches of different samples differ in it; a difference in a few elements
@@ -244,7 +244,7 @@ def _own_copy(leaf: Any, room: Callable[[int], Tensor] | None) -> Tensor:
         return torch.tensor(leaf)
     if getattr(leaf, "is_global", False):  # jobs take whole tensors
         return leaf.whole().clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
-    tensor = real(leaf).detach()
+    tensor = real_value(leaf).detach()
     plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
     if room is None or not plain or not tensor.numel():
         return tensor.clone(memory_format=torch.contiguous_format)
@@ -257,17 +257,17 @@ def _shape_text(spec: TensorArgument) -> str:
 
 def _key_of(leaf: Any) -> Any:
     """Equal for leaves that may share a plan."""
-    if isinstance(leaf, _SAYS_ITSELF):
+    if isinstance(leaf, _PLAIN):
         return repr(leaf)  # keeps 0.0 and -0.0 apart
     if isinstance(leaf, types.MethodType):  # is made anew whenever it is read
         return leaf.__func__, _key_of(leaf.__self__)
     kind: Any = type(leaf)
     if isinstance(leaf, Tensor) or (kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__):
-        return _Same(leaf)
+        return _IdentityKey(leaf)
     try:
         hash(leaf)
     except TypeError:
-        return _Same(leaf)
+        return _IdentityKey(leaf)
     return leaf  # equal by what it says
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.script_state.looked import state_of
+from actorflow.script_state.sources import generator_state
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
-__all__ = ["Generators"]
+__all__ = ["GeneratorWatch"]
 
 
-class Generators:
+class GeneratorWatch:
     """Those of the modules ``random`` and ``numpy.random``, and others that a step can reach.
 
     A step may be captured several times, and finds them the same each time.
@@ -44,7 +44,7 @@ class Generators:
                 one.setstate(state)
 
     def _states(self) -> list[object]:
-        return [random.getstate() if one is random else state_of(one) for one, _ in self._before]
+        return [random.getstate() if one is random else generator_state(one) for one, _ in self._before]
 
 
 def _saved(one: Any) -> Any:

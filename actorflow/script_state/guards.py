@@ -16,19 +16,27 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from actorflow.script_state.find import PLAIN, Found
-from actorflow.script_state.looked import Attributes, Entries, Get, Hooks, Items, Looked, OfTensor
+from actorflow.script_state.search import PLAIN, SearchResult
+from actorflow.script_state.sources import (
+    AttributesSource,
+    Getter,
+    HooksSource,
+    ItemsSource,
+    MappingSource,
+    StateSource,
+    TensorAttributesSource,
+)
 from actorflow_compiler.core.torch_internals import hooks_made
 from actorflow_compiler.numbers.symbolic import is_stand_in, plain_now
 
-__all__ = ["NOTHING", "Guards", "StandsFor", "same", "say"]
+__all__ = ["ABSENT", "Guards", "StandsFor", "same", "summarize"]
 
 StandsFor = Callable[[Tensor, Tensor], bool]
-NOTHING = "nothing"  # what is said of what is there no more, or was not
+ABSENT = "nothing"  # what is said of what is there no more, or was not
 LONGEST = 60  # characters of a value that is said
 _END = object()
 _ATTRIBUTES = attrgetter("__dict__")
-FEW = (NoneType, bool, Enum, FunctionType, type)  # kinds of values that are one and the same wherever they are
+INTERNED = (NoneType, bool, Enum, FunctionType, type)  # kinds of values that are one and the same wherever they are
 CONTAINERS = (dict, OrderedDict, list, set, tuple)  # that say soon whether there is something in them
 
 
@@ -38,7 +46,7 @@ class Guards:
     ``stands_for`` says whether a tensor that took another one's place makes no difference.
     """
 
-    def __init__(self, found: Found, stands_for: StandsFor) -> None:
+    def __init__(self, found: SearchResult, stands_for: StandsFor) -> None:
         self.stands_for = stands_for
         self._looked = found.read
         self._own: dict[tuple[int, type], set[Any]] = {}
@@ -49,14 +57,14 @@ class Guards:
         """Take things as they are now for what they have to be."""
         self._take()
 
-    def without(self, places: Iterable[tuple[Looked, Any]]) -> None:
+    def without(self, places: Iterable[tuple[StateSource, Any]]) -> None:
         """Let alone what a plan changes itself, and says itself what it has to be: values of holders, by key."""
         for one, key in places:
             self._own.setdefault((id(one.holder), type(one)), set()).add(key)
         if self._own:
             self._take()
 
-    def stays(self, found: Found, changed: Iterable[tuple[Looked, Any]]) -> None:
+    def stays(self, found: SearchResult, changed: Iterable[tuple[StateSource, Any]]) -> None:
         """Look also at what code only sets, and what is the same after a step as before it: a call leaves it alone.
 
         Of what is ``changed``, values of holders, by key, a call leaves what it has to be, whatever is there before.
@@ -64,13 +72,13 @@ class Guards:
         """
         leaves = {(id(one.holder), key) for one, key in changed}
         for one, key in found.only_set():
-            if isinstance(one.values()[key], FEW) and (id(one.holder), key) not in leaves:
+            if isinstance(one.values()[key], INTERNED) and (id(one.holder), key) not in leaves:
                 self._set.setdefault((id(one.holder), type(one)), set()).add(key)
                 self._looked = self._looked if one in self._looked else (*self._looked, one)
         if self._set:
             self._take()
 
-    def _read(self, one: Looked) -> dict[Any, Any]:
+    def _read(self, one: StateSource) -> dict[Any, Any]:
         """What of a holder has to be as it was."""
         at = id(one.holder), type(one)
         found = one.read()
@@ -79,27 +87,29 @@ class Guards:
         return {key: value for key, value in found.items() if key not in self._own[at]} if at in self._own else found
 
     @property
-    def read(self) -> list[tuple[Looked, Mapping[Any, Any]]]:
+    def read(self) -> list[tuple[StateSource, Mapping[Any, Any]]]:
         """The holders that code reads, with what they had."""
         return [*zip(self._looked, self._before, strict=True)]
 
     def _take(self) -> None:
         """Take things as they are now."""
         self._before = [self._read(one) for one in self._looked]
-        fast: dict[Get, list[Any]] = {}
+        fast: dict[Getter, list[Any]] = {}
         self._slow = []
         self._keyed: list[dict[str, Any]] = []
         for one, old in zip(self._looked, self._before, strict=True):
             gets = one.fast(old) if (id(one.holder), type(one)) not in self._own else None
             if gets is None:
-                self._slow += [(one, old)] if old or not isinstance(one, Hooks) else []
-            elif old or not isinstance(one, Entries | Items | OfTensor):  # of which the lengths are looked at
-                if isinstance(one, Entries) and one.has_plain_keys:
+                self._slow += [(one, old)] if old or not isinstance(one, HooksSource) else []
+            elif old or not isinstance(
+                one, MappingSource | ItemsSource | TensorAttributesSource
+            ):  # of which the lengths are looked at
+                if isinstance(one, MappingSource) and one.has_plain_keys:
                     self._keyed.append(one.holder)
                     gets = (dict.values,)
                 for get in gets:
                     fast.setdefault(get, []).append(one.holder)
-        sized = (Attributes, Entries, Items)
+        sized = (AttributesSource, MappingSource, ItemsSource)
         holders = [one.holder for one in self._looked if isinstance(one, sized)]
         self._empty = [holder for holder in holders if type(holder) in CONTAINERS and not holder]  # hooks, mostly
         self._sized = [holder for holder in holders if type(holder) not in CONTAINERS or holder]
@@ -147,14 +157,14 @@ class Guards:
         self._take()  # equal, and perhaps not identical
         return ""
 
-    def _difference(self, one: Looked, old: Mapping[Any, Any]) -> str:
+    def _difference(self, one: StateSource, old: Mapping[Any, Any]) -> str:
         now = self._read(one)
         for key in (*old, *(key for key in now if key not in old)):
-            was, is_now = old.get(key, NOTHING), now.get(key, NOTHING)
+            was, is_now = old.get(key, ABSENT), now.get(key, ABSENT)
             if (key in old) != (key in now) or not self._same(was, is_now):
-                there = say(was) if key in old else NOTHING
-                return f"{one.say(key)} changed from {there} to {say(is_now) if key in now else NOTHING}"
-        if isinstance(one, Entries) and [*old] != [*now]:
+                there = summarize(was) if key in old else ABSENT
+                return f"{one.say(key)} changed from {there} to {summarize(is_now) if key in now else ABSENT}"
+        if isinstance(one, MappingSource) and [*old] != [*now]:
             return f"the order of {one.path or 'keyword arguments'} changed"
         return ""
 
@@ -171,8 +181,8 @@ def _addresses(things: Iterable[Any], count: int) -> bytes:
     return np.ndarray(count, np.intp, buffer=there.data).tobytes()
 
 
-def _is_bare(one: Looked, old: Mapping[Any, Any]) -> bool:
-    return isinstance(one, OfTensor) and not old
+def _is_bare(one: StateSource, old: Mapping[Any, Any]) -> bool:
+    return isinstance(one, TensorAttributesSource) and not old
 
 
 def _identical(now: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
@@ -197,7 +207,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
     return False
 
 
-def say(value: Any) -> str:
+def summarize(value: Any) -> str:
     """A value, for people."""
     value = plain_now(value)
     if isinstance(value, Tensor):

@@ -9,19 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.standins.owned import Owned
+from actorflow.standins.owned_tensor import OwnedTensor
 
-__all__ = ["Names"]
+__all__ = ["NameRegistry"]
 
 
-class Names:
+class NameRegistry:
     """Names given in this process: a thing keeps its name, and no two things share one."""
 
     def __init__(self) -> None:
         self._given: dict[int, tuple[Callable[[], Any], str]] = {}  # id → what gives the thing while it is there
         self._counts: dict[str, int] = {}  # name → the last number that made another one of it
         self._instead: dict[int, tuple[weakref.ref[Any], Any]] = {}  # id → a thing and what took its place
-        self.made_of: dict[str, weakref.ref[Owned]] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
+        self.made_of: dict[
+            str, weakref.ref[OwnedTensor]
+        ] = {}  # a parameter → the one of which ``nn.Parameter`` has made it
 
     def current(self, thing: Any) -> Any:
         """The thing, or what took its place."""
@@ -43,18 +45,18 @@ class Names:
                 name = f"{wanted}_{count}"
             self._counts[wanted] = count
             self._counts.setdefault(name, 1)
-            self._given[id(thing)] = (_Kept(thing) if isinstance(thing, Tensor) else _weak(thing), name)
+            self._given[id(thing)] = (_StrongRef(thing) if isinstance(thing, Tensor) else _weak(thing), name)
         return name
 
     def replace(self, old: Any, new: Any) -> None:
         """``new`` takes the place and the name of ``old``."""
         name = self._given.pop(id(old))[1]
-        self._given[id(new)] = (_Kept(new), name)
+        self._given[id(new)] = (_StrongRef(new), name)
         self._instead[id(old)] = (weakref.ref(old), new)
 
     def hand_over(self, old: Any, new: Any) -> None:
         """``new`` takes the name of ``old``, which stays where it is without one."""
-        self._given[id(new)] = (_Kept(new), self._given.pop(id(old))[1])
+        self._given[id(new)] = (_StrongRef(new), self._given.pop(id(old))[1])
 
     def loosen(self, tensor: Tensor) -> None:
         """Let a tensor go with its last holder.
@@ -71,11 +73,11 @@ class Names:
             if old() is None:
                 del self._instead[key]
         for key, (get, _) in list(self._given.items()):
-            if get() is None or (isinstance(get, _Kept) and get.alone()):
+            if get() is None or (isinstance(get, _StrongRef) and get.alone()):
                 del self._given[key]
 
 
-class _Kept:
+class _StrongRef:
     """Holds a tensor: a weak reference would keep torch from exchanging it for a stand-in."""
 
     __slots__ = ("_thing",)
@@ -95,4 +97,4 @@ def _weak(thing: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(thing)
     except TypeError:  # a class with slots
-        return _Kept(thing)
+        return _StrongRef(thing)

@@ -13,10 +13,10 @@ import torch
 from actorflow_compiler.core.torch_internals import real_tensors
 from actorflow_compiler.custom_ops.random import mixed
 
-__all__ = ["Seeding", "Seeds", "manual_seed", "seeding", "seeds", "use"]
+__all__ = ["SeedEffect", "CallSeeds", "manual_seed", "record_seed_effect", "call_seeds", "use_generator"]
 
 
-class Seeds:
+class CallSeeds:
     """Counts the calls since the seed was set."""
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Seeds:
         return float((start + self._calls - 1) % 2**53)
 
 
-seeds = Seeds()  # of this process, as torch's default generator is
+call_seeds = CallSeeds()  # of this process, as torch's default generator is
 
 
 @dataclass(frozen=True, slots=True)
-class Seeding:
+class SeedEffect:
     """How a step that seeds torch's random numbers leaves them: what the script draws afterwards depends on it.
 
     What the step itself draws moves no generator, as calls draw it elsewhere.
@@ -63,43 +63,43 @@ class Seeding:
         torch.manual_seed(torch.default_generator.initial_seed())  # which seeds the generators of GPUs, too
         torch.default_generator.set_state(state)
         if self.jobs is not None:
-            seeds.set(self.jobs)
+            call_seeds.set(self.jobs)
 
 
 @contextlib.contextmanager
-def seeding() -> Iterator[list[Seeding]]:
+def record_seed_effect() -> Iterator[list[SeedEffect]]:
     """In which a step is captured: gives a list that has its seeding afterwards, if it seeds.
 
     The random numbers of jobs are then as they were; torch's are the caller's to put back.
     """
-    found: list[Seeding] = []
-    torch_before, jobs_before = torch.default_generator.initial_seed(), seeds.swap((None, 0))
+    found: list[SeedEffect] = []
+    torch_before, jobs_before = torch.default_generator.initial_seed(), call_seeds.swap((None, 0))
     try:
         yield found
     finally:
-        jobs, _ = seeds.swap(jobs_before)
+        jobs, _ = call_seeds.swap(jobs_before)
     if torch.default_generator.initial_seed() != torch_before:
         with real_tensors():
             state = torch.default_generator.get_state().numpy().tobytes()
-        found.append(Seeding(base64.b64encode(state).decode(), jobs))
+        found.append(SeedEffect(base64.b64encode(state).decode(), jobs))
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     generator: torch.Generator | None = None
 
 
-_here = _Here()
+_thread = _ThreadState()
 
 
 @contextlib.contextmanager
-def use(generator: torch.Generator) -> Iterator[None]:
+def use_generator(generator: torch.Generator) -> Iterator[None]:
     """Let this thread be another rank in the body, which draws its global tensors from a generator of its own."""
-    before = _here.generator
-    _here.generator = generator
+    before = _thread.generator
+    _thread.generator = generator
     try:
         yield
     finally:
-        _here.generator = before
+        _thread.generator = before
 
 
 def manual_seed(seed: int) -> torch.Generator:
@@ -116,7 +116,7 @@ def manual_seed(seed: int) -> torch.Generator:
     >>> again = step(x)  # drops the same elements
     """
     generator = torch.manual_seed(seed)
-    seeds.set(generator.initial_seed())
-    if _here.generator is not None:
-        _here.generator.manual_seed(seed)
+    call_seeds.set(generator.initial_seed())
+    if _thread.generator is not None:
+        _thread.generator.manual_seed(seed)
     return generator

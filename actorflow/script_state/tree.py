@@ -15,11 +15,11 @@ from actorflow_compiler.core.expressions import Known, Source, Value, evaluate, 
 from actorflow_compiler.numbers.symbolic import expression_of, is_stand_in
 from actorflow_compiler.numbers.unbacked import is_unbacked
 
-__all__ = ["Shape", "describe", "rebuild"]
+__all__ = ["Description", "describe", "rebuild"]
 
 # JSON: {"tensor": 0}, {"value": 3.5}, {"number": …} (an expression), {"list": […]}, {"tuple": […]},
 # {"dict": [[key, …], …]}, {"ordered": …} (an OrderedDict), {"class": …, "fields": …}
-Shape = Any
+Description = Any
 
 
 def nothing(source: Source) -> Value:
@@ -27,7 +27,7 @@ def nothing(source: Source) -> Value:
     raise CallError(f"{source} is not known here")
 
 
-def describe(value: Any, tensors: list[Tensor]) -> Shape:
+def describe(value: Any, tensors: list[Tensor]) -> Description:
     """The description of ``value``; its tensors are appended to ``tensors`` in order.
 
     Raises CallError for anything that is no tensor, number, string, None, or list, tuple, dictionary or
@@ -63,7 +63,9 @@ def describe(value: Any, tensors: list[Tensor]) -> Shape:
     )
 
 
-def rebuild(shape: Shape, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}, known: Known = nothing) -> Any:
+def rebuild(
+    shape: Description, tensors: Sequence[Tensor], scope: Mapping[str, Any] = {}, known: Known = nothing
+) -> Any:
     """The value that was described, with ``tensors`` in it, and what is computed of the numbers that are ``known``.
 
     ``scope`` are the globals of the job's own file.

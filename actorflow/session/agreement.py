@@ -10,11 +10,11 @@ from itertools import zip_longest
 from torch import Tensor
 
 from actorflow import deferred
-from actorflow.deferred import Deferred
+from actorflow.deferred import DeferredTensor
 from actorflow.rendezvous.device_assignment import NOWHERE, Seat
 from actorflow.script_state.arguments import checksum
 from actorflow.session import keys
-from actorflow.standins.owned import Owned
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.constrain import show_wish
 from actorflow_compiler.hints.hints import Hints
@@ -65,12 +65,12 @@ def report(
         at = ", ".join(map(str, hints.stages.placements)) or "found automatically"
         lines.append(f"{hints.stages.count} stages: {at}")
     lines += [f"hint for the output of {names.get(m, '?')}: {show_wish(h.wish)}" for m, h in hints.outputs.items()]
-    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, Owned)}
+    created = {name: value for name, value in real_optimizer_state(state).items() if not isinstance(value, OwnedTensor)}
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
     lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
     if not contents:
         return Report(tuple(lines), {}, seat)
-    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, Owned)} | created
+    tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, OwnedTensor)} | created
     tensors |= gradients
     return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
 
@@ -107,9 +107,9 @@ def let_go(reports: Sequence[Report]) -> tuple[list[int], list[str]]:
 
 def _contents(tensor: Tensor) -> int:
     """Equal for tensors of equal contents; of a deferred one, for what will be; of one without memory, none."""
-    if tensor.is_meta and not isinstance(tensor, Deferred):
+    if tensor.is_meta and not isinstance(tensor, DeferredTensor):
         return 0
-    return deferred.digest(tensor) if isinstance(tensor, Deferred) else checksum([tensor])
+    return deferred.digest(tensor) if isinstance(tensor, DeferredTensor) else checksum([tensor])
 
 
 def _text(tensor: Tensor) -> str:

@@ -12,8 +12,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
 
-from actorflow.script_state.arguments import Arguments
-from actorflow.standins.lazy import known_now
+from actorflow.script_state.arguments import CallArguments
+from actorflow.standins.lazy_tensor import wait_for_values
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.values.variables import ScriptState
 
@@ -35,7 +35,7 @@ class JobArguments:
 class PreparedCall:
     """A call of a job, as far as it is the same for all plans."""
 
-    arguments: Arguments
+    arguments: CallArguments
     function: Callable[..., Any]
     own: tuple[bool, ...] | None  # in the mirrored view, which arguments every device has for itself
 
@@ -76,7 +76,7 @@ class JobBody:
 
     def prepare(
         self,
-        arguments: Arguments,
+        arguments: CallArguments,
         given: JobArguments,
         search: Search,
         aside: Callable[[], AbstractContextManager[None]],
@@ -94,7 +94,7 @@ class JobBody:
 
     def eagerly(self, call: PreparedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any], devices: int) -> Any:
         """What a call gives without a plan."""
-        return call.captured()(*known_now(args), **known_now(kwargs))
+        return call.captured()(*wait_for_values(args), **wait_for_values(kwargs))
 
     def give(self, value: Any) -> Any:
         """What a call returns; ``value`` has handles on logical results."""

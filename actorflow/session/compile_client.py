@@ -14,9 +14,9 @@ from actorflow.control.dropped import dropped
 from actorflow.rendezvous.device_assignment import Wishes
 from actorflow.rendezvous.settings import threads_of
 from actorflow.runtime.measured_costs import Target
-from actorflow.script_state.find import Found
 from actorflow.script_state.guards import Guards
-from actorflow.script_state.keyed import key_here
+from actorflow.script_state.key_encoding import decode_key
+from actorflow.script_state.search import SearchResult
 from actorflow.session.adopting import adopt
 from actorflow.session.agreement import report
 from actorflow.session.body import PreparedCall
@@ -29,9 +29,9 @@ from actorflow.session.lifecycle import Lifecycle
 from actorflow.session.numbers import Reading, fused
 from actorflow.session.planes import unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
-from actorflow.standins.owned import Owned
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow.variables.gradients import made_by_script, standing_before
-from actorflow.variables.rebound import Site, leaves_of
+from actorflow.variables.rebinding import RebindingSite, tensors_in
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.lines import asks_for_types
 from actorflow_compiler.custom_ops.random import SEED
@@ -116,7 +116,7 @@ class CompileClient:
         self._pretended.update({v.name: v for v in plan.variables})
         return plan
 
-    def _order(self, job: JobLike, asked: PreparedCall, found: Found, fixed: Mapping[str, Variable]) -> Order:
+    def _order(self, job: JobLike, asked: PreparedCall, found: SearchResult, fixed: Mapping[str, Variable]) -> Order:
         context, settings, state = self._context, self._context.settings, found.state
         variables = None if context.running is None else context.running.variables
         kinds = () if context.running is None else context.running.kinds
@@ -141,11 +141,11 @@ class CompileClient:
             mine = self._letting_go.with_gone(running, mine, state)
             return make_everywhere(context.cluster, str(number), order, mine)
 
-    def _take_in(self, running: Running, made: Made, found: Found, number: int) -> tuple[Site, ...]:
+    def _take_in(self, running: Running, made: Made, found: SearchResult, number: int) -> tuple[RebindingSite, ...]:
         """Take over the variables of a plan, and the places that its step gives other tensors."""
         state = found.state
-        places = [(found.looked[one.at], key_here(one.key, found.looked)) for one in made.rebound]
-        rebound = {id(leaf) for one, key in places for leaf in leaves_of(one.values().get(key))}
+        places = [(found.looked[one.at], decode_key(one.key, found.looked)) for one in made.rebound]
+        rebound = {id(leaf) for one, key in places for leaf in tensors_in(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
         names = {held.name for held in apart.values()}
         running.rebound.forget(made.written - names)
@@ -174,7 +174,7 @@ class CompileClient:
         names, running = self._context.names, self._context.running
         if names.current(old) is new or (running is not None and running.variables.takes_over(old, new)):
             return True
-        if isinstance(old, Owned) and isinstance(new, Owned) and old.name_in_plan == new.name_in_plan:
+        if isinstance(old, OwnedTensor) and isinstance(new, OwnedTensor) and old.name_in_plan == new.name_in_plan:
             return old.left is not None and running is not None and running.variables.owns(new)
         known = unused.get(id(old))
         if known is None or known() is not old:

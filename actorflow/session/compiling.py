@@ -19,17 +19,25 @@ from actorflow.rendezvous.device_assignment import NOTHING_SAID, NOWHERE, Seat, 
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.measured_costs import HERE, Target
 from actorflow.script_state import tree
-from actorflow.script_state.arguments import Arguments, shapes_text
-from actorflow.script_state.changes import OFTEN, Change, Counting, Rebinding, Run, counted, often
-from actorflow.script_state.find import Found
-from actorflow.script_state.seeds import Seeding, seeding
+from actorflow.script_state.arguments import CallArguments, shapes_text
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.seeds import SeedEffect, record_seed_effect
+from actorflow.script_state.side_effects import (
+    MANY_VALUES,
+    Rebinding,
+    RestartCapture,
+    SideEffect,
+    SideEffectRecorder,
+    scheduler_counts,
+    takes_many_values,
+)
 from actorflow.session.agreement import Report, compare, differing, let_go
 from actorflow.session.five_lines import five_lines
 from actorflow.session.numbers import Reading, every_number, learned, settled
 from actorflow.session.planes import choose, spots_of
 from actorflow.session.refused import refused
 from actorflow.session.undo import Stops
-from actorflow.standins.owned import real
+from actorflow.standins.owned_tensor import real_value
 from actorflow.support.progress import working
 from actorflow_compiler.capture.failure_points import FailurePoints
 from actorflow_compiler.capture.request import History, Listeners, Preferences, StepRequest, TargetDevices, UserStep
@@ -103,7 +111,7 @@ class Order:
 
     name: str
     function: Callable[..., object]
-    arguments: Arguments
+    arguments: CallArguments
     state: ScriptState
     hints: Hints
     train: bool
@@ -120,7 +128,7 @@ class Order:
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
     wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
-    found: Found | None = None  # what holds the values that the function can reach
+    found: SearchResult | None = None  # what holds the values that the function can reach
     changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
     standing: GradientState = NO_GRADIENTS  # how gradients stand
     opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
@@ -132,18 +140,18 @@ class Made:
     """A plan on one rank and what goes with it."""
 
     plan: Plan  # whole on the master, else this rank's part
-    shape: tree.Shape  # of what the step returns
+    shape: tree.Description  # of what the step returns
     lent: frozenset[str]  # variables that stay with the script
     differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
     seed: int  # that torch has on the master
     gradients: GradientEffects  # what the step takes and leaves of them
     kinds: tuple[str, ...]  # of device, for each rank
-    changes: tuple[Change, ...]  # that each call makes in the script
+    changes: tuple[SideEffect, ...]  # that each call makes in the script
     reading: Reading  # what it does with numbers of the script
     decisions: ValueDecisions  # by values of small variables
     rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
     checks: tuple[Check, ...]  # of values: its last result says which of them raise
-    seeding: Seeding | None  # how it seeds torch's random numbers
+    seeding: SeedEffect | None  # how it seeds torch's random numbers
     stops: Stops  # where it may fail, and what it has changed in the script there
     written: frozenset[str]  # loose tensors and buffers that it changes
     gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
@@ -154,14 +162,14 @@ class Planned:
     """What compiling gives on the master."""
 
     plan: Plan  # scheduled, of all ranks
-    shape: tree.Shape  # of what the step returns
+    shape: tree.Description  # of what the step returns
     gradients: GradientEffects
-    changes: tuple[Change, ...]
+    changes: tuple[SideEffect, ...]
     reading: Reading
     decisions: ValueDecisions
     rebound: tuple[Rebinding, ...]  # see ``Made``
     checks: tuple[Check, ...]
-    seeding: Seeding | None
+    seeding: SeedEffect | None
     stops: Stops
 
 
@@ -220,13 +228,13 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
     """
-    own: list[Source] = [] if order.found is None else counted(order.found)
+    own: list[Source] = [] if order.found is None else scheduler_counts(order.found)
     before: Exception | None = None
     while order.opens:
         numbers = NumberEnv()
         try:
             return _make_plan(order, world, told, numbers, own)
-        except Counting as counting:
+        except RestartCapture as counting:
             own += counting.places
         except Exception as error:  # whatever code cannot do with stand-ins: it gets the numbers themselves
             if not own and not any(every_number(order.arguments, order.state, order.train, order.found)):
@@ -245,19 +253,17 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
         raise
 
 
-def _make_plan(
-    order: Order, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]
-) -> Planned:
+def _make_plan(order: Order, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]) -> Planned:
     """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
 
     ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
     """
-    shapes: list[tree.Shape] = []
+    shapes: list[tree.Description] = []
     learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
     checks = BranchExplorer()
-    changes: list[list[Change]] = []
+    changes: list[list[SideEffect]] = []
     rebound: list[list[Rebinding]] = []
-    seeded: list[list[Seeding]] = []
+    seeded: list[list[SeedEffect]] = []
     stops: list[Stops] = []
 
     def stand_in(path: str, value: int | float) -> Any:
@@ -267,11 +273,19 @@ def _make_plan(
         args, kwargs = order.arguments.restore(tensors, stand_in)
         results: list[Tensor] = []
         found = order.found
-        with contextlib.nullcontext() if found is None else Run(order.name, found, order.changed, numbers, own) as run:
+        with (
+            contextlib.nullcontext()
+            if found is None
+            else SideEffectRecorder(order.name, found, order.changed, numbers, own) as run
+        ):
             lines = None if run is None else FailurePoints(run.so_far)
             if run is not None:
                 checks.changed = partial(_so_far, run)
-            with seeding() as left, checks.running(), contextlib.nullcontext() if lines is None else lines.watching():
+            with (
+                record_seed_effect() as left,
+                checks.running(),
+                contextlib.nullcontext() if lines is None else lines.watching(),
+            ):
                 returned = order.function(*args, **kwargs)
             seeded.append(left)
             if numbers is not None:
@@ -285,13 +299,15 @@ def _make_plan(
 
     def learn(gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
         for asked in decisions.numbers:
-            if often(order.changed.get(asked.where, ()), repr(asked.found)):
-                raise CaptureError(f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({OFTEN} plans for other values are there)")
+            if takes_many_values(order.changed.get(asked.where, ()), repr(asked.found)):
+                raise CaptureError(
+                    f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({MANY_VALUES} plans for other values are there)"
+                )
         learnt.append((gradients, decisions, checks))
 
     def value(name: str) -> Tensor:
         held = order.state.held[name]
-        return real(held.tensor) if order.value is None else order.value(held)
+        return real_value(held.tensor) if order.value is None else order.value(held)
 
     what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
     with working(what, f"compiled {order.name}", PARTS) as doing:
@@ -352,7 +368,7 @@ def _make_plan(
     )  # fmt: skip
 
 
-def _so_far(run: Run) -> tuple[list[dict[str, Any]], str]:
+def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
     """What a run of a step has changed in Python so far, as it travels; see ``BranchExplorer``."""
     changes, lost = run.so_far()
     return [change.to_json() for change in changes], lost
@@ -465,12 +481,12 @@ def _unpack(data: bytes, name: str) -> Made:
     plan = verify(from_bytes(data[8 + size :]))
     gradients = GradientEffects(**{key: frozenset(names) for key, names in head["gradients"].items()})
     on = tuple(head["kinds"])
-    changes = tuple(Change(**change) for change in head["changes"])
+    changes = tuple(SideEffect(**change) for change in head["changes"])
     reading, decisions = Reading.from_json(head["reading"]), ValueDecisions.from_json(head["decisions"])
     lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
     rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
     written, checks = frozenset(head["written"]), tuple(map(Check.from_json, head["checks"]))
-    seeded = None if head["seeding"] is None else Seeding(**head["seeding"])
+    seeded = None if head["seeding"] is None else SeedEffect(**head["seeding"])
     return Made(
         plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, checks,
         seeded, Stops.from_json(head["stops"]), written, gone,

@@ -12,14 +12,14 @@ from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.results import Results
 from actorflow.runtime.worker import Worker
-from actorflow.script_state.arguments import Arguments
-from actorflow.script_state.find import Found, look
-from actorflow.script_state.name_registry import Names
+from actorflow.script_state.arguments import CallArguments
+from actorflow.script_state.name_registry import NameRegistry
+from actorflow.script_state.search import SearchResult, search_script
 from actorflow.session.barrier import Gates
 from actorflow.session.compiling import located
 from actorflow.session.jobs import JobLike
-from actorflow.variables.rebound import Rebound
-from actorflow.variables.state import Variables
+from actorflow.variables.rebinding import RebindingSites
+from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.values.variables import ScriptState
 
@@ -33,9 +33,9 @@ class Running:
     """What the first plan brings: with it is known on which devices the ranks compute."""
 
     worker: Worker
-    variables: Variables
+    variables: VariableTable
     results: Results
-    rebound: Rebound
+    rebound: RebindingSites
     kinds: tuple[str, ...]  # of each rank's device
     seed: int  # of random ops, where the script does not set it: the master's
 
@@ -47,7 +47,7 @@ class Context:
         self.cluster = cluster
         self.settings = cluster.settings
         self.rank, self.world = cluster.rank, cluster.world
-        self.names = Names()
+        self.names = NameRegistry()
         self.gates = Gates(cluster)
         self.observers = tuple(observers(cluster, self.gates))
         self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
@@ -64,10 +64,10 @@ class Context:
         finally:
             self.capturing = False
 
-    def look(self, job: JobLike, held: Mapping[str, Any], arguments: Arguments) -> Found:
+    def look(self, job: JobLike, held: Mapping[str, Any], arguments: CallArguments) -> SearchResult:
         """What a job's function can reach, and ``held`` besides.  Raises CaptureError with the function's line."""
         try:
-            return look(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
+            return search_script(job.function, job.model, job.optimizer, self.names, held, arguments.objects)
         except CaptureError as error:
             raise located(error, job.function) from error.__cause__
 

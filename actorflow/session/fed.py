@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.arguments import CallArguments
 from actorflow_compiler.core.errors import CallError
 
 __all__ = ["Fed"]
@@ -24,7 +24,7 @@ class Fed:
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()  # (job, argument)
 
-    def look(self, job: str, arguments: Arguments, needed: Iterable[str], device: torch.device) -> None:
+    def look(self, job: str, arguments: CallArguments, needed: Iterable[str], device: torch.device) -> None:
         """Warn of tensors among those ``needed`` that have to be moved.  Raises CallError for one without memory."""
         for spec, tensor in zip(arguments.specs, arguments.tensors, strict=True):
             if tensor.device != device and spec.name in needed:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.arguments import CallArguments
 from actorflow_compiler.capture.optimizer_state import is_fused, is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.expressions import has_numbers, number_of
@@ -43,7 +43,7 @@ class Keys:
         self._held = tuple(h for h in state.held.values() if id(h.tensor) not in apart)
         self._groups: dict[tuple[str, int], tuple[list[torch.Tensor], tuple[int, ...]]] = {}
 
-    def key(self, arguments: Arguments, first: bool) -> tuple[Any, ...]:
+    def key(self, arguments: CallArguments, first: bool) -> tuple[Any, ...]:
         """The key of a call; ``first``: the coming step is an optimizer's first and differs from those after it."""
         training = tuple([m.training for m in self._modules])
         with torch._C.DisableTorchFunctionSubclass():  # several times faster for stand-ins
@@ -109,7 +109,7 @@ def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
         )
 
 
-def spoken(arguments: Arguments, key: tuple[Any, ...]) -> str:
+def spoken(arguments: CallArguments, key: tuple[Any, ...]) -> str:
     """A call as people write it, with what else of its key can differ between ranks; the same for the same key."""
     (structure, specs, plain), training, gradients, *others = key
     values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]

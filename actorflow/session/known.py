@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from actorflow.script_state.arguments import Arguments
-from actorflow.script_state.changes import Change
-from actorflow.script_state.find import Found
+from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.guards import Guards
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.side_effects import SideEffect
 from actorflow.session.keys import Keys
 from actorflow.session.numbers import Reading, known_to
-from actorflow.variables.parked import Parked
+from actorflow.variables.weak_guards import WeakGuards
 from actorflow_compiler.values.host_programs import ValueDecisions
 
 __all__ = ["Known"]
@@ -30,7 +30,7 @@ class Binding(Protocol):
 
     keys: Keys
     guards: Guards
-    found: Found
+    found: SearchResult
 
 
 class Holding(Protocol):
@@ -49,7 +49,7 @@ class Holding(Protocol):
         """What it reads of numbers of the script, and what they have to be."""
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[SideEffect, ...]:
         """What it leaves in the script."""
 
     @property
@@ -61,7 +61,7 @@ class Holding(Protocol):
         """What it depends on of the values of small variables."""
 
     @property
-    def parked(self) -> Parked | None:
+    def parked(self) -> WeakGuards | None:
         """Whether it is put aside."""
 
 
@@ -86,7 +86,7 @@ class Known(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: Arguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
+    def find(self, arguments: CallArguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
         """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
 
         ``misfit`` says what a plan takes for granted of gradients and values that is not so.
@@ -110,7 +110,7 @@ class Known(Generic[P]):
             self.why = self.why or changed  # against the plan that was used last
         return None
 
-    def add(self, arguments: Arguments, plan: P) -> None:
+    def add(self, arguments: CallArguments, plan: P) -> None:
         """A plan was made for the last call that ``find`` was asked for."""
         self._of.setdefault(arguments.key, []).append(plan)
         self._all.append(plan)

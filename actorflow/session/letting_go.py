@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from actorflow.control.dropped import NOTHING, Dropped, dropped
-from actorflow.script_state.find import Found
+from actorflow.script_state.search import SearchResult
 from actorflow.session.agreement import Report
 from actorflow.session.context import Context, Running
 from actorflow.session.gone import Gone
 from actorflow.session.jobs import Compiled, JobLike
 from actorflow.session.keys import Keys
-from actorflow.variables.parked import names_in, owned_in
+from actorflow.variables.weak_guards import names_in, owned_in
 from actorflow_compiler.values.variables import ScriptState
 
 __all__ = ["LettingGo"]
@@ -52,7 +52,7 @@ class LettingGo:
             ready = self._gone.ready()
             running.variables.suspend({name for plan in aside for name in self.uses(plan)} - ready)
 
-    def unpark(self, running: Running, job: JobLike, found: Found) -> bool:
+    def unpark(self, running: Running, job: JobLike, found: SearchResult) -> bool:
         """Take back plans for what a job works on now; whether there were any."""
         taken: list[Compiled] = []
 

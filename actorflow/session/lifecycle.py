@@ -18,8 +18,8 @@ from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.of_rank import planes_of
 from actorflow.transport.timeouts import Started
-from actorflow.variables.rebound import Rebound
-from actorflow.variables.state import Variables
+from actorflow.variables.rebinding import RebindingSites
+from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.plan.plan import Plane
 
 __all__ = ["Lifecycle"]
@@ -49,11 +49,11 @@ class Lifecycle:
         for observer in context.observers:  # one that keeps firings comes after one that only counts
             record = observer.recorder() or record
         worker = Worker(context.rank, cluster, planes, device, record=record, cores=context.settings.cores)
-        variables = Variables(
+        variables = VariableTable(
             cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.gates.begun,
             context.together, context.gates.moved, lambda: context.capturing,
         )  # fmt: skip
-        running = Running(worker, variables, Results(cluster, device), Rebound(variables), kinds, seed)
+        running = Running(worker, variables, Results(cluster, device), RebindingSites(variables), kinds, seed)
         context.running = running
         context.gates.moved()
         for observer in context.observers:

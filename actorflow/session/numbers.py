@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from actorflow.script_state.arguments import Arguments
-from actorflow.script_state.changes import counted, place_key
-from actorflow.script_state.find import Found
-from actorflow.script_state.looked import Looked
+from actorflow.script_state.arguments import CallArguments
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.side_effects import place_key, scheduler_counts
+from actorflow.script_state.sources import StateSource
 from actorflow_compiler.capture.optimizer_state import counts_of, is_fused, settings_of
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import (
@@ -101,7 +101,7 @@ def learned(numbers: NumberEnv, own: Sequence[Source]) -> Reading:
     return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
-def settled(arguments: Arguments, state: ScriptState, train: bool, found: Found | None) -> Reading:
+def settled(arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None) -> Reading:
     """That all numbers are constants of the plan, but for rates that its ops read by name and its code does not."""
     read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
 
@@ -115,19 +115,19 @@ def settled(arguments: Arguments, state: ScriptState, train: bool, found: Found 
 
 
 def every_number(
-    arguments: Arguments, state: ScriptState, train: bool, found: Found | None
+    arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
 ) -> Iterator[tuple[Source, Value]]:
     """The numbers that a step can compute with and that are not among what is compared at each call."""
     for path, value in arguments.numbers.items():
         yield Source("argument", path), value
     if found is not None:
-        yield from ((source, _placed(source, found.looked)) for source in counted(found))
+        yield from ((source, _placed(source, found.looked)) for source in scheduler_counts(found))
     for title, optimizer in state.optimizers.items() if train else ():
         yield from settings_of(title, optimizer)
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def known_to(arguments: Arguments, state: ScriptState, looked: Sequence[Looked]) -> Known:
+def known_to(arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Known:
     """What gives numbers as they are when a call begins.  Raises CallError for one that is no number any more."""
     before: dict[Source, Value] = {}  # the call itself may change them
 
@@ -146,7 +146,7 @@ def write(reading: Reading, state: ScriptState, known: Known) -> None:
         state.optimizers[source.name].state[state.held[source.at].tensor][source.key] = value
 
 
-def _now(source: Source, arguments: Arguments, state: ScriptState, looked: Sequence[Looked]) -> Value:
+def _now(source: Source, arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Value:
     if source.kind == "argument":
         return arguments.numbers[source.name]
     value: Any
@@ -166,7 +166,7 @@ def _now(source: Source, arguments: Arguments, state: ScriptState, looked: Seque
     return value
 
 
-def _placed(source: Source, looked: Sequence[Looked]) -> Any:
+def _placed(source: Source, looked: Sequence[StateSource]) -> Any:
     """What is at a place."""
     key = place_key(source)
     value = looked[int(source.at)].values().get(key)

@@ -9,10 +9,10 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from actorflow.script_state.guards import say
+from actorflow.script_state.guards import summarize
 from actorflow.session.process import started
 from actorflow.standins.beside import beside
-from actorflow.standins.owned import Owned
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.torch_internals import step_hooks, users_step_hooks
 
@@ -55,10 +55,10 @@ def _is_ours(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     session = started()
     if session is None or session.context.capturing:
         return False
-    if not any(isinstance(p, Owned) for group in optimizer.param_groups for p in group["params"]):
+    if not any(isinstance(p, OwnedTensor) for group in optimizer.param_groups for p in group["params"]):
         return False
     if others := users_step_hooks():
-        hook = say(next(iter(others.values())))
+        hook = summarize(next(iter(others.values())))
         raise StateError(
             f"{type(optimizer).__name__}.step was called outside of a job, over parameters that plans own, and a hook "
             f"of all optimizers, {hook}, would run twice; expected: optimizer.register_step_pre_hook or "

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from actorflow.runtime.results import ResultDropped, ResultPart
 from actorflow.session.context import Context, Running
-from actorflow.variables.state import OfferedValue, VariablePart
+from actorflow.variables.variable_table import OfferedValue, VariablePart
 
 __all__ = ["PullServer"]
 
@@ -24,6 +24,7 @@ class PullServer:
 
     def variable_part(self, asked: VariablePart) -> Iterable[bytes]:
         """This rank's part of a variable, as the calls and writes that the asking rank has seen leave it."""
+
         def there() -> bool:
             """Whether this rank has taken in, and written, what the one that reads has before its next call."""
             running = self._context.running

@@ -13,9 +13,9 @@ import torch
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.runtime.worker import NOT_MADE, Worker
 from actorflow.script_state import tree
-from actorflow.script_state.arguments import Arguments, checksum, flatten, glance, refuse_modes
-from actorflow.script_state.changes import Change, carry_out
-from actorflow.script_state.seeds import seeds
+from actorflow.script_state.arguments import CallArguments, checksum, flatten, refuse_modes, sampled_checksums
+from actorflow.script_state.seeds import call_seeds
+from actorflow.script_state.side_effects import SideEffect, apply_side_effects
 from actorflow.session.body import JobArguments, PreparedCall
 from actorflow.session.checked import failure_of, first_failed
 from actorflow.session.compile_client import CompileClient
@@ -125,7 +125,7 @@ class Session:
             job.plans.add(arguments, compiled)
         return job.body.give(self._issue(job, compiled, arguments, number))
 
-    def plan_for(self, job: JobLike, arguments: Arguments) -> Compiled | None:
+    def plan_for(self, job: JobLike, arguments: CallArguments) -> Compiled | None:
         """Take over what the script has changed, and look up the plan that holds for a call; all that guards cost."""
         if self.running is not None:
             rebound = self.running.rebound
@@ -134,10 +134,10 @@ class Session:
             self.running.variables.refresh(job.type == "train")
         return self._find(job, arguments)
 
-    def _find(self, job: JobLike, arguments: Arguments) -> Compiled | None:
+    def _find(self, job: JobLike, arguments: CallArguments) -> Compiled | None:
         return job.plans.find(arguments, lambda keys: fresh(keys.state), self._misfit)
 
-    def _prepared(self, job: JobLike, arguments: Arguments, given: JobArguments) -> PreparedCall:
+    def _prepared(self, job: JobLike, arguments: CallArguments, given: JobArguments) -> PreparedCall:
         """The call, with what its job's function makes."""
 
         def search(held: Mapping[str, Any]) -> ScriptState:
@@ -161,7 +161,7 @@ class Session:
                 return misfit
         return variables.values.changed(compiled.decisions, compiled.bound.found.state)
 
-    def _issue(self, job: JobLike, compiled: Compiled, arguments: Arguments, number: int) -> Any:
+    def _issue(self, job: JobLike, compiled: Compiled, arguments: CallArguments, number: int) -> Any:
         running = self.running
         assert running is not None
         worker, variables = running.worker, running.variables
@@ -178,7 +178,7 @@ class Session:
         found = compiled.bound.found
         known = known_to(arguments, found.state, found.looked)
         scalars = compiled.reading.values(known)
-        scalars[SEED] = seeds.next(running.seed, self.context.rank if compiled.mirrored else 0)
+        scalars[SEED] = call_seeds.next(running.seed, self.context.rank if compiled.mirrored else 0)
         moved = (*variables.values.moved_by(compiled.decisions), *variables.gradients.moved_by(compiled.gradients))
         leaves = (*compiled.leaves, *moved)
         undo = Undo.of(compiled.changes, compiled.stops, found.looked, known) if compiled.changes else None
@@ -206,7 +206,7 @@ class Session:
             observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == "train")
         returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else what it would leave has been taken back
-            carry_out(compiled.changes, found.looked, handles, known)
+            apply_side_effects(compiled.changes, found.looked, handles, known)
         if compiled.seeding is not None:
             compiled.seeding.carry_out()
         write(compiled.reading, found.state, known)
@@ -219,7 +219,7 @@ class Session:
 
     def _fail(self, running: Running, job: JobLike, compiled: Compiled, check: Check, known: Known) -> NoReturn:
         """Raise what a check of a call has found; all is as it was where that stands in the step."""
-        carry_out([Change(**one) for one in check.left], compiled.bound.found.looked, (), known)
+        apply_side_effects([SideEffect(**one) for one in check.left], compiled.bound.found.looked, (), known)
         variables, optimizers = running.variables, compiled.bound.optimizers
         variables.gradients.called(check.gradients)
         for name in variables.values.moved_by(compiled.decisions):
@@ -238,7 +238,7 @@ class Session:
             self.context.together(f"check {self.calls}")
         raise failure_of(check, job.name)
 
-    def _announce(self, job: JobLike, arguments: Arguments, compiled: Compiled | None) -> int:
+    def _announce(self, job: JobLike, arguments: CallArguments, compiled: Compiled | None) -> int:
         """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
         number = self.calls
         self.calls += 1
@@ -246,15 +246,15 @@ class Session:
         if self.context.world > 1:
             known = "" if compiled is None else f"{compiled.spoken}, plan {compiled.number}"
             text = known or f"{arguments.spoken} [a new plan"
-            if seeds.seed is not None:
-                text += f", seed {seeds.seed}"
+            if call_seeds.seed is not None:
+                text += f", seed {call_seeds.seed}"
             if arguments.numbers:
                 text += f", {arguments.spoken_numbers}"
             if job.keys is not None and job.keys.state.optimizers:
                 text += f", {job.keys.rates()}"
             if self.worker is not None and (lost := self.worker.known_lost):
                 text += f", {lost} failed calls"
-            if seen := glance(arguments):
+            if seen := sampled_checksums(arguments):
                 text += f", contents of {seen}"
             if compiled is None or compiled.calls % CHECK_CONTENTS == 0:
                 text += f", all contents {checksum(arguments.tensors):08x}"

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 
-from actorflow.script_state.find import Found
-from actorflow.script_state.keyed import key_here
-from actorflow.script_state.looked import Script
+from actorflow.script_state.key_encoding import decode_key
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.sources import ScriptSource
 from actorflow.session.compiling import Made, located, written_by
-from actorflow.standins.owned import Detached, Owned
-from actorflow.standins.spans import Span, overlap, span
+from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
+from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor
 from actorflow_compiler.core.errors import CaptureError
 
 __all__ = ["refuse_shared", "refuse_sparse"]
@@ -26,14 +26,14 @@ __all__ = ["refuse_shared", "refuse_sparse"]
 class Owns(Protocol):
     """Who knows what plans have taken."""
 
-    def taken_from(self, span: Span) -> str:
+    def taken_from(self, span: MemorySpan) -> str:
         """The name of a variable whose tensor lay there, and of which the script has a view; empty if there is none."""
 
 
-def refuse_sparse(job: Any, found: Found) -> None:
+def refuse_sparse(job: Any, found: SearchResult) -> None:
     """Raise CaptureError where a tensor that the step can reach is no dense one."""
     for name, held in found.state.held.items():
-        if held.tensor.layout is not torch.strided and not isinstance(held.tensor, Owned):
+        if held.tensor.layout is not torch.strided and not isinstance(held.tensor, OwnedTensor):
             layout = str(held.tensor.layout).removeprefix("torch.")
             raise located(
                 CaptureError(
@@ -46,31 +46,31 @@ def refuse_sparse(job: Any, found: Found) -> None:
 
 
 def refuse_shared(
-    job: Any, made: Made, found: Found, owns: Owns | None, made_of: Mapping[str, weakref.ref[Owned]]
+    job: Any, made: Made, found: SearchResult, owns: Owns | None, made_of: Mapping[str, weakref.ref[OwnedTensor]]
 ) -> None:
     """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach.
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
     looked = found.looked
-    replaced = Counter(id(looked[one.at].values().get(key_here(one.key, looked))) for one in made.changes)
+    replaced = Counter(id(looked[one.at].values().get(decode_key(one.key, looked))) for one in made.changes)
     plans = {v.name for v in made.plan.variables}
     tensors = {
         name: h.tensor
         for name, h in found.state.held.items()
         if name in plans  # else it shows what calls make of it, or nobody sees it once the call is done
-        or not (isinstance(h.tensor, Detached) or replaced[id(h.tensor)] >= len(h.places))
+        or not (isinstance(h.tensor, DetachedTensor) or replaced[id(h.tensor)] >= len(h.places))
     }
-    for script in (one for one in found.looked if isinstance(one, Script)):
+    for script in (one for one in found.looked if isinstance(one, ScriptSource)):
         tensors |= {f"constant {i} of {script.path}": constant for i, constant in enumerate(script.constants)}
-    spans = {name: lies for name, tensor in tensors.items() if (lies := span(tensor)) is not None}
+    spans = {name: lies for name, tensor in tensors.items() if (lies := memory_span(tensor)) is not None}
     by_memory: dict[int, list[str]] = {}
     for name, (memory, _, _) in spans.items():
         by_memory.setdefault(memory, []).append(name)
     changed, written = plans - made.lent, written_by(made.plan)
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
-        if isinstance(tensors[name], Detached) and job.type != "train" and other not in written:
+        if isinstance(tensors[name], DetachedTensor) and job.type != "train" and other not in written:
             continue  # it is read anew by each call
         for beside in by_memory[where[0]]:
             if beside != name and beside in changed and overlap(where, spans[beside]):

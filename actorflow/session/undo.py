@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.script_state.changes import Change, carry_out, is_as
-from actorflow.script_state.keyed import key_here
-from actorflow.script_state.looked import Looked, Settings
+from actorflow.script_state.key_encoding import decode_key
+from actorflow.script_state.side_effects import SideEffect, apply_side_effects, is_applied
+from actorflow.script_state.sources import ParamGroupSource, StateSource
 from actorflow_compiler.core.expressions import Known
 
 __all__ = ["Stops", "Undo"]
@@ -26,10 +26,12 @@ _NOTHING = object()
 class Stops:
     """Where a step may stop."""
 
-    lines: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # where ops may fail → what it has changed
-    begins: Sequence[Change] = ()  # what there was before, in places that it may have set to that; see ``Run.begun``
+    lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # where ops may fail → what it has changed
+    begins: Sequence[
+        SideEffect
+    ] = ()  # what there was before, in places that it may have set to that; see ``Run.begun``
 
-    def depend_on(self, change: Change) -> bool:
+    def depend_on(self, change: SideEffect) -> bool:
         """Whether a step may have set a place to what there was before a line, or not come to setting it."""
         place = change.at, change.where
         unseen = any((one.at, one.where) == place for one in self.begins)
@@ -43,30 +45,28 @@ class Stops:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Stops:
         """What ``to_json`` was given."""
-        lines = {line: tuple(Change(**change) for change in changes) for line, changes in data["lines"].items()}
-        return Stops(lines, tuple(Change(**change) for change in data["begins"]))
+        lines = {line: tuple(SideEffect(**change) for change in changes) for line, changes in data["lines"].items()}
+        return Stops(lines, tuple(SideEffect(**change) for change in data["begins"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
     """What a call changes in the script, and how that is taken back."""
 
-    changes: Sequence[Change]
-    lines: Mapping[str, Sequence[Change]]  # at which that can be done → what the step has changed there
-    _looked: Sequence[Looked]
-    _before: Sequence[tuple[Looked, Any, Any]]  # what holds it, its key there, and what it was
+    changes: Sequence[SideEffect]
+    lines: Mapping[str, Sequence[SideEffect]]  # at which that can be done → what the step has changed there
+    _looked: Sequence[StateSource]
+    _before: Sequence[tuple[StateSource, Any, Any]]  # what holds it, its key there, and what it was
     _known: Known
 
     @staticmethod
-    def of(changes: Sequence[Change], stops: Stops, looked: Sequence[Looked], known: Known) -> Undo:
+    def of(changes: Sequence[SideEffect], stops: Stops, looked: Sequence[StateSource], known: Known) -> Undo:
         """That of a call which is about to be issued; numbers are ``known`` as it begins."""
-        places = [(looked[change.at], key_here(change.key, looked)) for change in changes]
+        places = [(looked[change.at], decode_key(change.key, looked)) for change in changes]
         before = [(one, key, one.values().get(key, _NOTHING)) for one, key in places]
-        others = {(one.at, one.where) for one in stops.begins if not is_as(one, looked)}
-        lines = {
-            line: there for line, there in stops.lines.items() if others <= {(one.at, one.where) for one in there}
-        }
-        filled = any(isinstance(one, Settings) and isinstance(old, Tensor) for one, _, old in before)
+        others = {(one.at, one.where) for one in stops.begins if not is_applied(one, looked)}
+        lines = {line: there for line, there in stops.lines.items() if others <= {(one.at, one.where) for one in there}}
+        filled = any(isinstance(one, ParamGroupSource) and isinstance(old, Tensor) for one, _, old in before)
         return Undo(changes, {} if filled else lines, looked, before, known)
 
     @property
@@ -81,4 +81,4 @@ class Undo:
                 one.put(key, old)
             elif key in one.values():
                 one.drop(key)
-        carry_out(self.lines[line], self._looked, (), self._known)
+        apply_side_effects(self.lines[line], self._looked, (), self._known)

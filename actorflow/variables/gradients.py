@@ -8,12 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actorflow.standins.owned import Gradient, Owned, real
+from actorflow.standins.owned_tensor import OwnedGradient, OwnedTensor, real_value
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, NO_GRADIENTS, GradientEffects, GradientState
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Kept", "made_by_script", "standing_before"]
+__all__ = ["KeptGradients", "made_by_script", "standing_before"]
 
 
 def standing_before(state: ScriptState, known: GradientState) -> GradientState:
@@ -22,14 +22,14 @@ def standing_before(state: ScriptState, known: GradientState) -> GradientState:
     return GradientState(known.kept | new, known.lost)
 
 
-def made_by_script(state: ScriptState, kept: Kept | None) -> dict[str, Tensor]:
+def made_by_script(state: ScriptState, kept: KeptGradients | None) -> dict[str, Tensor]:
     """Gradients that no plan has yet, by the names of the variables that they would be."""
     found = {h.name: _eager_gradient(h.tensor) for h in state.held.values()}
     later = {} if kept is None else {name: kept.start_of(name + GRADIENT_SUFFIX, state) for name in found}
     return {name + GRADIENT_SUFFIX: grad for name, grad in (found | later).items() if grad is not None}
 
 
-class Holder(Protocol):
+class GradientBackend(Protocol):
     """Who holds the values of variables."""
 
     @property
@@ -51,14 +51,14 @@ class Holder(Protocol):
         """Replace the value."""
 
 
-class Kept:
+class KeptGradients:
     """The gradients of what plans own, on one rank."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: GradientBackend) -> None:
         self.standing = NO_GRADIENTS
         self._holder = holder
         self._scripts: dict[str, Tensor] = {}  # by parameter: gradients that the script has made, and no plan has yet
-        self._stand_ins: weakref.WeakValueDictionary[str, Gradient] = weakref.WeakValueDictionary()
+        self._stand_ins: weakref.WeakValueDictionary[str, OwnedGradient] = weakref.WeakValueDictionary()
         self._after: dict[tuple[GradientState, GradientEffects], GradientState] = {}
         self._fits: dict[tuple[GradientState, GradientEffects], bool] = {}
 
@@ -78,7 +78,7 @@ class Kept:
     def unshare(self, copy: Tensor) -> None:
         """See ``Owner``."""
 
-    def tie(self, owned: Owned, data: Tensor | None) -> None:
+    def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
         """See ``Owner``: a gradient is read anew by each op."""
 
     # -- calls -------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Kept:
 
     # -- the script --------------------------------------------------------------------------------
 
-    def get(self, owned: Owned) -> Tensor | None:
+    def get(self, owned: OwnedTensor) -> Tensor | None:
         """``p.grad``."""
         name = owned.name_in_plan
         if name in self._scripts:
@@ -146,20 +146,20 @@ class Kept:
             return None
         found = self._stand_ins.get(name)
         if found is None:
-            found = self._stand_ins[name] = Gradient.of_parameter(owned, name + GRADIENT_SUFFIX, self)
+            found = self._stand_ins[name] = OwnedGradient.of_parameter(owned, name + GRADIENT_SUFFIX, self)
         return found
 
-    def copy(self, owned: Owned) -> Tensor | None:
+    def copy(self, owned: OwnedTensor) -> Tensor | None:
         """What a copy of the tensor gets as its gradient: none where it was not kept, as hardly anybody asks for it."""
         grad = None if owned.name_in_plan in self.standing.lost else self.get(owned)
-        return None if grad is None else real(grad).detach().clone()
+        return None if grad is None else real_value(grad).detach().clone()
 
-    def set(self, owned: Owned, value: Tensor | None) -> None:
+    def set(self, owned: OwnedTensor, value: Tensor | None) -> None:
         """``p.grad = value``: as every rank's script has it."""
         name = owned.name_in_plan
         if value is not None and value is self.get(owned):
             return
-        new = None if value is None else real(value).detach()
+        new = None if value is None else real_value(value).detach()
         if new is not None and (new.shape != owned.shape or new.dtype != owned.dtype):
             raise StateError(
                 f"a gradient {new.dtype}{list(new.shape)} was given to {name}; {owned.dtype}{list(owned.shape)}, as "
@@ -208,6 +208,6 @@ class Kept:
 
 def _eager_gradient(tensor: Tensor) -> Tensor | None:
     """The gradient of a tensor that no plan owns."""
-    if isinstance(tensor, Owned) or not tensor.is_leaf:
+    if isinstance(tensor, OwnedTensor) or not tensor.is_leaf:
         return None
     return None if tensor.grad is None else tensor.grad.detach()

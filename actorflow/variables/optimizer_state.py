@@ -15,7 +15,7 @@ __all__ = ["count_as_stepped", "initial_state", "python_state"]
 OFF = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}  # the plainest way to step
 
 
-class _Recorder(dict[str, Any]):
+class _RecordedState(dict[str, Any]):
     """A parameter's state that remembers each value as it was created."""
 
     def __init__(self) -> None:
@@ -61,19 +61,19 @@ def python_state(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], lik
     return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
 
-def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> _Recorder:
+def _stepped(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: Tensor) -> _RecordedState:
     """The state of a tiny parameter without gradient after a step of such an optimizer."""
     parameter = _tiny(like)
     parameter.grad = torch.zeros_like(parameter)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
-    state: defaultdict[Tensor, Any] = defaultdict(_Recorder)
+    state: defaultdict[Tensor, Any] = defaultdict(_RecordedState)
     twin.state = state
     twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are not for this step
     twin._optimizer_step_post_hooks = OrderedDict()
     twin.param_groups = [{**group, "params": [parameter], **{k: v for k, v in OFF.items() if k in group}}]
     type(optimizer).step(twin)
-    recorder: _Recorder = state[parameter]
+    recorder: _RecordedState = state[parameter]
     return recorder
 
 

@@ -14,77 +14,79 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actorflow.standins.owned import Detached, Owned, Several
-from actorflow.standins.spans import Span, overlap, span
+from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
+from actorflow.standins.owned_tensor import CompositeCopy, DetachedTensor, OwnedTensor
 from actorflow_compiler.core.collector import instances
 
-__all__ = ["Given", "Taken", "follow", "taken"]
+__all__ = ["AssignedData", "TakenTensor", "redirect_views", "layout_of"]
 
 _WEAK: Any = StorageWeakRef  # has no types
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenTensor:
     """A tensor that has become a stand-in: where it lay, and how."""
 
-    owned: Owned
+    owned: OwnedTensor
     memory: Any
-    where: Span
+    where: MemorySpan
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
-    def is_at(self, where: Span | None) -> bool:
+    def is_at(self, where: MemorySpan | None) -> bool:
         """Whether something that lies there has a part of it."""
         return where is not None and not self.memory.expired() and overlap(self.where, where)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class AssignedData:
     """A stand-in whose ``.data`` the script has set to a tensor."""
 
-    taken: Taken  # as if it had lain there
+    taken: TakenTensor  # as if it had lain there
     tensor: weakref.ref[Tensor]
     version: int  # that the tensor had
 
 
-def taken(tensor: Tensor, where: Span) -> tuple[Any, ...]:
+def layout_of(tensor: Tensor, where: MemorySpan) -> tuple[Any, ...]:
     """What is to be known of a tensor that is about to become a stand-in."""
     memory = _WEAK(tensor.untyped_storage())
     return memory, where, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
-def follow(these: Sequence[Taken], but: Collection[int]) -> None:
+def redirect_views(these: Sequence[TakenTensor], but: Collection[int]) -> None:
     """Let every view of these tensors that the script holds show what their variables have, ``but`` for some, by id.
 
     Views with a graph, and views of which there are views with a graph, stay what they are.
     """
-    left: dict[int, list[Taken]] = {}
+    left: dict[int, list[TakenTensor]] = {}
     for one in these:
         if not one.memory.expired():
             left.setdefault(one.where[0], []).append(one)
     if not left:
         return
-    copies: dict[int, Detached] = {}
+    copies: dict[int, DetachedTensor] = {}
     tensors = instances(Tensor)
     for tensor in sorted(tensors, key=Tensor._is_view, reverse=True):  # views of views hold what they are views of
-        if tensor.requires_grad or id(tensor) in but or (where := span(tensor)) is None:
+        if tensor.requires_grad or id(tensor) in but or (where := memory_span(tensor)) is None:
             continue
         there = [one for one in left.get(where[0], ()) if one.dtype == tensor.dtype and overlap(one.where, where)]
         if there:
-            _follow(tensor, where, there, copies)
+            _redirect(tensor, where, there, copies)
 
 
-def _follow(tensor: Tensor, where: Span, there: Sequence[Taken], copies: dict[int, Detached]) -> None:
+def _redirect(
+    tensor: Tensor, where: MemorySpan, there: Sequence[TakenTensor], copies: dict[int, DetachedTensor]
+) -> None:
     """Let a tensor that lies in the memory of some variable, or has those of several in it, show what they have."""
     memory, offset = tensor.untyped_storage(), int(tensor.storage_offset())
     plain = torch.empty(0, dtype=tensor.dtype, device=tensor.device)  # a view of nothing
     plain.set_(memory, offset, tensor.shape, tensor.stride())
     for one in there:
         if id(one.owned) not in copies:
-            copies[id(one.owned)] = Detached.of(plain.as_strided(one.shape, one.stride, one.offset), one.owned)
+            copies[id(one.owned)] = DetachedTensor.of(plain.as_strided(one.shape, one.stride, one.offset), one.owned)
     wholes = [copies[id(one.owned)].whole for one in there]
     within = next((n for n, one in enumerate(there) if one.where[1] <= where[1] and where[2] <= one.where[2]), None)
-    whole = Several(plain, wholes) if within is None else wholes[within]
-    Detached.become(tensor, plain, whole)
+    whole = CompositeCopy(plain, wholes) if within is None else wholes[within]
+    DetachedTensor.become(tensor, plain, whole)

@@ -16,7 +16,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """As if no variable had been made in this process; called, it is so again, as in a fresh one."""
 
     def forget() -> None:
-        monkeypatch.setattr(REGISTRY, "_book", registry._Book())
+        monkeypatch.setattr(REGISTRY, "_book", registry._RegistryData())
         for kind in ("_parameters", "_buffers"):
             monkeypatch.setitem(REGISTRY.__dict__, kind, {})
         run = process.started()

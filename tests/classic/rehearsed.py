@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.classic.variables import Recording, rehearsing, running
+from actorflow.classic.variables import RehearsalRecord, rehearsing, running
 from actorflow_compiler.core.torch_internals import fake_mode
 
 
-def rehearse(body: Callable[..., Any], *args: Tensor, job: str = "job", again: Recording | None = None) -> Recording:
+def rehearse(
+    body: Callable[..., Any], *args: Tensor, job: str = "job", again: RehearsalRecord | None = None
+) -> RehearsalRecord:
     """What one rehearsal of ``body`` finds."""
     mode = fake_mode()
-    with mode, rehearsing(mode, job, again=again or Recording(job)) as rehearsal:
+    with mode, rehearsing(mode, job, again=again or RehearsalRecord(job)) as rehearsal:
         body(*(torch.empty(a.shape, dtype=a.dtype) for a in args))
     return rehearsal.recording
 
 
-def play(recording: Recording, body: Callable[..., Any], *args: Tensor) -> Any:
+def play(recording: RehearsalRecord, body: Callable[..., Any], *args: Tensor) -> Any:
     """One call of a job whose body was rehearsed."""
     with recording.call(), running(recording):
         return body(*args)

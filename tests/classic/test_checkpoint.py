@@ -12,7 +12,7 @@ from torch import Tensor
 
 import actorflow as flow
 from actorflow.classic.registry import REGISTRY
-from actorflow.classic.variables import Recording
+from actorflow.classic.variables import RehearsalRecord
 from actorflow_compiler.core.errors import StateError
 from classic.rehearsed import play, rehearse
 
@@ -29,7 +29,7 @@ def body(x: Tensor) -> Tensor:
     return loss.mean()
 
 
-def train(recording: Recording, steps: int) -> list[float]:
+def train(recording: RehearsalRecord, steps: int) -> list[float]:
     return [play(recording, body, X).item() for _ in range(steps)]
 
 

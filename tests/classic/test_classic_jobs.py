@@ -16,8 +16,8 @@ import actorflow as flow
 import actorflow.typing as tp
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.variables import REGISTRY
-from actorflow.script_state.find import find
-from actorflow.script_state.seeds import Seeds
+from actorflow.script_state.search import find_state
+from actorflow.script_state.seeds import CallSeeds
 from actorflow.session import process
 
 SIZE = 6
@@ -218,7 +218,7 @@ def test_variables_of_other_jobs_make_no_plan_anew(prefix: str) -> None:
 
 
 def test_devices_of_a_mirrored_job_draw_numbers_of_their_own() -> None:
-    together, first, second = Seeds(), Seeds(), Seeds()
+    together, first, second = CallSeeds(), CallSeeds(), CallSeeds()
     starts = [(together.next(3), first.next(3, 0), second.next(3, 1)) for _ in range(3)]
     assert all(a == b != c for a, b, c in starts)
     assert len({start for of_call in starts for start in of_call}) == 6
@@ -227,7 +227,7 @@ def test_devices_of_a_mirrored_job_draw_numbers_of_their_own() -> None:
 def test_only_code_that_names_makers_of_variables_is_rehearsed() -> None:
     def makes(function: Any) -> bool:
         job = flow.global_function(type="predict")(function)
-        return job.body.makes_state(find(function))
+        return job.body.makes_state(find_state(function))
 
     renamed, module = flow.layers.dense, flow.layers
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow.classic.devices import ranks_of, spelled
-from actorflow.classic.views import MIRRORED, seen
+from actorflow.classic.devices import device_texts, ranks_of
+from actorflow.classic.logical_views import MIRRORED, within_view
 from actorflow.rendezvous import script_request
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import CallError, LayoutError
@@ -28,7 +28,7 @@ TWO_NODES = Settings(world=8, nnodes=2, devices=4)
     ],
 )
 def test_a_text_names_a_node_and_its_devices(texts: object, ranks: tuple[int, ...]) -> None:
-    found = spelled(texts)
+    found = device_texts(texts)
     assert found is not None
     assert ranks_of(found, TWO_NODES) == ranks
 
@@ -50,7 +50,7 @@ def test_what_is_not_in_the_run_is_refused_with_what_is(text: str, said: str) ->
 
 
 def test_ranks_are_not_texts() -> None:
-    assert [spelled(other) for other in ([0, 1], [], [[0], [1]], range(2), None)] == [None] * 5
+    assert [device_texts(other) for other in ([0, 1], [], [[0], [1]], range(2), None)] == [None] * 5
 
 
 def test_gpu_is_cuda_or_cpu_with_one_warning(
@@ -81,7 +81,7 @@ def test_a_scope_may_be_entered_again_and_inside_of_itself() -> None:
 def test_a_view_as_a_scope_says_what_the_job_has() -> None:
     with flow.scope.consistent_view(), flow.scope.mirrored_view():  # outside of a job
         pass
-    with seen(MIRRORED):
+    with within_view(MIRRORED):
         with flow.scope.mirrored_view():
             pass
         with pytest.raises(CallError, match=r"inside of a job of the mirrored view; one view for the whole job"):

@@ -11,9 +11,9 @@ import torch
 
 import actorflow as flow
 import actorflow.typing as tp
-from actorflow.classic.callbacks import Callbacks
-from actorflow.classic.forms import forms_of, give, unbound
-from actorflow.classic.views import CONSISTENT, MIRRORED
+from actorflow.classic.annotations import in_annotated_form, job_annotations, per_device_lists
+from actorflow.classic.callbacks import CallbackQueue
+from actorflow.classic.logical_views import CONSISTENT, MIRRORED
 from actorflow_compiler.core.errors import CallError
 
 
@@ -24,7 +24,7 @@ def taken(placeholder: Any, value: Any, devices: int = 2) -> Any:
 
     job.__annotations__ = {"x": placeholder}
     view = MIRRORED if "ListNumpy" in str(placeholder) else CONSISTENT
-    return forms_of(job, "job", view).take((value,), {}, devices).args[0]
+    return job_annotations(job, "job", view).take((value,), {}, devices).args[0]
 
 
 IMAGES = tp.Numpy.Placeholder((4, 2), dtype=torch.float)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_with_what_was_found_and_expected(placehold
 def test_arguments_may_be_mixed_nested_and_given_by_name() -> None:
     def job(x: tp.Numpy.Placeholder((2,)), flag: str, pair: BOTH, *more: LABELS) -> None: ...
 
-    forms = forms_of(job, "job", CONSISTENT)
+    forms = job_annotations(job, "job", CONSISTENT)
     y, labels = np.ones((4, 2)), np.arange(4)
     given = forms.take((np.ones(2), "yes", (labels, {"y": y}), labels), {}, 2)
     assert given.args[1] == "yes"
@@ -90,7 +90,7 @@ def test_arguments_may_be_mixed_nested_and_given_by_name() -> None:
 def test_lists_become_one_tensor_with_an_item_for_each_device() -> None:
     def job(x: tp.ListNumpy.Placeholder((2,)), y: Any) -> tp.ListNumpy: ...
 
-    given = forms_of(job, "job", MIRRORED).take(([np.zeros(2), torch.ones(2)], 3), {}, 2)
+    given = job_annotations(job, "job", MIRRORED).take(([np.zeros(2), torch.ones(2)], 3), {}, 2)
     assert given.own == {"x"}
     assert torch.equal(given.args[0], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
     assert given.args[1] == 3
@@ -101,9 +101,9 @@ def test_a_list_of_arrays_without_a_placeholder_is_refused_in_the_mirrored_view_
 
     arrays = [np.ones(2), np.ones(2)]
     with pytest.raises(CallError, match=r"x is a list of 2 arrays, and has no placeholder; .*tp\.ListNumpy"):
-        forms_of(job, "job", MIRRORED).take((arrays,), {}, 2)
-    assert forms_of(job, "job", MIRRORED).take((tuple(arrays),), {}, 2).own == frozenset()
-    assert forms_of(job, "job", CONSISTENT).take((arrays,), {}, 2).args[0] is arrays
+        job_annotations(job, "job", MIRRORED).take((arrays,), {}, 2)
+    assert job_annotations(job, "job", MIRRORED).take((tuple(arrays),), {}, 2).own == frozenset()
+    assert job_annotations(job, "job", CONSISTENT).take((arrays,), {}, 2).args[0] is arrays
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("annotation", "value", "expected"), FORMS)
 def test_the_annotation_decides_the_form_of_the_result(annotation: Any, value: Any, expected: Any) -> None:
-    found = give(annotation, value, "job")
+    found = in_annotated_form(annotation, value, "job")
     assert type(found) is type(expected)
     torch.testing.assert_close(found, expected)
 
@@ -146,11 +146,11 @@ def test_the_annotation_decides_the_form_of_the_result(annotation: Any, value: A
 )
 def test_a_result_that_is_not_what_the_annotation_says_is_an_error(annotation: Any, value: Any, said: str) -> None:
     with pytest.raises(CallError, match=said):
-        give(annotation, value, "job")
+        in_annotated_form(annotation, value, "job")
 
 
 def test_mirrored_results_are_lists_wherever_there_was_a_tensor() -> None:
-    found = unbound({"loss": torch.tensor([1.0, 2.0]), "n": (3, [torch.zeros(2, 1)])})
+    found = per_device_lists({"loss": torch.tensor([1.0, 2.0]), "n": (3, [torch.zeros(2, 1)])})
     assert found == {"loss": [1.0, 2.0], "n": (3, [[torch.zeros(1), torch.zeros(1)]])}
 
 
@@ -160,11 +160,11 @@ def test_the_view_and_the_annotations_have_to_go_together() -> None:
     def whole() -> Tuple[tp.Numpy, tp.Numpy]: ...  # noqa: UP006
 
     with pytest.raises(CallError, match=r"mirrored view, and argument x is tp.Numpy.*ListNumpy.Placeholder was exp"):
-        forms_of(consistent, "job", MIRRORED)
+        job_annotations(consistent, "job", MIRRORED)
     with pytest.raises(CallError, match=r"mirrored view, and its result is tp.Numpy; tp.ListNumpy was expected"):
-        forms_of(whole, "job", MIRRORED)
+        job_annotations(whole, "job", MIRRORED)
     with pytest.raises(CallError, match=r"consistent view, and its result is tp.ListNumpy.*mirrored_view\(\)"):
-        forms_of(listed, "job", CONSISTENT)
+        job_annotations(listed, "job", CONSISTENT)
 
 
 def test_annotations_that_are_texts_are_read_where_the_function_is() -> None:
@@ -174,27 +174,27 @@ def test_annotations_that_are_texts_are_read_where_the_function_is() -> None:
         return x * size
 
     assert isinstance(job.__annotations__["x"], str)
-    forms = forms_of(job, "job", CONSISTENT)
+    forms = job_annotations(job, "job", CONSISTENT)
     assert forms.takes["x"].shape == (3,)
     assert forms.gives is tp.Numpy
 
     def unknown(x: tp.Numpy.Placeholder((nowhere,)), y: also_nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(CallError, match=r"the annotation .*nowhere.* of x was found, which cannot be read"):
-        forms_of(unknown, "job", CONSISTENT)
+        job_annotations(unknown, "job", CONSISTENT)
 
 
 def test_annotations_of_other_kinds_change_nothing() -> None:
     def job(x: torch.Tensor, y: nowhere, z: int | None = None) -> torch.Tensor | None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    assert forms_of(job, "job", CONSISTENT).plain
-    assert forms_of(job, "job", MIRRORED).plain
+    assert job_annotations(job, "job", CONSISTENT).plain
+    assert job_annotations(job, "job", MIRRORED).plain
     value = torch.ones(1)
-    assert give(None, value, "job") is value
+    assert in_annotated_form(None, value, "job") is value
 
 
 def test_callbacks_are_called_once_in_turn_on_one_thread() -> None:
-    callbacks, found = Callbacks(), []
+    callbacks, found = CallbackQueue(), []
     go = threading.Event()
     callbacks.add(lambda r: found.append((r, threading.current_thread())), lambda: go.wait(100))
     callbacks.add(lambda r: found.append((r, threading.current_thread())), lambda: 2)
@@ -206,7 +206,7 @@ def test_callbacks_are_called_once_in_turn_on_one_thread() -> None:
 
 
 def test_what_a_callback_raises_comes_out_at_the_next_chance() -> None:
-    callbacks = Callbacks()
+    callbacks = CallbackQueue()
     callbacks.add(lambda _: 1 / 0, lambda: None)
     with pytest.raises(ZeroDivisionError):
         callbacks.finish()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.runtime.local import LocalCluster
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -47,14 +47,12 @@ def train(
     seeds: Sequence[Sequence[int]] | None = None,
 ) -> Trained:
     """Train in the mirrored view, all ranks in this process; ``lists`` are the stacked arguments of every step."""
-    state = find(step, model=model, optimizer=optimizer)
+    state = find_state(step, model=model, optimizer=optimizer)
     names = ["x", "y"][: len(lists[0])]
     arguments = [TensorArgument(n, tuple(t.shape), t.dtype, True) for n, t in zip(names, lists[0], strict=True)]
     laid = compile_step(
         StepRequest(
-            UserStep(
-                "train", lambda given: [step(*given)], arguments, state, train=True, own=[True] * len(arguments)
-            ),
+            UserStep("train", lambda given: [step(*given)], arguments, state, train=True, own=[True] * len(arguments)),
             TargetDevices(devices),
             Preferences(resolve(state.modules)),
         )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import actorflow as flow
 from actorflow.classic.registry import REGISTRY
-from actorflow.classic.variables import Recording, current_recording, is_rehearsing
+from actorflow.classic.variables import RehearsalRecord, current_recording, is_rehearsing
 from actorflow_compiler.core.errors import CallError, LayoutError, StateError
 from actorflow_compiler.hints.hints import resolve
 from classic.rehearsed import play, rehearse, run
@@ -149,7 +149,7 @@ def test_outside_of_a_job_function_is_an_error(call: Callable[[], Any]):
 
 def test_a_variable_that_the_first_call_did_not_make_is_an_error():
     with pytest.raises(StateError, match="'v' was not there at this job's first call"):
-        play(Recording("job"), variable)
+        play(RehearsalRecord("job"), variable)
 
 
 # -- layers ----------------------------------------------------------------------------------------

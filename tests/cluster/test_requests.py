@@ -12,7 +12,7 @@ from actorflow.runtime.results import ResultDropped, ResultPart
 from actorflow.status.standing import StandingNow
 from actorflow.support.requests import Request, Requests
 from actorflow.tracing.tracer import TraceBegin, TraceClock, TraceEvents
-from actorflow.variables.state import OfferedValue, VariablePart
+from actorflow.variables.variable_table import OfferedValue, VariablePart
 from actorflow_compiler.core.errors import ClusterError
 
 ODD = 'a "name" with spaces \\ and\nlines, 漢 and \udc80'

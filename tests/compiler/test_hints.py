@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 import actorflow_compiler.infer.lay_out as lay_out_module
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -250,7 +250,7 @@ def compiled(
         optimizer.zero_grad()
         return loss
 
-    state = find(step, model=model, optimizer=optimizer)
+    state = find_state(step, model=model, optimizer=optimizer)
     x = inputs()
     return compile_step(
         StepRequest(

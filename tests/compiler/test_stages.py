@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -76,7 +76,7 @@ def laid(
             optimizer.zero_grad()
         return found
 
-    state = find(step, model=model, optimizer=optimizer)
+    state = find_state(step, model=model, optimizer=optimizer)
     argument = TensorArgument("x", (batch, WIDTH), torch.float32, True)
     return compile_step(
         StepRequest(
@@ -226,7 +226,7 @@ def test_backward_ops_belong_to_the_visit_of_their_forward_ops_in_a_checkpoint_t
         loss.backward()
         return loss + sum(p.grad.sum() for p in model.parameters() if p.grad is not None)
 
-    state = find(step, model=model)
+    state = find_state(step, model=model)
     graph = capture(
         lambda tensors: [step(*tensors)], [TensorArgument("x", (4, 8), torch.float32, True)], state, train=True
     ).graph

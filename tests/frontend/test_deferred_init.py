@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.deferred import Deferred, digest, mersenne, replay
+from actorflow.deferred import DeferredTensor, digest, mersenne, replay
 from actorflow.runtime.parts import part
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.placement import placement
@@ -173,7 +173,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly everything is made a stretch at a time."""
-    monkeypatch.setattr(replay, "STRETCH", 48)
+    monkeypatch.setattr(replay, "CHUNK", 48)
 
 
 def check(make: Callable[[], nn.Module]) -> None:
@@ -182,7 +182,7 @@ def check(make: Callable[[], nn.Module]) -> None:
     assert torch.equal(after, after_eager)
     expected, found = state(eager), state(model)
     assert list(found) == list(expected)
-    assert any(isinstance(t, Deferred) for t in found.values())
+    assert any(isinstance(t, DeferredTensor) for t in found.values())
     for name, value in expected.items():
         assert (found[name].shape, found[name].dtype) == (value.shape, value.dtype), name
         assert found[name].stride() == value.stride(), name
@@ -275,7 +275,7 @@ def test_a_loop_that_looks_at_values_takes_no_memory_for_them(monkeypatch: pytes
             drawn = torch.where(outside, torch.empty_like(drawn).normal_(), drawn)
         return holding(w=w.copy_(drawn))
 
-    monkeypatch.setattr(replay, "STRETCH", 64)
+    monkeypatch.setattr(replay, "CHUNK", 64)
     expected, _ = built(make, deferred=False)
     whole: list[int] = []
     replayed = replay._replayed
@@ -301,7 +301,7 @@ def test_ops_on_a_deferred_model_are_followed_after_it_was_built() -> None:
         model.to(torch.bfloat16)
         model.head.load_state_dict({"weight": torch.ones(10, 16), "bias": torch.zeros(10)})
     assert torch.equal(*states)
-    assert isinstance(models[1].head.weight, Deferred)
+    assert isinstance(models[1].head.weight, DeferredTensor)
     flow.materialize(models[1])
     torch.testing.assert_close(state(models[1]), state(models[0]), rtol=0, atol=0)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import actorflow as flow
-from actorflow.script_state.arguments import Arguments, flatten
+from actorflow.script_state.arguments import CallArguments, flatten
 from actorflow.session.fed import Fed
 from actorflow_compiler.core.errors import CallError
 
@@ -23,7 +23,7 @@ class At:
         self.device = torch.device(device)
 
 
-def arguments(*devices: str) -> Arguments:
+def arguments(*devices: str) -> CallArguments:
     def job(x: Any, y: Any = None) -> None: ...
 
     made = flatten("step", inspect.signature(job), tuple(torch.zeros(2) for _ in devices), {})

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.script_state.find import find
-from actorflow.script_state.name_registry import Names
-from actorflow.script_state.ordered import ordered
-from actorflow.standins.owned import Owned
+from actorflow.script_state.name_registry import NameRegistry
+from actorflow.script_state.search import find_state
+from actorflow.script_state.set_order import stable_order
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.values.variables import ScriptState, stand_ins
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -40,7 +40,7 @@ def uses_globals(x: Tensor) -> Tensor:
 
 
 def test_globals_that_the_function_names_are_found_and_no_others():
-    state = find(uses_globals)
+    state = find_state(uses_globals)
     assert names(state) == ["global_model.weight", "global_model.bias", "global_scale"]
     assert list(state.modules) == ["global_model"]
     assert state.optimizers == {"global_optimizer": global_optimizer}
@@ -54,7 +54,7 @@ def test_a_closure_is_searched_and_named_by_its_variables():
         out: Tensor = decoder(encoder(x))
         return out
 
-    state = find(step)
+    state = find_state(step)
     assert set(names(state)) == {
         "encoder.weight", "decoder.weight", "decoder.bias", "decoder.running_mean", "decoder.running_var",
         "decoder.num_batches_tracked",
@@ -74,7 +74,7 @@ def test_functions_that_the_function_calls_are_searched_too():
     def step(x: Tensor) -> Tensor:
         return (lambda y: inner(y))(x)
 
-    assert list(find(step).modules) == ["global_model"]
+    assert list(find_state(step).modules) == ["global_model"]
 
 
 def test_functions_inside_decorators_of_libraries_are_found():
@@ -85,7 +85,7 @@ def test_functions_inside_decorators_of_libraries_are_found():
     def step(x: Tensor) -> Any:
         return evaluate(x), torch.func.vmap(lambda y: y * global_scale)(x)
 
-    state = find(step)
+    state = find_state(step)
     assert list(state.modules) == ["global_model"]
     assert "global_scale" in state.held
 
@@ -103,7 +103,7 @@ class Trainer:
 
 
 def test_a_bound_method_reaches_what_self_holds_and_what_its_other_methods_name():
-    state = find(Trainer().step)
+    state = find_state(Trainer().step)
     assert list(state.modules) == ["self.model"]
     assert list(state.optimizers) == ["self.optimizer"]
     assert "global_scale" in state.held
@@ -115,7 +115,7 @@ def test_an_object_in_a_global_is_searched_like_self():
     def step(x: Tensor) -> Tensor:
         return trainer.step(x)
 
-    state = find(step)
+    state = find_state(step)
     assert list(state.modules) == ["trainer.model"]
     assert "global_scale" in state.held
 
@@ -143,7 +143,7 @@ def test_containers_dataclasses_slots_and_namespaces_are_opened():
     def step(x: Tensor) -> Any:
         return models, parts, space, slotted, x
 
-    assert set(names(find(step))) == {
+    assert set(names(find_state(step))) == {
         "models.0.weight", "models.1.weight", "parts.heads.a.weight", "parts.masks.0", "parts.masks.1",
         "space.model.weight", "slotted.model.weight", "slotted.mask",
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_defaults_and_partials_are_searched():
     def step(x: Tensor, model: nn.Module, *, offset: Tensor = one, scale: Any = pair) -> Tensor:
         return model(x) + offset + scale[0]  # type: ignore[no-any-return]
 
-    state = find(functools.partial(step, model=nn.Linear(1, 1, bias=False)))
+    state = find_state(functools.partial(step, model=nn.Linear(1, 1, bias=False)))
     assert set(names(state)) == {"model.weight", "offset", "scale.0"}
 
 
@@ -186,7 +186,7 @@ def test_every_place_of_a_tensor_gets_another_one_and_the_first_one_back():
         ]  # fmt: skip
 
     before = held_now()
-    state = find(step)
+    state = find_state(step)
     with stand_ins(state, lambda t: t + 10):
         assert all(torch.equal(a, b + 10) for a, b in zip(held_now(), before, strict=True))
         assert isinstance(holder["pair"], Pair)
@@ -201,7 +201,7 @@ def test_a_tied_parameter_is_one_variable_with_all_its_places():
     def step() -> Any:
         return model, optimizer
 
-    state = find(step)
+    state = find_state(step)
     assert names(state) == ["model.embed.weight"]
     fake = nn.Parameter(torch.zeros(5, 2))
     state.held["model.embed.weight"].put(fake)
@@ -217,7 +217,7 @@ def test_the_outermost_module_is_the_root():
     def step(x: Tensor) -> Any:
         return inner(x), model(x)
 
-    state = find(step)
+    state = find_state(step)
     assert list(state.modules) == ["model"]
     assert names(state) == ["model.0.weight"]
 
@@ -239,7 +239,7 @@ def test_what_modules_hold_or_name_outside_their_parameters_is_found():
     def step(x: Tensor) -> Any:
         return model(x)
 
-    assert set(names(find(step))) == {"model.heads.0.weight", "model.mask", "global_scale"}
+    assert set(names(find_state(step))) == {"model.heads.0.weight", "model.mask", "global_scale"}
 
 
 def test_an_lstm_holds_its_weights_in_a_list_too():
@@ -248,7 +248,7 @@ def test_an_lstm_holds_its_weights_in_a_list_too():
     def step(x: Tensor) -> Any:
         return model(x)
 
-    state = find(step)
+    state = find_state(step)
     assert len(state.held) == 4
     with stand_ins(state, lambda t: nn.Parameter(torch.zeros_like(t))):
         assert not model._flat_weights[0].any()  # type: ignore[union-attr]
@@ -263,11 +263,11 @@ def test_given_models_and_optimizers_are_found_without_being_named():
     def step(x: Tensor) -> Tensor:
         return x
 
-    one = find(step, model, optimizer)
+    one = find_state(step, model, optimizer)
     assert names(one) == ["model.weight"]
     assert list(one.optimizers) == ["optimizer"]
-    assert names(find(step, [model, other])) == ["model.0.weight", "model.1.weight"]
-    assert names(find(step, {"a": model, "b": other})) == ["model.a.weight", "model.b.weight"]
+    assert names(find_state(step, [model, other])) == ["model.0.weight", "model.1.weight"]
+    assert names(find_state(step, {"a": model, "b": other})) == ["model.a.weight", "model.b.weight"]
 
 
 def test_a_scheduler_leads_to_its_optimizer():
@@ -277,7 +277,7 @@ def test_a_scheduler_leads_to_its_optimizer():
     def step() -> Any:
         return model, scheduler
 
-    assert list(find(step).optimizers) == ["scheduler.optimizer"]
+    assert list(find_state(step).optimizers) == ["scheduler.optimizer"]
 
 
 def test_names_stay_with_their_things_and_are_given_once():
@@ -289,17 +289,17 @@ def test_names_stay_with_their_things_and_are_given_once():
 
         return step, model
 
-    given = Names()
+    given = NameRegistry()
     first, second = make(), make()
-    assert names(find(first[0], names=given)) == ["model.weight"]
-    assert names(find(second[0], names=given)) == ["model_2.weight"]
-    assert names(find(first[0], names=given)) == ["model.weight"]
+    assert names(find_state(first[0], names=given)) == ["model.weight"]
+    assert names(find_state(second[0], names=given)) == ["model_2.weight"]
+    assert names(find_state(first[0], names=given)) == ["model.weight"]
 
     def other(x: Tensor) -> Any:
         return encoder(x)
 
     encoder = first[1]
-    assert names(find(other, names=given)) == ["model.weight"]
+    assert names(find_state(other, names=given)) == ["model.weight"]
 
 
 def test_what_took_a_tensors_place_is_found_where_the_tensor_still_is():
@@ -310,17 +310,17 @@ def test_what_took_a_tensors_place_is_found_where_the_tensor_still_is():
         def write(self, name: str, value: Tensor) -> None:
             raise AssertionError
 
-    given = Names()
+    given = NameRegistry()
     loose = torch.ones(2)
     boxes = [loose]
 
     def step() -> Any:
         return boxes
 
-    held = find(step, names=given).held["boxes.0"]
-    owned = Owned.of(loose, "boxes.0", Values())
+    held = find_state(step, names=given).held["boxes.0"]
+    owned = OwnedTensor.of(loose, "boxes.0", Values())
     given.replace(loose, owned)
-    again = find(step, names=given)
+    again = find_state(step, names=given)
     assert boxes[0] is owned
     assert again.held["boxes.0"].tensor is owned
     assert held.tensor is loose
@@ -332,7 +332,7 @@ def test_libraries_are_not_searched():
     def step(x: Tensor) -> Any:
         return torch.nn.functional.relu(x), torch_like.partial(helper_free, x)
 
-    assert names(find(step)) == []
+    assert names(find_state(step)) == []
 
 
 def helper_free(x: Tensor) -> Tensor:
@@ -343,7 +343,7 @@ def test_a_cell_that_is_not_set_yet_is_no_harm():
     def step(x: Tensor) -> Any:
         return later(x)
 
-    assert names(find(step)) == []
+    assert names(find_state(step)) == []
     later = global_model
 
 
@@ -356,7 +356,7 @@ def test_the_scaler_of_a_loss_is_found_with_its_tensors_unless_it_is_off():
         tools.scaler.step(global_optimizer)
         tools.scaler.update()
 
-    state = find(step)
+    state = find_state(step)
     assert state.scalers == {"tools.scaler": tools.scaler}
     assert names(state)[:2] == ["tools.scaler._scale", "tools.scaler._growth_tracker"]
     assert [state.held[name].tensor.item() for name in names(state)[:2]] == [8.0, 0]
@@ -411,17 +411,17 @@ def test_members_of_a_set_that_look_alike_are_the_same_ones_on_every_rank(kind: 
             return [one.model(x) if isinstance(one, Task) else one(x) for one in group]
 
         seeds = {id(getattr(one, "model", one).weight): seed for seed, one in enumerate(members)}
-        return {name: seeds[id(held.tensor)] for name, held in find(step).held.items() if name.endswith("weight")}
+        return {name: seeds[id(held.tensor)] for name, held in find_state(step).held.items() if name.endswith("weight")}
 
     assert len(found([1, 2, 3])) == 3
     assert found([1, 2, 3]) == found([3, 2, 1]) == found([2, 3, 1])
 
 
 def test_functions_in_a_set_are_ordered_by_what_they_are_called() -> None:
-    kinds = [torch.relu, torch.tanh, nn.Linear, nn.ReLU, names, find, ("b", 1), ("a", 1), 2.0, 1.0, None]
+    kinds = [torch.relu, torch.tanh, nn.Linear, nn.ReLU, names, find_state, ("b", 1), ("a", 1), 2.0, 1.0, None]
     for _ in range(5):
         kinds = [*kinds[3:], *kinds[:3]]
-        assert ordered(kinds, Names().known) == ordered(reversed(kinds), Names().known)
+        assert stable_order(kinds, NameRegistry().known) == stable_order(reversed(kinds), NameRegistry().known)
 
 
 def test_members_of_a_set_that_plans_own_are_told_apart_without_their_values() -> None:

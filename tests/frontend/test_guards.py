@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from actorflow.script_state.find import Found
 from actorflow.script_state.guards import Guards
-from actorflow.script_state.looked import Get, Looked
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.sources import Getter, StateSource
 from actorflow_compiler.values.variables import ScriptState
 
 
-class Computed(Looked):
+class Computed(StateSource):
     """A holder that makes its values when they are asked for, as attributes of objects of C do."""
 
     def values(self) -> dict[Any, Any]:
         return dict(enumerate(self._made()))
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         return (lambda holder: self._made(),)
 
     def _made(self) -> Iterable[Any]:
@@ -31,7 +31,7 @@ def test_a_value_that_is_made_anew_is_no_other_and_another_at_its_address_is(cou
     before, after = [0.5 + n for n in range(count)], [100.5 + n for n in range(count)]
     numbers = [*before]
     one = Computed("numbers", numbers)
-    guards = Guards(Found(ScriptState(), (one,), (one,), ()), lambda old, new: False)
+    guards = Guards(SearchResult(ScriptState(), (one,), (one,), ()), lambda old, new: False)
     for at in range(count):
         numbers[at] = after[at]  # nothing is made here that would take a place in memory which is free again
         said = guards.difference()
@@ -43,7 +43,7 @@ def test_a_value_that_is_made_anew_is_no_other_and_another_at_its_address_is(cou
 def test_a_value_more_or_less_is_a_difference() -> None:
     numbers = [1.5, 2.5]
     one = Computed("numbers", numbers)
-    guards = Guards(Found(ScriptState(), (one,), (one,), ()), lambda old, new: False)
+    guards = Guards(SearchResult(ScriptState(), (one,), (one,), ()), lambda old, new: False)
     numbers.append(3.5)
     assert guards.difference() == "numbers.2 changed from nothing to 3.5"
     del numbers[1:]

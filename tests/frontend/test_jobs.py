@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 import actorflow as flow
-from actorflow.standins.lazy import Result
-from actorflow.standins.owned import Owned
+from actorflow.standins.lazy_tensor import LazyTensor
+from actorflow.standins.owned_tensor import OwnedTensor
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -111,7 +111,7 @@ def test_a_call_returns_handles_that_keep_no_more_than_their_own_value():
     kept = []
     for x, y in batches(8):
         loss, logits = step(x, y)
-        assert isinstance(loss, Result)
+        assert isinstance(loss, LazyTensor)
         assert (loss.shape, logits.shape) == ((), (12, 4))
         kept.append((loss, weakref.ref(logits._promise)))
         del loss, logits
@@ -160,7 +160,7 @@ def test_a_tensor_that_the_job_changes_belongs_to_the_plan():
 
     x, _ = batches(1)[0]
     assert [float(job(x)) for _ in range(3)] == [1, 2, 3]
-    assert isinstance(count, Owned)
+    assert isinstance(count, OwnedTensor)
     assert count.detach() == 3
 
 
@@ -202,7 +202,7 @@ def test_state_can_be_saved_and_loaded_between_calls():
         step(x, y)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    assert isinstance(optimizer.state[next(iter(model.parameters()))]["exp_avg"], Owned)
+    assert isinstance(optimizer.state[next(iter(model.parameters()))]["exp_avg"], OwnedTensor)
     for x, y in batches(3):
         torch.testing.assert_close(float(step(x, y)), eager_step(x, y).item(), rtol=1e-5, atol=1e-6)
     assert len(step.plans) == 1
@@ -349,8 +349,8 @@ def test_a_parameter_that_the_step_does_not_use_stays_with_the_script():
     predict = flow.global_function(type="predict")(lambda x: model["used"](x))
     x, _ = batches(1)[0]
     predict(x)
-    assert isinstance(model["used"].weight, Owned)
-    assert not isinstance(model["unused"].weight, Owned)
+    assert isinstance(model["used"].weight, OwnedTensor)
+    assert not isinstance(model["unused"].weight, OwnedTensor)
     model["unused"](x)
 
 

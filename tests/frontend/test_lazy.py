@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.standins.lazy import Promise, Result
+from actorflow.standins.lazy_tensor import LazyTensor, TensorFuture
 
 CPU = torch.device("cpu")
 
 
-def result(value: Tensor) -> Result:
-    return Result.of(Promise(lambda: value), tuple(value.shape), value.dtype, CPU)
+def result(value: Tensor) -> LazyTensor:
+    return LazyTensor.of(TensorFuture(lambda: value), tuple(value.shape), value.dtype, CPU)
 
 
 class Later:
@@ -40,7 +40,7 @@ class Later:
 
 def test_shape_dtype_and_device_are_known_without_waiting():
     later = Later()
-    r = Result.of(Promise(later), (2,), torch.float32, CPU)
+    r = LazyTensor.of(TensorFuture(later), (2,), torch.float32, CPU)
     assert (r.shape, r.dtype, r.device, r.ndim, r.numel(), len(r), r.size(0)) == ((2,), torch.float32, CPU, 1, 2, 2, 2)
     assert r.is_floating_point()
     assert not r.requires_grad
@@ -50,7 +50,7 @@ def test_shape_dtype_and_device_are_known_without_waiting():
 
 def test_a_use_waits_for_the_value_which_is_fetched_once():
     later = Later()
-    r = Result.of(Promise(later), (2,), torch.float32, CPU)
+    r = LazyTensor.of(TensorFuture(later), (2,), torch.float32, CPU)
     threading.Timer(0.05, later.there.set).start()
     assert r.sum().item() == 3
     assert r.tolist() == [1, 2]
@@ -115,7 +115,7 @@ def test_what_ended_the_run_is_raised_at_the_reader():
     def fail() -> Tensor:
         raise RuntimeError("rank 1 is gone")
 
-    r = Result.of(Promise(fail), (), torch.float32, CPU)
+    r = LazyTensor.of(TensorFuture(fail), (), torch.float32, CPU)
     with pytest.raises(RuntimeError, match="rank 1 is gone"):
         float(r)
     with pytest.raises(RuntimeError, match="rank 1 is gone"):
@@ -125,9 +125,9 @@ def test_what_ended_the_run_is_raised_at_the_reader():
 def test_a_dropped_handle_is_reported_at_once_and_leaves_nothing_behind():
     dropped: list[int] = []
     value = torch.ones(3)
-    promise = Promise(lambda: value)
+    promise = TensorFuture(lambda: value)
     seen = weakref.ref(promise)
-    r = Result.of(promise, (3,), torch.float32, CPU, lambda: dropped.append(1))
+    r = LazyTensor.of(promise, (3,), torch.float32, CPU, lambda: dropped.append(1))
     r.sum()
     gc.disable()
     try:
@@ -145,7 +145,7 @@ def test_a_fetched_value_lets_its_source_go():
 
     source = Source()
     gone = weakref.ref(source)
-    promise = Promise(source)
+    promise = TensorFuture(source)
     del source
     promise.settle()
     assert gone() is None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actorflow.standins.owned import Owned
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import StateError
 
 
@@ -29,7 +29,7 @@ class Values:
     def share(self, name: str, copy: Tensor) -> None:
         pass
 
-    def tie(self, owned: Owned, data: Tensor | None) -> None:
+    def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
         pass
 
     def read(self, name: str) -> Tensor:
@@ -52,7 +52,7 @@ def model() -> nn.Module:
                 assert tensor is not None
                 name = f"{type(module).__name__}.{key}"
                 values.now[name] = tensor.detach().clone()
-                tensors[key] = Owned.of(tensor, name, values)  # type: ignore[assignment]
+                tensors[key] = OwnedTensor.of(tensor, name, values)  # type: ignore[assignment]
     return made
 
 
@@ -91,7 +91,7 @@ def test_state_dict_holds_values_and_can_be_saved_copied_and_loaded(model: Any):
         other[0].weight.fill_(7)
     model.load_state_dict(other.state_dict())
     assert (values.now["Linear.weight"] == 7).all()
-    assert isinstance(model[0].weight, Owned)
+    assert isinstance(model[0].weight, OwnedTensor)
 
 
 def test_a_deep_copy_or_a_pickle_of_the_model_is_a_real_model(model: Any):
@@ -179,7 +179,7 @@ def test_where_no_gradient_goes_through_it_it_is_read_and_changed(model: Any):
     mean.zero_().add_(torch.ones(3, requires_grad=True).detach())
     assert (values.now["BatchNorm1d.running_mean"] == 1).all()
     assert model.cpu()[0].weight is weight
-    assert isinstance(weight, Owned)
+    assert isinstance(weight, OwnedTensor)
 
 
 def test_what_would_lose_a_change_is_refused(model: Any):
@@ -228,20 +228,20 @@ def test_swapping_makes_every_reference_a_stand_in():
     optimizer.step()
     optimizer.zero_grad()
     kept = list(linear.parameters())
-    torch.utils.swap_tensors(linear.weight, Owned.of(linear.weight, "w", values))
-    assert isinstance(kept[0], Owned)
+    torch.utils.swap_tensors(linear.weight, OwnedTensor.of(linear.weight, "w", values))
+    assert isinstance(kept[0], OwnedTensor)
     assert kept[0] is linear.weight is optimizer.param_groups[0]["params"][0]
     assert kept[0] in optimizer.state
 
 
 def test_a_number_that_is_no_parameter_can_be_read_and_set():
     values.now["scale"] = torch.tensor(4.0)
-    scale = Owned.of(values.now["scale"], "scale", values)
+    scale = OwnedTensor.of(values.now["scale"], "scale", values)
     assert scale.item() == 4.0
     assert scale.fill_(8.0) is scale
     assert values.now["scale"].item() == 8.0
     values.now["bias"] = torch.tensor(1.0)
-    bias = Owned.of(nn.Parameter(torch.tensor(1.0)), "bias", values)
+    bias = OwnedTensor.of(nn.Parameter(torch.tensor(1.0)), "bias", values)
     assert (bias.item(), float(bias), bias.tolist()) == (1.0, 1.0, 1.0)
 
 
@@ -269,7 +269,7 @@ def test_what_is_changed_under_no_grad_is_changed(model: Any, change: str):
         CHANGES[change](plain)
         CHANGES[change](model[0].weight)
     assert values.now["Linear.weight"].equal(plain.detach())
-    assert type(model[0].weight) is Owned
+    assert type(model[0].weight) is OwnedTensor
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -297,7 +297,7 @@ def test_data_of_another_dtype_is_refused(model: Any):
     with pytest.raises(StateError, match=r"Linear\.weight.*float16.*copy\.deepcopy"):
         model.half()
     model.to("cpu").float()
-    assert type(model[0].weight) is Owned
+    assert type(model[0].weight) is OwnedTensor
 
 
 def test_nothing_is_read_while_a_step_is_captured(model: Any, monkeypatch: pytest.MonkeyPatch):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.script_state.seeds import seeds
+from actorflow.script_state.seeds import call_seeds
 
 
 @pytest.fixture(autouse=True)
 def as_at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No seed has been set; afterwards all is as it was."""
-    monkeypatch.setattr(seeds, "seed", None)
-    monkeypatch.setattr(seeds, "_calls", 0)
+    monkeypatch.setattr(call_seeds, "seed", None)
+    monkeypatch.setattr(call_seeds, "_calls", 0)
     with torch.random.fork_rng():
         yield
 
@@ -67,17 +67,17 @@ def test_torch_is_seeded_too_and_calls_of_jobs_do_not_touch_its_numbers():
 @pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 1])
 def test_every_seed_of_torch_is_one(seed: int):
     flow.manual_seed(seed)
-    numbers = [seeds.next(0) for _ in range(5)]
+    numbers = [call_seeds.next(0) for _ in range(5)]
     assert all(0 <= n < 2**53 and n.is_integer() for n in numbers)
     assert len(set(numbers)) == 5
     flow.manual_seed(torch.initial_seed())
-    assert seeds.next(0) == numbers[0]
+    assert call_seeds.next(0) == numbers[0]
 
 
 def test_neighbouring_seeds_are_far_apart():
     starts = []
     for seed in range(200):
         flow.manual_seed(seed)
-        starts.append(seeds.next(0))
+        starts.append(call_seeds.next(0))
     starts.sort()
     assert min(b - a for a, b in itertools.pairwise(starts)) > 2**30

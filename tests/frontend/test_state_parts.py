@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from actorflow.runtime.parts import assemble, part, sources
-from actorflow.script_state.find import find
+from actorflow.script_state.search import find_state
 from actorflow.session.agreement import Report, compare, differing, report
 from actorflow.variables.optimizer_state import initial_state
 from actorflow_compiler.core.errors import CallError
@@ -56,7 +56,7 @@ def make(**layers: nn.Module) -> Any:
     def step() -> Any:
         return model
 
-    return report(find(step), Hints(), contents=True)
+    return report(find_state(step), Hints(), contents=True)
 
 
 def test_equal_state_is_agreed_on_and_differing_contents_are_listed():

@@ -13,7 +13,7 @@ import actorflow as flow
 from actorflow.session import compile_client
 from actorflow.session.context import Context
 from actorflow.session.pull_server import PullServer
-from actorflow.variables.state import VariablePart
+from actorflow.variables.variable_table import VariablePart
 
 LIMIT = 60  # seconds that only a hang reaches
 

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import script_attributes
 
-__all__ = ["prepared", "refuse_compiled"]
+__all__ = ["unwrap_prepared", "refuse_unsupported"]
 
 
-def refuse_compiled(path: str, root: nn.Module) -> None:
+def refuse_unsupported(path: str, root: nn.Module) -> None:
     """Raise CaptureError where a module, or one below it, holds packed weights, or tensors where nobody can put others.
 
     A module of torch.jit gives copies of its lists and dictionaries.
@@ -40,7 +40,7 @@ def refuse_compiled(path: str, root: nn.Module) -> None:
             )
 
 
-def prepared(path: str, optimizer: Any) -> Any:
+def unwrap_prepared(path: str, optimizer: Any) -> Any:
     """The optimizer that accelerate has put into another one; None for any other.
 
     Raises CaptureError for one that is prepared for several processes.

@@ -13,12 +13,12 @@ from types import TracebackType
 
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["CONSISTENT", "MIRRORED", "View", "seen"]
+__all__ = ["CONSISTENT", "MIRRORED", "LogicalView", "within_view"]
 
-_now: ContextVar[View | None] = ContextVar("view", default=None)  # of the job function that runs
+_now: ContextVar[LogicalView | None] = ContextVar("view", default=None)  # of the job function that runs
 
 
-class View:
+class LogicalView:
     """``flow.scope.consistent_view()`` or ``flow.scope.mirrored_view()``: a value.
 
     As a context manager inside of a job it says which view the job has; CallError is raised in a job that has the
@@ -30,7 +30,7 @@ class View:
     def __init__(self, name: str) -> None:
         self.name = name  # "consistent" | "mirrored"
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> LogicalView:
         view = _now.get()
         if view is not None and view is not self:
             raise CallError(
@@ -48,12 +48,12 @@ class View:
         return f"flow.scope.{self.name}_view()"
 
 
-CONSISTENT = View("consistent")
-MIRRORED = View("mirrored")
+CONSISTENT = LogicalView("consistent")
+MIRRORED = LogicalView("mirrored")
 
 
 @contextlib.contextmanager
-def seen(view: View) -> Iterator[None]:
+def within_view(view: LogicalView) -> Iterator[None]:
     """While a job function of this view runs."""
     token = _now.set(view)
     try:

@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-from actorflow.script_state.find import Found
-from actorflow.script_state.looked import Named, Scheduler
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.sources import GlobalsSource, SchedulerSource
 from actorflow_compiler.numbers.unbacked import as_float, as_int
 
-__all__ = ["open_floats"]
+__all__ = ["symbolic_casts"]
 
-OPEN: Mapping[str, Callable[..., Any]] = {"float": as_float, "int": as_int}
+CASTS: Mapping[str, Callable[..., Any]] = {"float": as_float, "int": as_int}
 
 
 @contextlib.contextmanager
-def open_floats(found: Found) -> Iterator[None]:
+def symbolic_casts(found: SearchResult) -> Iterator[None]:
     """In which the script's functions, and those of schedulers, have a ``float`` and an ``int`` of their own.
 
     Not where some of them name it otherwise than to call it: as a type it has to be what it is.
     """
     opened = []
-    for name, function in OPEN.items():
+    for name, function in CASTS.items():
         for scope in [*_of_script(found, name), *_of_schedulers(found, name)]:
             if name not in scope:
                 scope[name] = function
@@ -41,17 +41,17 @@ def open_floats(found: Found) -> Iterator[None]:
             del scope[name]
 
 
-def _of_script(found: Found, name: str) -> Iterable[dict[str, Any]]:
+def _of_script(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
     """The globals of functions of the script that call it."""
     if not all(_only_calls(code, name) for code in found.codes):
         return []
-    return [one.holder for one in found.looked if type(one) is Named and name in one.names]
+    return [one.holder for one in found.looked if type(one) is GlobalsSource and name in one.names]
 
 
-def _of_schedulers(found: Found, name: str) -> Iterable[dict[str, Any]]:
+def _of_schedulers(found: SearchResult, name: str) -> Iterable[dict[str, Any]]:
     """The globals of functions that schedulers ask for factors."""
     for one in found.looked:
-        for function in one.holder.get("lr_lambdas", ()) if isinstance(one, Scheduler) else ():
+        for function in one.holder.get("lr_lambdas", ()) if isinstance(one, SchedulerSource) else ():
             while isinstance(function, functools.partial):
                 function = function.func
             if isinstance(function, FunctionType) and _only_calls(function.__code__, name):

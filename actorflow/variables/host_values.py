@@ -10,14 +10,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from actorflow.standins.owned import real
+from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.values.host_programs import ValueDecisions
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["Values"]
+__all__ = ["HostValues"]
 
 
-class Holder(Protocol):
+class ValueBackend(Protocol):
     """Who holds the values of variables."""
 
     @property
@@ -28,10 +28,10 @@ class Holder(Protocol):
         """A copy of the whole value, once all calls that were issued are done."""
 
 
-class Values:
+class HostValues:
     """The values that are known, on one rank."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: ValueBackend) -> None:
         self._holder = holder
         self._known: dict[str, Tensor] = {}
 
@@ -39,7 +39,7 @@ class Values:
         """What a tensor of the script has when all calls that were issued are done."""
         name = held.name
         if name not in self._holder.layouts:  # no plan has it: it is the script's
-            return real(held.tensor)
+            return real_value(held.tensor)
         if name not in self._known:
             self._known[name] = self._holder.read(name).cpu()
         return self._known[name]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.replaced import original
 
-__all__ = ["METADATA", "Promise", "Result", "known_now"]
+__all__ = ["METADATA", "TensorFuture", "LazyTensor", "wait_for_values"]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 
@@ -36,7 +36,7 @@ METADATA: frozenset[Any] = _getters(
 }  # fmt: skip
 
 
-class Promise:
+class TensorFuture:
     """The value of one result, fetched once, on the thread that reads it first; then it is kept.
 
     ``fetch`` waits for the value and raises what ended the run.  It is let go of once it has
@@ -65,25 +65,25 @@ class Promise:
             self.value()
 
 
-class Result(Tensor):
+class LazyTensor(Tensor):
     """A result of a call: shape, dtype and device are known at once, anything else waits for the value.
 
     What comes out of an operation on it is a plain tensor.
     """
 
-    _promise: Promise
+    _promise: TensorFuture
     kept = False  # whether a step has left it in the script: as a tensor of the script's, then
 
     @staticmethod
     def of(
-        promise: Promise,
+        promise: TensorFuture,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
         dropped: Callable[[], object] | None = None,
-    ) -> Result:
+    ) -> LazyTensor:
         """A handle on ``promise``; ``dropped`` is called when nobody holds the handle any more."""
-        result: Result = Tensor._make_wrapper_subclass(Result, shape, dtype=dtype, device=device)
+        result: LazyTensor = Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype, device=device)
         result._promise = promise
         if dropped is not None:
             weakref.finalize(result, dropped).atexit = False
@@ -94,12 +94,12 @@ class Result(Tensor):
         if func in METADATA:
             with _no_override():
                 return func(*args, **(kwargs or {}))
-        args, kwargs = known_now((args, kwargs or {}))
+        args, kwargs = wait_for_values((args, kwargs or {}))
         return original(func)(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = known_now((args, kwargs or {}))
+        args, kwargs = wait_for_values((args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -108,6 +108,6 @@ class Result(Tensor):
         return array.astype(dtype, copy=bool(copy)) if dtype is not None or copy else array
 
 
-def known_now(tree: Any) -> Any:
-    """The tree with every ``Result`` replaced by its value."""
-    return pytree.tree_map_only(Result, lambda r: r._promise.value(), tree)
+def wait_for_values(tree: Any) -> Any:
+    """The tree with every ``LazyTensor`` replaced by its value."""
+    return pytree.tree_map_only(LazyTensor, lambda r: r._promise.value(), tree)

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from actorflow.script_state.looked import Hooks, Kind, Looked
+from actorflow.script_state.sources import HooksSource, StateSource, TypeSource
 
-__all__ = ["key_here", "key_to_send"]
+__all__ = ["decode_key", "encode_key"]
 
 PLAIN = (str, int, float, bool, type(None))  # as JSON has them
 KEYWORDS = next(one for one in gc.get_referents(functools.cache(id)) if type(one) is object)  # between (args) and names
 
 
-def key_to_send(key: Any, looked: Sequence[Looked]) -> Any:
+def encode_key(key: Any, looked: Sequence[StateSource]) -> Any:
     """A key as JSON; raises LookupError for an object that other ranks could not find."""
     if type(key) in PLAIN:
         return key
     if type(key) is tuple:
-        return {"tuple": [key_to_send(item, looked) for item in key]}
+        return {"tuple": [encode_key(item, looked) for item in key]}
     if isinstance(key, torch.dtype | torch.device):
         return {type(key).__name__: str(key).removeprefix("torch.")}
     if isinstance(key, enum.Enum):
@@ -34,18 +34,18 @@ def key_to_send(key: Any, looked: Sequence[Looked]) -> Any:
     if key is KEYWORDS:
         return {"keywords": True}
     for at, one in enumerate(looked):
-        if isinstance(one, Kind | Hooks) and one.holder is key:
+        if isinstance(one, TypeSource | HooksSource) and one.holder is key:
             return {"holder": at}
     raise LookupError(f"no other rank could find {key!r}")
 
 
-def key_here(key: Any, looked: Sequence[Looked]) -> Any:
+def decode_key(key: Any, looked: Sequence[StateSource]) -> Any:
     """The key that was sent, among what this rank's search has looked at."""
     if not isinstance(key, dict):
         return key
     ((kind, content),) = key.items()
     if kind == "tuple":
-        return tuple([key_here(item, looked) for item in content])
+        return tuple([decode_key(item, looked) for item in content])
     if kind == "dtype":
         return getattr(torch, content)
     if kind == "device":

@@ -12,15 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.tensor import Deferred
-from actorflow.standins.lazy import METADATA, Result, known_now
+from actorflow.deferred.tensor import DeferredTensor
+from actorflow.standins.lazy_tensor import METADATA, LazyTensor, wait_for_values
 from actorflow_compiler.capture.data_assignment import in_place
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.core.replaced import original
 from actorflow_compiler.core.torch_internals import SHARES_SHAPE, memory_of
 from actorflow_compiler.values.variables import attributes_given
 
-__all__ = ["Detached", "Owned", "Owner", "Past", "Several", "Whole", "real"]
+__all__ = [
+    "DetachedTensor",
+    "OwnedTensor",
+    "VariableStore",
+    "ReleasedValue",
+    "CompositeCopy",
+    "SharedCopy",
+    "real_value",
+]
 
 _no_override = torch._C.DisableTorchFunctionSubclass
 _GRAD: Any = Tensor.grad  # a descriptor
@@ -46,7 +54,7 @@ _STATE_DICT = nn.Module._save_to_state_dict.__code__
 _REDUCE = (Tensor.__reduce_ex__, Tensor.__reduce__)
 
 
-class Owner(Protocol):
+class VariableStore(Protocol):
     """Who holds the values."""
 
     @property
@@ -69,11 +77,11 @@ class Owner(Protocol):
     def unshare(self, copy: Tensor) -> None:
         """The copy stands for it no more."""
 
-    def tie(self, owned: Owned, data: Tensor | None) -> None:
+    def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
         """In PyTorch the stand-in would lie in the memory of this tensor from now on; None: in one of its own."""
 
 
-class Past:
+class ReleasedValue:
     """The owner of what plans have left to the script: a value that changes no more."""
 
     capturing = False
@@ -83,45 +91,45 @@ class Past:
 
     @property
     def moment(self) -> object:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self.value._version
 
     def share(self, name: str, copy: Tensor) -> None:
-        """See ``Owner``: jobs have nothing of it."""
+        """See ``VariableStore``: jobs have nothing of it."""
 
     def unshare(self, copy: Tensor) -> None:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
 
-    def tie(self, owned: Owned, data: Tensor | None) -> None:
-        """See ``Owner``."""
+    def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
+        """See ``VariableStore``."""
 
     def read(self, name: str) -> Tensor:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         return self.value.clone()
 
     def write(self, name: str, value: Tensor) -> None:
-        """See ``Owner``."""
+        """See ``VariableStore``."""
         self.value.copy_(value)
 
 
-class Gradients(Protocol):
+class GradientStore(Protocol):
     """Who has the gradients of stand-ins."""
 
-    def get(self, owned: Owned) -> Tensor | None:
+    def get(self, owned: OwnedTensor) -> Tensor | None:
         """The gradient as the last call that was issued leaves it."""
 
-    def copy(self, owned: Owned) -> Tensor | None:
+    def copy(self, owned: OwnedTensor) -> Tensor | None:
         """The same as a plain tensor; None where calls have left none that is kept."""
 
-    def set(self, owned: Owned, value: Tensor | None) -> None:
+    def set(self, owned: OwnedTensor, value: Tensor | None) -> None:
         """Put another one in its place."""
 
 
-class Owned(Tensor):
+class OwnedTensor(Tensor):
     """Stands in the script where the tensor was.
 
     It tells shape, dtype, device and requires_grad, and others can be made like it; ``detach`` (which
-    ``state_dict`` uses), ``data``, copying and pickling read the value (see ``Detached``); ``copy_`` (which
+    ``state_dict`` uses), ``data``, copying and pickling read the value (see ``DetachedTensor``); ``copy_`` (which
     ``load_state_dict`` uses) writes it.  Where PyTorch would make no graph of it, as under ``torch.no_grad()``, ops
     read it, and those in place write what they make of it.  Where it would, ops that make new tensors read it, too,
     and a backward pass through what they make raises StateError.
@@ -129,18 +137,18 @@ class Owned(Tensor):
     """
 
     name_in_plan: str = ""
-    _owner: Owner = None  # type: ignore[assignment]  # none without one
+    _owner: VariableStore = None  # type: ignore[assignment]  # none without one
     _is_param: bool = False
-    gradients: Gradients | None = None
-    made_of: weakref.ref[Owned] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
+    gradients: GradientStore | None = None
+    made_of: weakref.ref[OwnedTensor] | None = None  # by ``nn.Parameter``: in PyTorch they share memory
     refused_last: StateError | None = None  # code of torch.jit loses what is raised in it
-    copies: weakref.WeakSet[Whole] = None  # type: ignore[assignment]  # that stand for the same memory
+    copies: weakref.WeakSet[SharedCopy] = None  # type: ignore[assignment]  # that stand for the same memory
 
     @staticmethod
-    def of(tensor: Tensor, name: str, owner: Owner, device: torch.device | None = None) -> Owned:
+    def of(tensor: Tensor, name: str, owner: VariableStore, device: torch.device | None = None) -> OwnedTensor:
         """A stand-in for ``tensor``, of the same shape, strides, dtype, device (or as given) and kind."""
-        owned: Owned = Tensor._make_wrapper_subclass(
-            Owned,
+        owned: OwnedTensor = Tensor._make_wrapper_subclass(
+            OwnedTensor,
             tensor.shape,
             tensor.stride(),
             dtype=tensor.dtype,
@@ -155,14 +163,14 @@ class Owned(Tensor):
         vars(owned).update(attributes_given(tensor))
         return owned
 
-    def leave(self, past: Past) -> None:
+    def leave(self, past: ReleasedValue) -> None:
         """Stand for a value that is the script's from now on."""
         self._owner, self.gradients = past, None
 
     @property
     def left(self) -> Tensor | None:
         """The value that it stands for where that is the script's."""
-        return self._owner.value if isinstance(self._owner, Past) else None
+        return self._owner.value if isinstance(self._owner, ReleasedValue) else None
 
     @property
     def is_parameter(self) -> bool:
@@ -172,12 +180,12 @@ class Owned(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func, kwargs = original(func), kwargs or {}
-        if func in _GRADIENT and isinstance(args[0], Owned) and args[0].gradients is not None:
+        if func in _GRADIENT and isinstance(args[0], OwnedTensor) and args[0].gradients is not None:
             return args[0].gradients.set(*args) if len(args) > 1 else args[0].gradients.get(args[0])
         if func in _KNOWN or func in _HOOKS:
             with _no_override():
                 return func(*args, **kwargs)
-        owned = next((a for a in args if isinstance(a, Owned)), None)
+        owned = next((a for a in args if isinstance(a, OwnedTensor)), None)
         if owned is None:
             owned = _first_owned((args, kwargs))
         owner, name = owned._owner, owned.name_in_plan
@@ -189,15 +197,15 @@ class Owned(Tensor):
                 return owned._another()
             if func == Tensor.detach:
                 value = owner.read(name)
-                return value if _saves(sys._getframe(1)) else Detached.of(value, owned)
+                return value if _saves(sys._getframe(1)) else DetachedTensor.of(value, owned)
             if func == Tensor.copy_:
-                owner.write(name, real(args[1] if len(args) > 1 else kwargs["src"]))
+                owner.write(name, real_value(args[1] if len(args) > 1 else kwargs["src"]))
                 return owned
             if func == SHARES_SHAPE:  # asked by ``model.to``, of what it has made of it
                 owned._converted(args[1])
                 return True
             if func == _DATA.__get__ and not owner.capturing:
-                return Detached.of(owner.read(name), owned)
+                return DetachedTensor.of(owner.read(name), owned)
             if func == _DATA.__set__ and not owner.capturing:
                 owned._assign(args[1])
                 return None
@@ -208,7 +216,7 @@ class Owned(Tensor):
             if func == Tensor.__repr__ or func == Tensor.__format__:
                 kind = "parameter" if owned.is_parameter else "tensor"
                 return f"<{kind} {name}: {owned.dtype}{list(owned.shape)}, owned by the plan>"
-        if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], Owned):
+        if func in _ALIKE and len(args) > 1 and args[1] is owned and not isinstance(args[0], OwnedTensor):
             like = torch.empty((), dtype=owned.dtype, device=owned.device).expand(owned.shape)
             return func(args[0], like, *args[2:], **kwargs)
         if not owner.capturing and _has_no_graph(func, (args, kwargs)):
@@ -219,24 +227,28 @@ class Owned(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func == torch.ops.aten.set_.source_Tensor and isinstance(args[0], Owned) and not args[0]._owner.capturing:
+        if (
+            func == torch.ops.aten.set_.source_Tensor
+            and isinstance(args[0], OwnedTensor)
+            and not args[0]._owner.capturing
+        ):
             args[0]._assign(args[1])  # as where a parametrization is taken off
             return args[0]
         owned = _first_owned((args, kwargs or {}))
         if not owned._owner.capturing and not torch.is_grad_enabled():  # code of torch.jit comes here
             return _on_values(func, args, kwargs or {})
-        Owned.refused_last = owned._refused(func)
-        raise Owned.refused_last
+        OwnedTensor.refused_last = owned._refused(func)
+        raise OwnedTensor.refused_last
 
     def _refused(self, func: Any) -> StateError:
         if self._owner.capturing:  # of an optimizer, where a job does not step it, or the search did not find it
             return StateError(
-                f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): this job does not have its "
+                f"{_name_of(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): this job does not have its "
                 f"value, as only jobs that train have what optimizers keep; expected: compute with it in a job that "
                 f"steps, or read it outside of jobs under torch.no_grad(), and pass that as an argument"
             )
         return StateError(
-            f"{_spoken(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
+            f"{_name_of(func)} on {self.name_in_plan} (shape {tuple(self.shape)}): its value belongs to the plan since "
             f"the first call of a job; expected: use it in a job, for example one of "
             f'@flow.global_function(type="predict"), or under torch.no_grad(), where it is read and changed; '
             f"state_dict() and load_state_dict() work anywhere"
@@ -253,15 +265,15 @@ class Owned(Tensor):
         """``p.data = data``: as a copy.
 
         What was taken of it before keeps its value, as in PyTorch, where it has the memory that there was; and where
-        ``data`` was taken of it before, that is its memory again.  See ``Owner.tie`` for who else has that memory.
+        ``data`` was taken of it before, that is its memory again (see ``VariableStore.tie``).
         """
         self._converted(data)
-        if isinstance(data, Owned) and data is not self:
+        if isinstance(data, OwnedTensor) and data is not self:
             data = data.detach()
-        mine = data.stands_for if isinstance(data, Detached) else None
+        mine = data.stands_for if isinstance(data, DetachedTensor) else None
         if data is self or (mine is not None and mine in self.copies):
             return
-        value = real(data)
+        value = real_value(data)
         for copy in [*self.copies]:
             copy.release()
         self._owner.tie(self, None)
@@ -289,11 +301,11 @@ class Owned(Tensor):
         copied: Tensor = memo[id(self)]
         return copied
 
-    def _another(self) -> Owned:
+    def _another(self) -> OwnedTensor:
         """What ``nn.Parameter`` makes another parameter of, which has to be of the same class."""
         value = nn.Parameter(self._owner.read(self.name_in_plan), self.requires_grad)
-        another = Owned.of(value, self.name_in_plan, self._owner)
-        another.leave(Past(value))
+        another = OwnedTensor.of(value, self.name_in_plan, self._owner)
+        another.leave(ReleasedValue(value))
         another.made_of = weakref.ref(self)
         return another
 
@@ -304,17 +316,17 @@ class Owned(Tensor):
         return value.requires_grad_(self.requires_grad)
 
 
-class Gradient(Owned):
+class OwnedGradient(OwnedTensor):
     """Stands for a gradient that plans keep: every op reads it, and those in place write what they make of it."""
 
     gone = False  # whether something else is in its place
-    _parameter: Owned
+    _parameter: OwnedTensor
 
     @staticmethod
-    def of_parameter(parameter: Owned, name: str, owner: Owner) -> Gradient:
+    def of_parameter(parameter: OwnedTensor, name: str, owner: VariableStore) -> OwnedGradient:
         """The stand-in for the gradient of a parameter, as the variable ``name``."""
-        gradient: Gradient = Tensor._make_wrapper_subclass(
-            Gradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+        gradient: OwnedGradient = Tensor._make_wrapper_subclass(
+            OwnedGradient, parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
         gradient.name_in_plan, gradient._owner, gradient.copies = name, owner, weakref.WeakSet()
         gradient._parameter = parameter  # whose variables go when nobody holds it
@@ -330,7 +342,7 @@ class Gradient(Owned):
             return super().__torch_function__(func, types, args, kwargs)
         values: dict[int, Tensor] = {}
 
-        def value(gradient: Gradient) -> Tensor:
+        def value(gradient: OwnedGradient) -> Tensor:
             if gradient.gone:
                 raise StateError(
                     f"{gradient.name_in_plan} is used, and the call of a job or zero_grad() has put another one in its "
@@ -338,21 +350,21 @@ class Gradient(Owned):
                 )
             return values.setdefault(id(gradient), gradient._owner.read(gradient.name_in_plan))
 
-        plain = pytree.tree_map_only(Gradient, value, (args, kwargs))
+        plain = pytree.tree_map_only(OwnedGradient, value, (args, kwargs))
         result = func(*plain[0], **plain[1])
         if not in_place(func, kwargs):
             return result
         changed = kwargs["out"] if "out" in kwargs else args[0]
         for gradient in pytree.tree_leaves(changed):
-            if isinstance(gradient, Gradient):
+            if isinstance(gradient, OwnedGradient):
                 gradient._owner.write(gradient.name_in_plan, values[id(gradient)])
         return changed
 
 
-class Whole:
+class SharedCopy:
     """A copy of a variable's whole value, which stands for the variable's memory until that is another one."""
 
-    def __init__(self, value: Tensor, owned: Owned) -> None:
+    def __init__(self, value: Tensor, owned: OwnedTensor) -> None:
         self.value = value
         self.take(owned)
 
@@ -367,11 +379,11 @@ class Whole:
         return self._released
 
     @property
-    def parts(self) -> Sequence[Whole]:
+    def parts(self) -> Sequence[SharedCopy]:
         """Copies of one variable each."""
         return (self,)
 
-    def take(self, owned: Owned) -> None:
+    def take(self, owned: OwnedTensor) -> None:
         """Stand for the memory of a variable, whose value it is."""
         self._owned, self._moment, self._released = owned, owned._owner.moment, False
         owned.copies.add(self)
@@ -399,20 +411,20 @@ class Whole:
             self._moment = self._owned._owner.moment
 
 
-class Several(Whole):
+class CompositeCopy(SharedCopy):
     """Memory in parts of which there are copies of variables, as of a flat vector of parameters."""
 
-    def __init__(self, value: Tensor, parts: Sequence[Whole]) -> None:
+    def __init__(self, value: Tensor, parts: Sequence[SharedCopy]) -> None:
         self.value, self._parts, self._owned = value, parts, parts[0]._owned
 
     @property
     def released(self) -> bool:
-        """See ``Whole``."""
+        """See ``SharedCopy``."""
         return all(part.released for part in self._parts)
 
     @property
-    def parts(self) -> Sequence[Whole]:
-        """See ``Whole``."""
+    def parts(self) -> Sequence[SharedCopy]:
+        """See ``SharedCopy``."""
         return self._parts
 
     def refresh(self) -> None:
@@ -426,33 +438,33 @@ class Several(Whole):
             part.write()
 
 
-class Detached(Tensor):
+class DetachedTensor(Tensor):
     """What ``detach`` of a stand-in gives: a copy that stands for the same memory, as in PyTorch.
 
     It has what the variable has whenever it is used, and an op in place on it changes them; so do its views.
     What ops make of it are plain tensors, and it is saved and copied as one.
     """
 
-    _all: Whole  # in whose memory it lies
+    _all: SharedCopy  # in whose memory it lies
     _plain: Tensor
 
     @staticmethod
-    def of(value: Tensor, owned: Owned, whole: Whole | Tensor | None = None) -> Detached:
+    def of(value: Tensor, owned: OwnedTensor, whole: SharedCopy | Tensor | None = None) -> DetachedTensor:
         """``value`` as a copy of what ``owned`` stands for, or a view of ``whole``, which is one."""
-        detached: Detached = torch.Tensor._make_subclass(Detached, value)
+        detached: DetachedTensor = torch.Tensor._make_subclass(DetachedTensor, value)
         detached._plain = value
-        detached._all = whole if isinstance(whole, Whole) else Whole(value if whole is None else whole, owned)
+        detached._all = whole if isinstance(whole, SharedCopy) else SharedCopy(value if whole is None else whole, owned)
         return detached
 
     @staticmethod
-    def become(tensor: Tensor, plain: Tensor, whole: Whole) -> None:
+    def become(tensor: Tensor, plain: Tensor, whole: SharedCopy) -> None:
         """Make a tensor of the script's one, whoever holds it; ``plain`` is the same memory."""
-        tensor.__class__ = Detached
-        assert isinstance(tensor, Detached)
+        tensor.__class__ = DetachedTensor
+        assert isinstance(tensor, DetachedTensor)
         tensor._plain, tensor._all = plain, whole
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> SharedCopy:
         """The copy that it is a view of."""
         return self._all
 
@@ -468,9 +480,9 @@ class Detached(Tensor):
         return self._all.released
 
     @property
-    def stands_for(self) -> Whole | None:
+    def stands_for(self) -> SharedCopy | None:
         """The copy of a variable, or of what was one, that is just what it has; None where it is a view otherwise."""
-        return next((part for part in self._all.parts if _is_alike(part.value, self._plain)), None)
+        return next((part for part in self._all.parts if _same_layout(part.value, self._plain)), None)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -478,16 +490,16 @@ class Detached(Tensor):
         if func in METADATA:
             with _no_override():
                 return func(*(args if func not in _OF_GRAPHS else (args[0]._plain,)), **kwargs)
-        plain_args, plain_kwargs = pytree.tree_map_only(Detached, lambda d: d.plain, (args, kwargs))
+        plain_args, plain_kwargs = pytree.tree_map_only(DetachedTensor, lambda d: d.plain, (args, kwargs))
         if not in_place(func, kwargs):
             found = func(*plain_args, **plain_kwargs)
             if isinstance(found, np.ndarray):  # it has the memory of the copy, and what is written there is lost
                 found.flags.writeable = False
-            one = args[0] if args and isinstance(args[0], Detached) else None
+            one = args[0] if args and isinstance(args[0], DetachedTensor) else None
             return found if one is None else pytree.tree_map_only(Tensor, one._view, found)
-        plain_args, plain_kwargs = pytree.tree_map_only(Owned, real, (plain_args, plain_kwargs))
+        plain_args, plain_kwargs = pytree.tree_map_only(OwnedTensor, real_value, (plain_args, plain_kwargs))
         changed = kwargs["out"] if "out" in kwargs else next(iter((*args, *kwargs.values())))
-        written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, Detached)}
+        written = {id(d._all): d for d in pytree.tree_leaves(changed) if isinstance(d, DetachedTensor)}
         func(*plain_args, **plain_kwargs)
         for d in written.values():
             d._all.write()
@@ -496,10 +508,10 @@ class Detached(Tensor):
     def _view(self, tensor: Tensor) -> Tensor:
         if type(tensor) is not Tensor or memory_of(tensor) != memory_of(self._all.value):
             return tensor
-        return self if tensor is self._plain else Detached.of(tensor, self._all._owned, self._all)
+        return self if tensor is self._plain else DetachedTensor.of(tensor, self._all._owned, self._all)
 
 
-def _is_alike(one: Tensor, other: Tensor) -> bool:
+def _same_layout(one: Tensor, other: Tensor) -> bool:
     same = one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
     return same and one.shape == other.shape and one.stride() == other.stride()
 
@@ -512,7 +524,7 @@ def _has_no_graph(func: Any, tree: Any) -> bool:
         return True
     if getattr(func, "__module__", "") == nn.init.__name__:  # under no_grad by itself
         return True
-    return not any(isinstance(leaf, Owned) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
+    return not any(isinstance(leaf, OwnedTensor) and leaf.requires_grad for leaf in pytree.tree_leaves(tree))
 
 
 def _may_have_a_graph(func: Any, kwargs: Any) -> bool:
@@ -526,9 +538,9 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
 
     With a ``graph`` it is one of copies that refuse gradients.
     """
-    copies: dict[int, tuple[Owned, Tensor, int, Tensor | None]] = {}
+    copies: dict[int, tuple[OwnedTensor, Tensor, int, Tensor | None]] = {}
 
-    def value(owned: Owned) -> Tensor:
+    def value(owned: OwnedTensor) -> Tensor:
         if id(owned) not in copies:
             with torch.inference_mode(False):  # a tensor that counts its changes
                 copy = owned._owner.read(owned.name_in_plan)
@@ -543,10 +555,10 @@ def _on_values(func: Any, args: Any, kwargs: Any, graph: bool = False) -> Any:
             if tensor is copy:
                 return owned
             if _is_plain(tensor) and memory_of(tensor) == memory_of(copy):
-                return Detached.of(tensor, owned, copy)
+                return DetachedTensor.of(tensor, owned, copy)
         return tensor
 
-    plain_args, plain_kwargs = pytree.tree_map_only(Owned, value, (args, kwargs))
+    plain_args, plain_kwargs = pytree.tree_map_only(OwnedTensor, value, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
     for owned, copy, version, before in copies.values():
         if copy._version != version or (before is not None and not torch.equal(copy, before)):
@@ -567,25 +579,25 @@ def _saves(frame: Any) -> bool:
     return False
 
 
-def real(tensor: Tensor) -> Tensor:
+def real_value(tensor: Tensor) -> Tensor:
     """The value of any tensor of the script: a result is waited for, an owned one is read, a deferred one is made."""
-    if isinstance(tensor, Gradient):
+    if isinstance(tensor, OwnedGradient):
         return tensor.clone()
-    if isinstance(tensor, Owned):
+    if isinstance(tensor, OwnedTensor):
         return tensor._owner.read(tensor.name_in_plan)
-    if isinstance(tensor, Detached):
+    if isinstance(tensor, DetachedTensor):
         return tensor.plain
-    if isinstance(tensor, Deferred):
+    if isinstance(tensor, DeferredTensor):
         return tensor.materialised()
-    value: Tensor = known_now(tensor) if isinstance(tensor, Result) else tensor
+    value: Tensor = wait_for_values(tensor) if isinstance(tensor, LazyTensor) else tensor
     return value
 
 
-def _spoken(func: Any) -> str:
+def _name_of(func: Any) -> str:
     """A function as people write it; an attribute's getter by the attribute."""
     name = str(getattr(func, "__name__", func))
     return f".{func.__self__.__name__}" if name in ("__get__", "__set__") else name
 
 
-def _first_owned(tree: Any) -> Owned:
-    return next(leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Owned))
+def _first_owned(tree: Any) -> OwnedTensor:
+    return next(leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, OwnedTensor))

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from actorflow.classic import layers
+from actorflow.classic.annotations import in_annotated_form, is_callback, job_annotations, per_device_lists
 from actorflow.classic.callbacks import callbacks
 from actorflow.classic.config import FunctionConfig
 from actorflow.classic.devices import device_kind
-from actorflow.classic.forms import forms_of, give, is_callback, unbound
-from actorflow.classic.scope import placements_of_scopes
-from actorflow.classic.variables import REGISTRY, Recording, rehearsing, running
-from actorflow.classic.views import MIRRORED, seen
+from actorflow.classic.logical_views import MIRRORED, within_view
+from actorflow.classic.scope import record_placements
+from actorflow.classic.variables import REGISTRY, RehearsalRecord, rehearsing, running
 from actorflow.rendezvous.start import script_request
-from actorflow.script_state.arguments import Arguments
+from actorflow.script_state.arguments import CallArguments
 from actorflow.session.body import JobArguments, JobBody, PreparedCall, Search
 from actorflow_compiler.capture.capture import without_memory
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Body", "RehearsedCall"]
+__all__ = ["ClassicJobBody", "RehearsedCall"]
 
 # names of what makes state inside of a job function, as the search for state notes them
 LAYERS = [f"{where}.{name}" for name in layers.__all__ for where in ("layers", layers.__name__)]
@@ -39,8 +39,8 @@ MAKERS = frozenset(["get_variable", "minimize", "actorflow.layers", layers.__nam
 class RehearsedCall(PreparedCall):
     """A call whose function a rehearsal has run, or found to make nothing by itself."""
 
-    body: Body
-    recording: Recording
+    body: ClassicJobBody
+    recording: RehearsalRecord
 
     def captured(self) -> Callable[..., Any]:
         """The function after its rehearsal: what it makes is there."""
@@ -63,7 +63,7 @@ class RehearsedCall(PreparedCall):
         return self.body.kinds
 
 
-class Body(JobBody):
+class ClassicJobBody(JobBody):
     """A function that may be one of the first generation; for others it does what a plain one does."""
 
     def __init__(self, function: Callable[..., Any], name: str, train: bool, config: FunctionConfig | None) -> None:
@@ -72,10 +72,10 @@ class Body(JobBody):
         self.name, self.train = name, train
         self.view, self.placed, self.dtype = settings.view, settings.placed, settings.dtype
         self.mirrored = self.view is MIRRORED
-        self.forms = forms_of(function, name, self.view)
+        self.forms = job_annotations(function, name, self.view)
         self.first_generation = config is not None or not self.forms.plain
-        self._found: dict[Any, Recording] = {}  # by what decides which plan runs, of the arguments
-        self.last = Recording(name)  # what the last rehearsal has found
+        self._found: dict[Any, RehearsalRecord] = {}  # by what decides which plan runs, of the arguments
+        self.last = RehearsalRecord(name)  # what the last rehearsal has found
         self._entered: set[Placement] = set()  # by scopes in the function
 
     def copied(self) -> Self:
@@ -90,7 +90,7 @@ class Body(JobBody):
 
     def prepare(
         self,
-        arguments: Arguments,
+        arguments: CallArguments,
         given: JobArguments,
         search: Search,
         aside: Callable[[], AbstractContextManager[None]],
@@ -106,7 +106,7 @@ class Body(JobBody):
                 search(self.holds(recording))
         return RehearsedCall(arguments, self.function, own, self, recording)
 
-    def own(self, arguments: Arguments, given: JobArguments) -> tuple[bool, ...] | None:
+    def own(self, arguments: CallArguments, given: JobArguments) -> tuple[bool, ...] | None:
         """In the mirrored view, for each tensor argument, whether every device has one of its own; else None."""
         return tuple(spec.name in given.own for spec in arguments.specs) if self.mirrored else None
 
@@ -116,24 +116,26 @@ class Body(JobBody):
         """Whether the function is of the first generation, and is to be rehearsed."""
         return self.first_generation or not MAKERS.isdisjoint(state.named)
 
-    def recording(self, arguments: Arguments) -> Recording | None:
+    def recording(self, arguments: CallArguments) -> RehearsalRecord | None:
         """What a rehearsal with such arguments has found; None before it."""
         return self._found.get(arguments.key) or self._found.get((arguments.key, arguments.spoken_numbers))
 
-    def rehearse(self, arguments: Arguments, own: Sequence[bool] | None, state: ScriptState | None) -> Recording:
+    def rehearse(
+        self, arguments: CallArguments, own: Sequence[bool] | None, state: ScriptState | None
+    ) -> RehearsalRecord:
         """Run the function once without memory, which makes its variables and its optimizer.
 
         ``state`` is what the search has found for the function; None says that it makes nothing by itself, and is
         not to be run.
         """
-        found = Recording(self.name)
+        found = RehearsalRecord(self.name)
         if state is not None:
             alike = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in arguments.specs]
             shapes = [t[0] if o else t for t, o in zip(alike, own or [False] * len(alike), strict=True)]
             with (
                 without_memory(state, shapes, train=self.train) as (mode, tensors),
                 rehearsing(mode, self.name, self.dtype or torch.float32, self.last) as rehearsal,
-                placements_of_scopes(self._entered),
+                record_placements(self._entered),
                 self._around(),
             ):
                 args, kwargs = arguments.restore(tensors)
@@ -142,7 +144,7 @@ class Body(JobBody):
         self._found[arguments.key if state is None else (arguments.key, arguments.spoken_numbers)] = found
         return found
 
-    def holds(self, recording: Recording) -> dict[str, Any]:
+    def holds(self, recording: RehearsalRecord) -> dict[str, Any]:
         """What the job holds besides what a search finds: variables and the optimizer, by names for them."""
         held: dict[str, Any] = {"variables": REGISTRY} if recording.variables else {}
         return held | {f"{self.name}.optimizer": m.optimizer for m in recording.optimizers}
@@ -160,7 +162,7 @@ class Body(JobBody):
 
     # -- running it --------------------------------------------------------------------------------------
 
-    def playing(self, recording: Recording) -> Callable[..., Any]:
+    def playing(self, recording: RehearsalRecord) -> Callable[..., Any]:
         """The function as it is captured, or run eagerly, after its rehearsal."""
 
         @functools.wraps(self.function)
@@ -193,7 +195,7 @@ class Body(JobBody):
         try:
             if self.dtype is not None:
                 torch.set_default_dtype(self.dtype)
-            with seen(self.view), self.placed or contextlib.nullcontext():
+            with within_view(self.view), self.placed or contextlib.nullcontext():
                 yield
         finally:
             torch.set_default_dtype(before)
@@ -202,21 +204,21 @@ class Body(JobBody):
 
     def give(self, value: Any) -> Any:
         """What a call returns, in the form that the annotation says; ``value`` has handles on logical results."""
-        return self._answer(unbound(value) if self.mirrored else value)
+        return self._answer(per_device_lists(value) if self.mirrored else value)
 
     def _answer(self, value: Any) -> Any:
         form = self.forms.gives
         if form is None:
             return value
         if not is_callback(form):
-            return give(form, value, self.name)
+            return in_annotated_form(form, value, self.name)
         (inner,) = form.__args__
 
         def take(callback: Callable[[Any], object]) -> None:
             """Have ``callback`` called, once, with the result."""
             if not callable(callback):
                 raise CallError(f"{self.name}: {callback!r} was given for a callback; a function was expected")
-            callbacks.add(callback, lambda: give(inner, value, self.name))
+            callbacks.add(callback, lambda: in_annotated_form(inner, value, self.name))
 
         return take
 

@@ -12,20 +12,20 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from actorflow.script_state.looked import Attributes, Looked, Slots, WrittenOfClass
+from actorflow.script_state.sources import AttributesSource, SlotsSource, StateSource, StoredClassSource
 
-__all__ = ["Compared"]
+__all__ = ["ComparisonWatch"]
 
 COMPARE = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
 MADE = "<string>"  # the file of methods that dataclasses make
 
 
-class Compared:
+class ComparisonWatch:
     """Notes what is compared while a step runs in ``watching``."""
 
-    def __init__(self, looked: Sequence[Looked], read: Sequence[Looked]) -> None:
+    def __init__(self, looked: Sequence[StateSource], read: Sequence[StateSource]) -> None:
         self._classes = dict.fromkeys(
-            one.holder for one in looked if isinstance(one, WrittenOfClass) and dataclasses.is_dataclass(one.holder)
+            one.holder for one in looked if isinstance(one, StoredClassSource) and dataclasses.is_dataclass(one.holder)
         )
         self._paths = {id(one.holder): one.path for one in looked}
         self._read = {id(one.holder): one for one in read}
@@ -65,7 +65,7 @@ class Compared:
             if path is None or type(one).__dataclass_params__.frozen:  # it was made in the step, or stays as it is
                 continue
             guard = self._read.get(id(holder))
-            guarded = guard.read() if isinstance(guard, Attributes | Slots) else {}
+            guarded = guard.read() if isinstance(guard, AttributesSource | SlotsSource) else {}
             for field in dataclasses.fields(one):
                 value = getattr(one, field.name, None)
                 inner = isinstance(value, list | dict | set) and id(value) not in self._read

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorflow.classic.views import MIRRORED, View
+from actorflow.classic.logical_views import MIRRORED, LogicalView
 from actorflow.session.body import JobArguments
-from actorflow.standins.lazy import Promise, Result
-from actorflow.standins.owned import real
+from actorflow.standins.lazy_tensor import LazyTensor, TensorFuture
+from actorflow.standins.owned_tensor import real_value
 from actorflow.typing import Callback, ListNumpy, Numpy, Placeholder
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["Forms", "forms_of", "give", "unbound"]
+__all__ = ["JobAnnotations", "job_annotations", "in_annotated_form", "per_device_lists"]
 
 _NAMES = re.compile(r"\b(Placeholder|ListNumpy|Numpy|Callback)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class JobAnnotations:
     """What annotations say of one job function."""
 
     job: str
@@ -71,14 +71,14 @@ class Forms:
         return JobArguments(bound.args, dict(bound.kwargs), frozenset(fit.own))
 
 
-def forms_of(function: Callable[..., Any], job: str, view: View) -> Forms:
+def job_annotations(function: Callable[..., Any], job: str, view: LogicalView) -> JobAnnotations:
     """Read the annotations of a function; raises CallError for those that do not go with the job's view."""
     signature = inspect.signature(function)
     found = _annotations(function, job)
     takes = {name: a for name, a in found.items() if name in signature.parameters and _placeholders(a)}
     gives = found.get("return")
     each = view is MIRRORED
-    forms = Forms(job, signature, takes, gives if _forms(gives) else None, each)
+    forms = JobAnnotations(job, signature, takes, gives if _forms(gives) else None, each)
     for name, annotation in takes.items():
         for placeholder in _placeholders(annotation):
             if placeholder.each != each:
@@ -89,7 +89,7 @@ def forms_of(function: Callable[..., Any], job: str, view: View) -> Forms:
     return forms
 
 
-def give(annotation: Any, value: Any, job: str, where: str = "the result") -> Any:
+def in_annotated_form(annotation: Any, value: Any, job: str, where: str = "the result") -> Any:
     """What a job function returned, in the form that its annotation says; waits for arrays.
 
     Raises CallError where the two do not go together.
@@ -106,44 +106,47 @@ def give(annotation: Any, value: Any, job: str, where: str = "the result") -> An
         return value
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is dict and isinstance(value, Mapping):
-        return {key: give(parts[1], item, job, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: in_annotated_form(parts[1], item, job, f"{where}[{key!r}]") for key, item in value.items()}
     several = len(parts) == 2 and parts[1] is Ellipsis
     if origin in (list, tuple) and isinstance(value, list | tuple):
         wanted = [parts[0]] * len(value) if origin is list or several else list(parts)
         if len(wanted) == len(value):
-            found = [give(a, v, job, f"{where}[{i}]") for i, (a, v) in enumerate(zip(wanted, value, strict=True))]
+            found = [
+                in_annotated_form(a, v, job, f"{where}[{i}]")
+                for i, (a, v) in enumerate(zip(wanted, value, strict=True))
+            ]
             return found if origin is list else tuple(found)
     size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
     raise CallError(f"{job}: {where} is {type(value).__name__}{size}, and is annotated as {annotation}")
 
 
-def unbound(value: Any) -> Any:
+def per_device_lists(value: Any) -> Any:
     """Every tensor in what a mirrored job returned, as a list with one item for each device."""
-    if isinstance(value, Result):
+    if isinstance(value, LazyTensor):
         whole = value
         return [
-            Result.of(_item(whole, i), tuple(whole.shape[1:]), whole.dtype, whole.device) for i in range(len(whole))
+            LazyTensor.of(_item(whole, i), tuple(whole.shape[1:]), whole.dtype, whole.device) for i in range(len(whole))
         ]
     if isinstance(value, Tensor):
         return list(value)
     if isinstance(value, Mapping):
-        return {key: unbound(item) for key, item in value.items()}
+        return {key: per_device_lists(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(unbound(item) for item in value))
+        return type(value)(*(per_device_lists(item) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(unbound(item) for item in value)
+        return type(value)(per_device_lists(item) for item in value)
     return value
 
 
-def _item(whole: Result, index: int) -> Promise:
-    return Promise(lambda: whole._promise.value()[index])
+def _item(whole: LazyTensor, index: int) -> TensorFuture:
+    return TensorFuture(lambda: whole._promise.value()[index])
 
 
 def _array(value: Tensor | float) -> np.ndarray[Any, Any]:
     """A result as an array; NumPy has no bfloat16."""
     if not isinstance(value, Tensor):
         return np.asarray(value)
-    now = (value._promise.value() if isinstance(value, Result) else value).detach().cpu()
+    now = (value._promise.value() if isinstance(value, LazyTensor) else value).detach().cpu()
     return (now.float() if now.dtype == torch.bfloat16 else now).numpy()
 
 
@@ -205,7 +208,7 @@ def is_callback(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Callback
 
 
-def _other_view(job: str, view: View, found: str, listed: str) -> str:
+def _other_view(job: str, view: LogicalView, found: str, listed: str) -> str:
     if view is MIRRORED:
         return (
             f"job {job!r} has the mirrored view, and {found}; tp.{listed} was expected: a list with one item for each "
@@ -287,7 +290,7 @@ class _Fit:
                     f"expected"
                 ) from None
         else:
-            tensor = real(value)
+            tensor = real_value(value)
         if tuple(tensor.shape) != wanted.shape:
             short = tensor.ndim == len(wanted.shape) > 0 and tensor.shape[1:] == wanted.shape[1:]
             advice = ": a shorter last batch is to be left out, filled up, or has a job of its own" if short else ""

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from actorflow_compiler.core.flat import contents
 
-__all__ = ["ordered"]
+__all__ = ["stable_order"]
 
 CALLED = (type, types.FunctionType, types.BuiltinFunctionType)
 DEPTH = 4  # of objects in objects that are looked into
 MOST = 1000  # items of one of them
 
 
-def ordered(members: Iterable[Any], known: Callable[[Tensor], str | None]) -> list[Any]:
+def stable_order(members: Iterable[Any], known: Callable[[Tensor], str | None]) -> list[Any]:
     """The members by type and name; those that are equal in these by what they hold.
 
     ``known`` is the name that a tensor has on all ranks, if it has one.  Members that hold the same stay as they are.

@@ -28,16 +28,18 @@ from actorflow_compiler.core.torch_internals import hooks_of, script_attributes,
 from actorflow_compiler.values.variables import RECURRENT, attributes_given
 
 __all__ = [
-    "Array", "Attributes", "Cache", "Closure", "Context", "Decimals", "Defaults", "Entries", "Environment",
-    "Generator", "Get", "Hooks", "Items", "Kind", "Length", "Level", "Looked", "Named", "OfClass", "OfLibrary",
-    "OfModule", "OfTensor", "OWN_DICTS", "Scheduler", "Script", "Settings", "Slots", "StepHooks", "Stream",
-    "Subclasses", "Written", "WrittenOfClass", "getter", "state_of", "table_of",
+    "ArraySource", "AttributesSource", "CacheSource", "ClassSource", "ClosureSource", "ContextVarSource",
+    "DecimalSource", "DefaultsSource", "EnvironmentSource", "GeneratorSource", "Getter", "GlobalsSource",
+    "HooksSource", "ItemsSource", "LengthSource", "LibrarySource", "LogLevelSource", "MappingSource",
+    "MemoryFileSource", "ModuleSource", "OWN_DICTS", "ParamGroupSource", "SchedulerSource", "ScriptSource",
+    "SlotsSource", "StateSource", "StepHooksSource", "StoredClassSource", "StoredGlobalsSource", "SubclassesSource",
+    "TensorAttributesSource", "TypeSource", "cache_table", "generator_state", "getter",
 ]  # fmt: skip
 
 _MISSING = object()
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CONSTANTS = "its constants"  # tensors that are written into code
-Get = Callable[[Any], Iterable[Any]]  # gives values of a holder
+Getter = Callable[[Any], Iterable[Any]]  # gives values of a holder
 
 OWN_DICTS = ("_parameters", "_buffers", "_modules")  # of a module: their entries are looked at by name
 # attributes by which modules and we work
@@ -45,12 +47,12 @@ INTERNAL = (frozenset(vars(nn.Module())) | {*RECURRENT, BESIDE}) - {"training"}
 
 
 @functools.lru_cache(1024)
-def getter(*keys: Any) -> Get:
+def getter(*keys: Any) -> Getter:
     """What gets the values of these keys; one for all holders that have the same, which are asked together."""
     return itemgetter(*keys, *keys) if len(keys) == 1 else itemgetter(*keys)
 
 
-class Looked:
+class StateSource:
     """A holder of values, all of which code can read; ``path`` is how the script gets to it."""
 
     names: tuple[str, ...] = ()  # those of its values that are looked at, where it has more
@@ -71,7 +73,7 @@ class Looked:
         """What of it code can read."""
         return self.values()
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
         """What gets soon what was ``read``, from the holder; None where it has to be made anew."""
         return None
 
@@ -88,23 +90,23 @@ class Looked:
         return f"{self.path}.{key}" if self.path else str(key)
 
 
-class _Mapped(Looked):
+class _DictSource(StateSource):
     """What is a dictionary."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return dict(self.holder.items())
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         self.holder[key] = value
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         del self.holder[key]
 
 
-class Named(_Mapped):
+class GlobalsSource(_DictSource):
     """Globals: of a dictionary what code names."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
@@ -112,28 +114,28 @@ class Named(_Mapped):
         self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {name: self.holder[name] for name in self.names if name in self.holder}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``: also those that it does not have, as a global may come to hide what is built in."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``: also those that it does not have, as a global may come to hide what is built in."""
         missing = [name for name in self.names if name not in read]
         return (*_got(read), *([lambda holder: map(holder.get, missing, repeat(_MISSING))] if missing else []))
 
 
-class Environment(Named):
+class EnvironmentSource(GlobalsSource):
     """The environment of the process: of its variables those that code may name."""
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``: one that comes counts, too."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``: one that comes counts, too."""
         return None
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"{self.path}[{key!r}]"
 
 
-class OfLibrary(Looked):
+class LibrarySource(StateSource):
     """A module of a library: of its attributes those that code names."""
 
     foreign = True
@@ -143,32 +145,32 @@ class OfLibrary(Looked):
         self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         found = {}
         for name in self.names:
             with contextlib.suppress(Exception):  # a property of anybody's kind
                 found[name] = getattr(self.holder, name)
         return found
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         get = attrgetter(*read)
         return (get,) if len(read) > 1 else (lambda holder: (get(holder),),)
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         setattr(self.holder, key, value)
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         delattr(self.holder, key)
 
 
-class Written(Named):
+class StoredGlobalsSource(GlobalsSource):
     """Globals: of a dictionary what code sets, whether it reads it or not."""
 
 
-class OfClass(Looked):
+class ClassSource(StateSource):
     """What a class itself has: of its attributes those that code names."""
 
     def __init__(self, path: str, holder: type, names: Iterable[str]) -> None:
@@ -176,40 +178,40 @@ class OfClass(Looked):
         self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {name: self.holder.__dict__[name] for name in self.names if name in self.holder.__dict__}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         names = self.names  # also those that it does not have: it may get them
         return (lambda owner: map(owner.__dict__.get, names, repeat(_MISSING)),)
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         setattr(self.holder, key, value)
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         delattr(self.holder, key)
 
 
-class Subclasses(Looked):
+class SubclassesSource(StateSource):
     """The classes that have been made of one, where code asks for them."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {f"__subclasses__()[{at}]": made for at, made in enumerate(type.__subclasses__(self.holder))}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (type.__subclasses__,)
 
 
-class WrittenOfClass(OfClass):
+class StoredClassSource(ClassSource):
     """What code sets of a class, whether it reads it or not."""
 
 
-class Attributes(_Mapped):
+class AttributesSource(_DictSource):
     """What an object or module has in its ``__dict__``; code reads what it names or, of a library's, ``whole``."""
 
     def __init__(self, path: str, holder: dict[str, Any], whole: bool, foreign: bool = False) -> None:
@@ -217,34 +219,34 @@ class Attributes(_Mapped):
         self.whole, self.foreign = whole, foreign
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {name: value for name, value in self.holder.items() if name not in INTERNAL}
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         found = self.values()
         reads = None if self.whole else self.reads
         return found if reads is None else {name: value for name, value in found.items() if name in reads}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``: of what is not read, that it is there, as another may come for one that goes."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``: of what is not read, that it is there, as another may come for one that goes."""
         unread = [name for name in self.values() if name not in read]
         return (*_got(read), *([lambda holder: map(holder.__contains__, unread)] if unread else []))
 
 
-class OfModule(Attributes):
+class ModuleSource(AttributesSource):
     """What a module has in its ``__dict__``, with the dictionaries that hold its parameters, buffers and modules."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {**super().values(), **{name: self.holder[name] for name in OWN_DICTS}}
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {**super().read(), **{name: self.holder[name] for name in OWN_DICTS}}
 
 
-class Counting(Attributes):
+class CountersSource(AttributesSource):
     """What has numbers that calls change from what they are."""
 
     counts = True
@@ -253,15 +255,15 @@ class Counting(Attributes):
         super().__init__(path, holder, whole=True)
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {key: value for key, value in super().read().items() if not has_numbers(value)}
 
 
-class Scheduler(Counting):
+class SchedulerSource(CountersSource):
     """What a scheduler of learning rates has."""
 
 
-class Settings(Counting):
+class ParamGroupSource(CountersSource):
     """The settings of a group of an optimizer's parameters; plans may read its rates ``by_name``."""
 
     def __init__(self, path: str, holder: dict[str, Any], by_name: bool) -> None:
@@ -269,11 +271,11 @@ class Settings(Counting):
         self.by_name = by_name
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``: a rate in a tensor is a number, too."""
+        """See ``StateSource``: a rate in a tensor is a number, too."""
         return {key: value for key, value in super().read().items() if key != "lr"}
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``; a tensor that a rate is in is filled, as schedulers do it."""
+        """See ``StateSource``; a tensor that a rate is in is filled, as schedulers do it."""
         now = self.holder.get(key)
         if isinstance(now, Tensor) and number_of(value):
             now.fill_(value)
@@ -281,19 +283,19 @@ class Settings(Counting):
             self.holder[key] = value
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"{self.path}[{key!r}]"
 
 
-class Entries(_Mapped):
+class MappingSource(_DictSource):
     """A dictionary, or what a module has by name (``dots``); its keys count, and their order."""
 
     def __init__(self, path: str, holder: Any, dots: bool = False) -> None:
         super().__init__(path, holder)
         self.dots = dots
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (iter, dict.values) if isinstance(self.holder, dict) else None
 
     @property
@@ -302,59 +304,59 @@ class Entries(_Mapped):
         return isinstance(self.holder, dict) and all(type(key) is str for key in self.holder)
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         said = "a tensor" if isinstance(key, Tensor) else _ADDRESS.sub("", repr(key))  # the same on every rank
         return super().say(key) if self.dots or not self.path else f"{self.path}[{said}]"
 
 
-class Items(Looked):
+class ItemsSource(StateSource):
     """A list, a deque or a set."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return dict(enumerate(self.holder))
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (iter,)
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         self.holder[key] = value
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"{self.path}[{key}]"
 
 
-class Closure(Looked):
+class ClosureSource(StateSource):
     """A variable of an enclosing function."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         try:
             return {self.path: self.holder.cell_contents}
         except ValueError:  # the enclosing function has not set it yet
             return {}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (_content,) if read else None
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         self.holder.cell_contents = value
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         del self.holder.cell_contents
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return self.path
 
 
-class Slots(Looked):
+class SlotsSource(StateSource):
     """Attributes of an object that are not in its ``__dict__``."""
 
     def __init__(self, path: str, holder: Any, names: Iterable[str]) -> None:
@@ -362,56 +364,56 @@ class Slots(Looked):
         self.names = tuple(names)
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {n: v for n, v in self.values().items() if self.reads is None or n in self.reads}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         wanted = [name for name in self.names if self.reads is None or name in self.reads]
         if len(read) != len(wanted):  # one that was not set may be
             return None
         return (attrgetter(*read, *read),) if read else ()  # of one name alone it would give no tuple
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         object.__setattr__(self.holder, key, value)  # frozen dataclasses too
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         object.__delattr__(self.holder, key)
 
 
-class Defaults(Looked):
+class DefaultsSource(StateSource):
     """What makes a function what it is: its code, and the default values of its parameters."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         code = self.holder.__code__
         defaults = self.holder.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
         found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
         return {"": code, "*": self.holder.__kwdefaults__, **found}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (_defaults,)
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         if key in ("", "*"):
             return f"the {'defaults of keywords' if key else 'code'} of {self.path}"
         return f"{key} (a default of {self.path})"
 
 
-class Array(Looked):
+class ArraySource(StateSource):
     """An array of NumPy, Python or C, or bytes that may change: its contents."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         array = self.holder
         if not isinstance(array, np.ndarray):
             return {"": array.tobytes() if isinstance(array, np.void) else bytes(array)}
@@ -419,115 +421,115 @@ class Array(Looked):
         return {"": (str(array.dtype), array.shape, contents)}
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return self.path
 
 
-class Stream(Array):
+class MemoryFileSource(ArraySource):
     """A file in memory: its contents, and where it goes on."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {"": (self.holder.getvalue(), self.holder.tell()) if not self.holder.closed else None}
 
 
-class Context(Looked):
+class ContextVarSource(StateSource):
     """A variable of a context: what it is now."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         try:
             return {"": self.holder.get()}
         except LookupError:  # nobody has set it
             return {}
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         self.holder.set(value)
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return self.path
 
 
-class Level(Array):
+class LogLevelSource(ArraySource):
     """A logger: from which level on it writes."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         log = self.holder
         return {"": (log.getEffectiveLevel(), bool(log.disabled), log.manager.disable)}
 
 
-class Decimals(Array):
+class DecimalSource(ArraySource):
     """The module ``decimal``: how this thread computes with its numbers."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         context = self.holder.getcontext()
         return {"": (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)}
 
 
-class Kind(Looked):
+class TypeSource(StateSource):
     """Of which class an object is, and what that is made of."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return {"": type(self.holder), "bases": type(self.holder).__mro__}
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (_type,)
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         if not key:
             self.holder.__class__ = value
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"the {'bases of the ' * bool(key)}class of {self.path}"
 
 
-class Generator(Looked):
+class GeneratorSource(StateSource):
     """A generator of random numbers of Python, NumPy or torch: how far it is."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``: of torch's the draws are seen where they are made."""
-        return {} if isinstance(self.holder, torch.Generator) else {"": state_of(self.holder)}
+        """See ``StateSource``: of torch's the draws are seen where they are made."""
+        return {} if isinstance(self.holder, torch.Generator) else {"": generator_state(self.holder)}
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``: a step may not draw, and what is drawn outside of it makes no difference."""
+        """See ``StateSource``: a step may not draw, and what is drawn outside of it makes no difference."""
         return {}
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return self.path
 
 
-class Cache(Looked):
+class CacheSource(StateSource):
     """A function with a cache of functools: the tensors in it, which only calls of the function put there.
 
-    A cache without a limit is a dictionary beside (``table_of``), and nothing is seen of it here.
+    A cache without a limit is a dictionary beside (``cache_table``), and nothing is seen of it here.
     """
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
-        if table_of(self.holder) is not None:
+        """See ``StateSource``."""
+        if cache_table(self.holder) is not None:
             return {}
         leaves = pytree.tree_leaves(gc.get_referents(self.holder))
         return dict(enumerate(leaf for leaf in leaves if isinstance(leaf, Tensor)))
 
     def read(self) -> dict[Any, Any]:
-        """See ``Looked``: what is in it is what its function gives."""
+        """See ``StateSource``: what is in it is what its function gives."""
         return {}
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"the cache of {self.path}"
 
 
-def table_of(function: Any) -> dict[Any, Any] | None:
+def cache_table(function: Any) -> dict[Any, Any] | None:
     """The results of a function with a cache of functools, by what it was called with; None where they are limited."""
     if function.cache_parameters()["maxsize"] is not None:
         return None
@@ -535,7 +537,7 @@ def table_of(function: Any) -> dict[Any, Any] | None:
     return next((one for one in dicts if one is not vars(function)), None)
 
 
-class Script(Looked):
+class ScriptSource(StateSource):
     """What a module, a function or a method of torch.jit has besides parameters, buffers and modules.
 
     Of tensors that are written into its code it has how often they were changed.
@@ -551,7 +553,7 @@ class Script(Looked):
         self.constants = [constant for script in scripts for constant in script_constants(script)]
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         found: dict[Any, Any] = {name: self.program.getattr(name) for name in self.names}
         found = {name: _frozen(value) for name, value in found.items()}
         if self.constants:
@@ -566,68 +568,68 @@ class Script(Looked):
             yield from ((name, at, item) for at, item in items if isinstance(item, Tensor))
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``; lists and dictionaries, which come as texts, are let alone."""
+        """See ``StateSource``; lists and dictionaries, which come as texts, are let alone."""
         if key != CONSTANTS and not isinstance(self.program.getattr(key), list | dict | tuple):
             self.program.setattr(key, value)
 
 
-class Hooks(Looked):
+class HooksSource(StateSource):
     """The hooks of a module, a tensor or an optimizer."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return hooks_of(self.holder)
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"a hook of {self.path} ({key})"
 
 
-class Length(Looked):
+class LengthSource(StateSource):
     """How many items an object of a library says to have."""
 
     foreign = True
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``; nothing where it does not know."""
+        """See ``StateSource``; nothing where it does not know."""
         with contextlib.suppress(Exception):  # a method of anybody's kind
             return {"": len(self.holder)}
         return {}
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return f"the length of {self.path}"
 
 
-class StepHooks(Hooks):
+class StepHooksSource(HooksSource):
     """The script's hooks of all optimizers."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return users_step_hooks()
 
     def say(self, key: Any) -> str:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return self.path
 
 
-class OfTensor(Looked):
+class TensorAttributesSource(StateSource):
     """What a script has given a tensor as attributes."""
 
     def values(self) -> dict[Any, Any]:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         return attributes_given(self.holder)
 
-    def fast(self, read: Mapping[Any, Any]) -> tuple[Get, ...] | None:
-        """See ``Looked``."""
+    def fast(self, read: Mapping[Any, Any]) -> tuple[Getter, ...] | None:
+        """See ``StateSource``."""
         return (_all_attributes,)
 
     def put(self, key: Any, value: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         vars(self.holder)[key] = value
 
     def drop(self, key: Any) -> None:
-        """See ``Looked``."""
+        """See ``StateSource``."""
         del vars(self.holder)[key]
 
 
@@ -636,7 +638,7 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else repr(value) if isinstance(value, dict) else value
 
 
-def state_of(generator: Any) -> object:
+def generator_state(generator: Any) -> object:
     """How far a generator is: equal where it would draw the same numbers next."""
     if isinstance(generator, random.Random):
         return generator.getstate()
@@ -645,7 +647,7 @@ def state_of(generator: Any) -> object:
     return repr(generator.bit_generator.state)
 
 
-def _got(read: Mapping[Any, Any]) -> tuple[Get, ...]:
+def _got(read: Mapping[Any, Any]) -> tuple[Getter, ...]:
     """What gets the values of these keys from a dictionary; raises KeyError where one is gone."""
     return (getter(*read),) if read else ()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from actorflow.deferred import mersenne
 from actorflow_compiler.core.torch_internals import MERSENNE
 
-__all__ = ["BLOCK", "Point", "Reader", "Stream", "default_generator", "draw", "words_of"]
+__all__ = ["BLOCK", "StreamPosition", "StreamReader", "RandomStream", "default_generator", "draw", "words_drawn"]
 
 BLOCK = 16  # numbers that torch's normal_ makes of as many uniform ones at a time
 FAR = 2 << 20  # words; beyond it, computing a state is faster than drawing up to it
@@ -28,7 +28,7 @@ SAMPLERS = {"normal": Tensor.normal_, "uniform": Tensor.uniform_}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class StreamPosition:
     """A position in a stream: so many 32-bit words after a state of its generator."""
 
     state: Tensor
@@ -39,24 +39,24 @@ class Point:
         """Equal for equal positions that were recorded in the same way."""
         return f"{hashlib.sha256(self.state.numpy().data).hexdigest()[:16]}+{self.words}"
 
-    def after(self, words: int) -> Point:
+    def after(self, words: int) -> StreamPosition:
         """The position so many words later."""
-        return Point(self.state, self.words + words)
+        return StreamPosition(self.state, self.words + words)
 
 
-class Stream:
+class RandomStream:
     """The numbers that one of the script's generators gives."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
-        self._tokens: dict[bytes, Point] = {}
+        self._tokens: dict[bytes, StreamPosition] = {}
 
-    def now(self) -> Point:
+    def now(self) -> StreamPosition:
         """Where the generator stands."""
         state = self.generator.get_state()
-        return self._tokens.get(bytes(state.numpy().data)) or Point(state)
+        return self._tokens.get(bytes(state.numpy().data)) or StreamPosition(state)
 
-    def move(self, to: Point) -> None:
+    def move(self, to: StreamPosition) -> None:
         """Let the generator stand elsewhere, without finding out its state there."""
         token = to.state.clone()
         token[MERSENNE.key : MERSENNE.key + 16].view(torch.int64).copy_(torch.tensor([MARK, next(NUMBERS)]))
@@ -67,7 +67,7 @@ class Stream:
         """Give the generator the state that belongs to where it stands, if it has a token instead."""
         point = self.now()
         if point.words:
-            self.generator.set_state(Reader().at(point).get_state())
+            self.generator.set_state(StreamReader().at(point).get_state())
         elif bytes(self.generator.get_state().numpy().data) in self._tokens:
             self.generator.set_state(point.state)
 
@@ -75,23 +75,23 @@ class Stream:
 @dataclass(slots=True)
 class _Cursor:
     generator: torch.Generator
-    point: Point
+    point: StreamPosition
 
 
-class Reader:
+class StreamReader:
     """Generators that stand where a recorded op begins to draw."""
 
     def __init__(self) -> None:
         self._cursors: list[_Cursor] = []
 
-    def at(self, point: Point, then: int = 0) -> torch.Generator:
+    def at(self, point: StreamPosition, then: int = 0) -> torch.Generator:
         """A CPU generator that stands there; ``then`` is how many words the caller will draw from it."""
         behind = [c for c in self._cursors if c.point.state is point.state and c.point.words <= point.words]
         if behind:
             cursor = max(behind, key=lambda c: c.point.words)
             self._cursors.remove(cursor)
         else:
-            cursor = _Cursor(torch.Generator(), Point(point.state))
+            cursor = _Cursor(torch.Generator(), StreamPosition(point.state))
             cursor.generator.set_state(point.state)
         _skip(cursor.generator, point.words - cursor.point.words)
         cursor.point = point.after(then)
@@ -107,7 +107,7 @@ def default_generator(device: torch.device) -> torch.Generator:
     return module.default_generators[module.current_device() if device.index is None else device.index]  # type: ignore[no-any-return]
 
 
-def words_of(kind: str, dtype: torch.dtype, count: int) -> int | None:
+def words_drawn(kind: str, dtype: torch.dtype, count: int) -> int | None:
     """How many words ``normal_`` or ``uniform_`` takes for so many elements one after the other; None if unknown."""
     if kind not in SAMPLERS or (kind == "normal" and count < BLOCK):
         return None
@@ -116,10 +116,12 @@ def words_of(kind: str, dtype: torch.dtype, count: int) -> int | None:
     return _count(kind, dtype, count)
 
 
-def draw(reader: Reader, kind: str, start: Point, count: int, lo: int, out: Tensor, a: float, b: float) -> None:
+def draw(
+    reader: StreamReader, kind: str, start: StreamPosition, count: int, lo: int, out: Tensor, a: float, b: float
+) -> None:
     """Fill ``out`` with elements ``lo`` and following of ``count`` that were drawn from ``start`` on.
 
-    ``a`` and ``b`` are mean and standard deviation (normal) or bounds (uniform); ``words_of`` must know the op.
+    ``a`` and ``b`` are mean and standard deviation (normal) or bounds (uniform); ``words_drawn`` must know the op.
     """
     sample: Callable[..., Tensor] = SAMPLERS[kind]
     each, hi = _words(out.dtype), lo + out.numel()
@@ -172,7 +174,7 @@ def _is_known(kind: str, dtype: torch.dtype) -> bool:
         generator = torch.Generator()
         generator.set_state(start)
         whole = sample(torch.empty(n, dtype=dtype, device="cpu"), -0.5, 2.0, generator=generator)
-        reader, point = Reader(), Point(start)
+        reader, point = StreamReader(), StreamPosition(start)
         for lo, hi in ((0, n), (0, 2 * BLOCK), (2 * BLOCK, n), (5, BLOCK + 1), (n - 9, n - 1)):
             part = torch.empty(hi - lo, dtype=dtype, device="cpu")
             draw(reader, kind, point, n, lo, part, -0.5, 2.0)

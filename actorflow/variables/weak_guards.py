@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.script_state.find import PLAIN, Found
-from actorflow.script_state.name_registry import Names
-from actorflow.script_state.looked import Looked
-from actorflow.standins.owned import Owned
+from actorflow.script_state.name_registry import NameRegistry
+from actorflow.script_state.search import PLAIN, SearchResult
+from actorflow.script_state.sources import StateSource
+from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Parked", "names_in", "owned_in"]
+__all__ = ["WeakGuards", "names_in", "owned_in"]
 
 CONTAINERS = (list, dict, set)  # what is in them is looked at by itself
 NEVER = ("never",)
@@ -27,11 +27,11 @@ def names_in(state: ScriptState) -> set[str]:
 
 def owned_in(state: ScriptState) -> set[str]:
     """Those of modules, of optimizers and of tensors that plans own: a plain tensor may have others take its place."""
-    owned = {name for name, held in state.held.items() if isinstance(held.tensor, Owned)}
+    owned = {name for name, held in state.held.items() if isinstance(held.tensor, OwnedTensor)}
     return owned | (names_in(state) - state.held.keys())
 
 
-class Parked:
+class WeakGuards:
     """Knows by weak references what a plan works on, while its job works on something else.
 
     ``read`` are the holders that its code reads, with what they had.  ``died`` is called, from anywhere, when a module,
@@ -39,14 +39,18 @@ class Parked:
     """
 
     def __init__(
-        self, found: Found, read: Sequence[tuple[Looked, Mapping[Any, Any]]], names: Names, died: Callable[[Any], None]
+        self,
+        found: SearchResult,
+        read: Sequence[tuple[StateSource, Mapping[Any, Any]]],
+        names: NameRegistry,
+        died: Callable[[Any], None],
     ) -> None:
         state = found.state
         self.names = names_in(state)
         self._names = names
         self._looked = _paths(found.looked)
         self._read = [(type(one), one.path, [(_known(k), self._said(v)) for k, v in had.items()]) for one, had in read]
-        tensors = [held.tensor for held in state.held.values() if isinstance(held.tensor, Owned)]
+        tensors = [held.tensor for held in state.held.values() if isinstance(held.tensor, OwnedTensor)]
         things = [*state.modules.values(), *state.optimizers.values(), *state.scalers.values(), *tensors]
         self._refs = [weakref.ref(thing, died) for thing in things]
 
@@ -55,7 +59,7 @@ class Parked:
         """Whether something of it is no more."""
         return any(ref() is None for ref in self._refs)
 
-    def is_there(self, found: Found) -> bool:
+    def is_there(self, found: SearchResult) -> bool:
         """Whether a search has found what the plan was made with, as it was."""
         if names_in(found.state) != self.names or _paths(found.looked) != self._looked:
             return False
@@ -80,12 +84,12 @@ class Parked:
         if hasattr(value, "__func__") and hasattr(value, "__self__"):
             return "method", self._said(value.__func__), self._said(value.__self__)
         try:
-            return "thing", _Same(value)
+            return "thing", _WeakIdentity(value)
         except TypeError:
             return NEVER, object()
 
 
-class _Same:
+class _WeakIdentity:
     """Equal to another one that is of the same thing, while that is there."""
 
     __slots__ = ("_ref",)
@@ -95,12 +99,12 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         mine = self._ref()
-        return isinstance(other, _Same) and mine is not None and mine is other._ref()
+        return isinstance(other, _WeakIdentity) and mine is not None and mine is other._ref()
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _paths(looked: Sequence[Looked]) -> list[tuple[type, str]]:
+def _paths(looked: Sequence[StateSource]) -> list[tuple[type, str]]:
     return [(type(one), one.path) for one in looked]
 
 
@@ -109,6 +113,6 @@ def _known(key: Any) -> Any:
     if isinstance(key, PLAIN):
         return key
     try:
-        return "thing", _Same(key)
+        return "thing", _WeakIdentity(key)
     except TypeError:
         return NEVER, object()

@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actorflow.deferred import Deferred
-from actorflow.standins.lazy import Result
-from actorflow.standins.owned import Owned
+from actorflow.deferred import DeferredTensor
+from actorflow.standins.lazy_tensor import LazyTensor
+from actorflow.standins.owned_tensor import OwnedTensor
 
-__all__ = ["Span", "overlap", "span"]
+__all__ = ["MemorySpan", "overlap", "memory_span"]
 
-Span = tuple[int, int, int]  # a memory, and from where to where in it
+MemorySpan = tuple[int, int, int]  # a memory, and from where to where in it
 
 
-def span(tensor: Tensor) -> Span | None:
+def memory_span(tensor: Tensor) -> MemorySpan | None:
     """Where a tensor of the script's lies; None where it has no memory of its own."""
-    if isinstance(tensor, Owned | Result | Deferred) or tensor.layout is not torch.strided or not tensor.numel():
+    if (
+        isinstance(tensor, OwnedTensor | LazyTensor | DeferredTensor)
+        or tensor.layout is not torch.strided
+        or not tensor.numel()
+    ):
         return None
     try:
         memory = tensor.untyped_storage()
@@ -30,6 +34,6 @@ def span(tensor: Tensor) -> Span | None:
     return where, first, first + extent * tensor.element_size()
 
 
-def overlap(one: Span, other: Span) -> bool:
+def overlap(one: MemorySpan, other: MemorySpan) -> bool:
     """Whether two tensors have some element in common, or may have."""
     return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred.streams import Reader, draw
-from actorflow.deferred.tape import Constant, Op, View
+from actorflow.deferred.random_streams import StreamReader, draw
+from actorflow.deferred.tape import BufferView, ConstantTensor, RecordedOp
 
-__all__ = ["DRAWN", "Stretches", "possible", "reduced"]
+__all__ = ["DRAWN", "ChunkMaker", "can_chunk", "chunkwise_reduction"]
 
 # Only what is the same for an element wherever it lies: vectorised exponentials, say, may differ at the ends.
 EXACT = {
@@ -27,7 +27,7 @@ EXACT = {
 COPIES = {"_to_copy", "clone"}
 IN_PLACE = {"copy_", "fill_", "zero_", *(f"{name}_" for name in EXACT)}
 EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-FILLED: dict[str, Callable[[Op], Any]] = {
+FILLED: dict[str, Callable[[RecordedOp], Any]] = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), lambda op: 0),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), lambda op: 1),
     **dict.fromkeys(("full", "full_like"), lambda op: op.argument(1, "fill_value", 0)),
@@ -38,32 +38,32 @@ DENSE = (None, torch.preserve_format, torch.contiguous_format)
 REDUCED = {"any", "all", "max", "min"}  # of the whole: that of what they give for each stretch
 
 
-def possible(view: View) -> bool:
+def can_chunk(view: BufferView) -> bool:
     """Whether stretches of a view can be made."""
-    return view.is_dense and _possible(view, math.inf)
+    return view.is_dense and _can_chunk(view, math.inf)
 
 
-def reduced(view: View) -> Op | None:
+def chunkwise_reduction(view: BufferView) -> RecordedOp | None:
     """The op that a view is the result of, if it reduces another of which stretches can be made."""
     op = view.buffer.ops[-1]
     source = op.args[0] if op.name in REDUCED and len(op.args) == 1 and len(view.buffer.ops) == 1 else None
-    return op if isinstance(source, View) and source.is_dense and _possible(source, op.number) else None
+    return op if isinstance(source, BufferView) and source.is_dense and _can_chunk(source, op.number) else None
 
 
-class Stretches:
+class ChunkMaker:
     """Makes stretches of views; ``reader`` keeps generators from one to the next."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
         self._made: dict[tuple[int, int, int, int], Tensor] = {}  # what ops read of one stretch, often more than once
 
-    def make(self, view: View, first: int, out: Tensor, before: float = math.inf) -> Tensor:
+    def make(self, view: BufferView, first: int, out: Tensor, before: float = math.inf) -> Tensor:
         """Fill ``out`` (1-D) with the elements ``first`` and following of a view, as op number ``before`` finds it."""
         self._fill(view, first, out, before)
         self._made.clear()
         return out
 
-    def _fill(self, view: View, first: int, out: Tensor, before: float) -> None:
+    def _fill(self, view: BufferView, first: int, out: Tensor, before: float) -> None:
         lo = view.offset + first
         for op in view.buffer.history(before):
             target = _target(op)
@@ -71,7 +71,7 @@ class Stretches:
             if start < end:
                 self._apply(op, start - target.offset, out[start - lo : end - lo])
 
-    def _apply(self, op: Op, first: int, out: Tensor) -> None:
+    def _apply(self, op: RecordedOp, first: int, out: Tensor) -> None:
         """Do to ``out`` what an op does to the elements ``first`` and following of its target."""
         name = op.name
         if name in FILLED:
@@ -92,11 +92,11 @@ class Stretches:
             else:
                 out.copy_(op.func(*args, **kwargs))
 
-    def _piece(self, op: Op, leaf: Any, first: int, count: int) -> Any:
+    def _piece(self, op: RecordedOp, leaf: Any, first: int, count: int) -> Any:
         """An argument of an op, cut to a stretch if it is a tensor."""
-        if isinstance(leaf, Constant):
+        if isinstance(leaf, ConstantTensor):
             return leaf.get().view(-1)[first : first + count]
-        if not isinstance(leaf, View):
+        if not isinstance(leaf, BufferView):
             return leaf
         history = leaf.buffer.history(op.number)
         key = (id(leaf.buffer), history[-1].number, leaf.offset + first, count)
@@ -107,16 +107,16 @@ class Stretches:
         return self._made[key]
 
 
-def _target(op: Op) -> View:
+def _target(op: RecordedOp) -> BufferView:
     """What an op writes or makes."""
     found = op.writes[0] if op.writes else op.makes[0]
     assert found is not None
     return found
 
 
-def _possible(view: View, before: float) -> bool:
+def _can_chunk(view: BufferView, before: float) -> bool:
     looked: set[tuple[int, float]] = set()
-    pending: list[tuple[View, float]] = [(view, before)]
+    pending: list[tuple[BufferView, float]] = [(view, before)]
     while pending:
         view, before = pending.pop()
         if (id(view.buffer), before) in looked:
@@ -129,7 +129,7 @@ def _possible(view: View, before: float) -> bool:
     return True
 
 
-def _fits(op: Op, dtype: torch.dtype) -> bool:
+def _fits(op: RecordedOp, dtype: torch.dtype) -> bool:
     """Whether an op makes each element of its one target, of this dtype, of those at its place."""
     if len(op.writes) + sum(made is not None for made in op.makes) != 1:
         return False
@@ -145,15 +145,15 @@ def _fits(op: Op, dtype: torch.dtype) -> bool:
     if op.kwargs.get("alpha", 1) != 1:  # fused with the addition or not, as the compiler had it
         return False
     sources = pytree.tree_leaves((op.args[1:] if op.writes else op.args, op.kwargs))
-    tensors = [leaf for leaf in sources if isinstance(leaf, View | Constant)]
+    tensors = [leaf for leaf in sources if isinstance(leaf, BufferView | ConstantTensor)]
     if not all(_lies_like(tensor, target) for tensor in tensors):
         return False
-    dtypes = {t.dtype if isinstance(t, View) else t.tensor.dtype for t in tensors}
+    dtypes = {t.dtype if isinstance(t, BufferView) else t.tensor.dtype for t in tensors}
     # what integers and scalars become depends on torch's default
     return name not in EXACT or dtype == torch.bool or (dtype in dtypes and dtypes <= {dtype, torch.bool})
 
 
-def _lies_like(source: View | Constant, target: View) -> bool:
-    if isinstance(source, View):
+def _lies_like(source: BufferView | ConstantTensor, target: BufferView) -> bool:
+    if isinstance(source, BufferView):
         return source.shape == target.shape and source.is_dense
     return tuple(source.tensor.shape) == target.shape and source.tensor.is_contiguous()

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 __all__ = [
-    "Attribute", "Cell", "Item", "Key", "Member", "OfProgram", "OfProgramList", "OfScript", "OfType", "PartialArgs",
-    "Place",
+    "AttributeLocation", "CellLocation", "ClassAttributeLocation", "ImmutableItemLocation", "ItemLocation",
+    "KeyLocation", "PartialArgsLocation", "ScriptAttributeLocation", "ScriptListLocation", "ScriptTensorLocation",
+    "TensorLocation",
 ]  # fmt: skip
 
 
-class Place(Protocol):
+class TensorLocation(Protocol):
     """Where a tensor is held: calling it puts another tensor there."""
 
     def __call__(self, tensor: Tensor) -> None:
@@ -25,7 +26,7 @@ class Place(Protocol):
         """What is there now."""
 
 
-class Item:
+class ItemLocation:
     """An item of a dictionary or list (attributes are items of their object's ``__dict__``)."""
 
     __slots__ = ("_container", "_key")
@@ -45,7 +46,7 @@ class Item:
             return None
 
 
-class Key:
+class KeyLocation:
     """A key of a dictionary."""
 
     __slots__ = ("_dictionary", "_key")
@@ -66,11 +67,11 @@ class Key:
         return next((key for key in self._dictionary if key is self._key), None)
 
 
-class OfScript(Item):
+class ScriptTensorLocation(ItemLocation):
     """An item of what a module of torch.jit has: torch holds the tensor itself, beside whoever holds its object."""
 
 
-class OfProgram:
+class ScriptAttributeLocation:
     """A tensor that a module of torch.jit has as an attribute, and not as a parameter or a buffer."""
 
     __slots__ = ("_name", "_program")
@@ -87,7 +88,7 @@ class OfProgram:
         return self._program.getattr(self._name)
 
 
-class Attribute:
+class AttributeLocation:
     """An attribute that is not in a ``__dict__``: a slot, a default, a cell's content."""
 
     __slots__ = ("_name", "_owner")
@@ -104,7 +105,7 @@ class Attribute:
         return getattr(self._owner, self._name, None)
 
 
-class OfType(Attribute):
+class ClassAttributeLocation(AttributeLocation):
     """An attribute of a class."""
 
     def __call__(self, tensor: Tensor) -> None:
@@ -116,12 +117,12 @@ class OfType(Attribute):
         return vars(self._owner).get(self._name)
 
 
-class Member:
+class ImmutableItemLocation:
     """An item of something that cannot be changed in place: its holder gets a new one."""
 
     __slots__ = ("_holder", "_index", "_rebuild")
 
-    def __init__(self, holder: Place, index: int, rebuild: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, holder: TensorLocation, index: int, rebuild: Callable[[list[Any]], Any]) -> None:
         self._holder, self._index, self._rebuild = holder, index, rebuild
 
     def __call__(self, tensor: Tensor) -> None:
@@ -136,7 +137,7 @@ class Member:
         return now[self._index] if isinstance(now, tuple | list) and self._index < len(now) else None
 
 
-class PartialArgs:
+class PartialArgsLocation:
     """The positional arguments of a ``functools.partial``."""
 
     def __init__(self, partial: functools.partial[Any]) -> None:
@@ -152,14 +153,14 @@ class PartialArgs:
         return self._partial.args
 
 
-class OfProgramList(Member):
+class ScriptListLocation(ImmutableItemLocation):
     """An item of a list that a module of torch.jit has."""
 
-    def __init__(self, holder: OfProgram, index: int) -> None:
+    def __init__(self, holder: ScriptAttributeLocation, index: int) -> None:
         super().__init__(holder, index, list)
 
 
-class Cell:
+class CellLocation:
     """The content of a closure's cell."""
 
     __slots__ = ("_cell",)

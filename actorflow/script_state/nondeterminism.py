@@ -29,7 +29,7 @@ from actorflow.script_state.user_code import is_user_class, is_user_file
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.lines import STDLIB
 
-__all__ = ["instead", "refusing_clocks"]
+__all__ = ["refusing_stand_in", "refuse_nondeterminism"]
 
 CLOCKS = tuple(
     getattr(time, name)
@@ -52,7 +52,7 @@ _OF_FILES = tuple(  # Python's own that ask for users
 )
 
 
-class _Refused:
+class _RefusedIterator:
     """Stands for an iterator."""
 
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
@@ -61,7 +61,7 @@ class _Refused:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
 
-    def __iter__(self) -> _Refused:
+    def __iter__(self) -> _RefusedIterator:
         return self
 
     def __next__(self) -> Any:
@@ -70,29 +70,29 @@ class _Refused:
         return next(self._iterator)
 
 
-def instead(value: Any, name: str) -> Any:
+def refusing_stand_in(value: Any, name: str) -> Any:
     """What stands for a value called ``name``; None for a value that is the same each time."""
     if any(value is function for function in (*CLOCKS, *RANDOM)):
-        return _refused(value)
+        return _refusing_function(value)
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_user_class(type(value)):
-        return _Refused(value, name)
+        return _RefusedIterator(value, name)
     return None
 
 
 @contextlib.contextmanager
-def refusing_clocks() -> Iterator[None]:
+def refuse_nondeterminism() -> Iterator[None]:
     """In which code of the user's that asks for the time, for files or for the system's random numbers is refused."""
     were = [(module, name, f) for module, some in _IN for name, f in vars(module).items() if any(f is g for g in some)]
     try:
         for module, name, function in were:
-            setattr(module, name, _refused(function))
+            setattr(module, name, _refusing_function(function))
         yield
     finally:
         for module, name, function in were:
             setattr(module, name, function)
 
 
-def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_function(function: Callable[..., Any]) -> Callable[..., Any]:
     thread = threading.get_ident()
     asking = False  # whether we look ourselves, for files of the user's
 

@@ -21,28 +21,28 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from actorflow.script_state import tree
-from actorflow.script_state.compared import Compared
-from actorflow.script_state.find import Found
-from actorflow.script_state.generators import Generators
-from actorflow.script_state.guards import NOTHING, same, say
-from actorflow.script_state.keyed import key_here, key_to_send
-from actorflow.script_state.looked import (
-    Array,
-    Cache,
-    Entries,
-    Generator,
-    Hooks,
-    Items,
-    Length,
-    Looked,
-    OfLibrary,
-    Scheduler,
-    Script,
+from actorflow.script_state.comparisons import ComparisonWatch
+from actorflow.script_state.generators import GeneratorWatch
+from actorflow.script_state.guards import ABSENT, same, summarize
+from actorflow.script_state.key_encoding import decode_key, encode_key
+from actorflow.script_state.nondeterminism import refuse_nondeterminism, refusing_stand_in
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.sources import (
+    ArraySource,
+    CacheSource,
+    GeneratorSource,
+    HooksSource,
+    ItemsSource,
+    LengthSource,
+    LibrarySource,
+    MappingSource,
+    SchedulerSource,
+    ScriptSource,
+    StateSource,
 )
-from actorflow.script_state.open_floats import open_floats
-from actorflow.script_state.refusing import instead, refusing_clocks
-from actorflow.standins.lazy import Result
-from actorflow.standins.spans import overlap, span
+from actorflow.script_state.symbolic_casts import symbolic_casts
+from actorflow.standins.lazy_tensor import LazyTensor
+from actorflow.standins.memory_spans import memory_span, overlap
 from actorflow_compiler.core.errors import CallError, CaptureError
 from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.core.torch_internals import is_read
@@ -51,10 +51,20 @@ from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber
 from actorflow_compiler.numbers.unbacked import is_unbacked
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
-__all__ = ["OFTEN", "Change", "Counting", "Rebinding", "Run", "carry_out", "counted", "often", "place_key"]
+__all__ = [
+    "MANY_VALUES",
+    "SideEffect",
+    "RestartCapture",
+    "Rebinding",
+    "SideEffectRecorder",
+    "apply_side_effects",
+    "scheduler_counts",
+    "takes_many_values",
+    "place_key",
+]
 
-OFTEN = 3  # plans that one value may be changed by: with every call it has another value, it is taken
-GONE = {"gone": True}
+MANY_VALUES = 3  # plans that one value may be changed by: with every call it has another value, it is taken
+DELETED = {"gone": True}
 DRAWS = frozenset((  # functions of Python's and NumPy's generators
     "random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "gauss", "normalvariate",
     "betavariate", "expovariate", "rand", "randn", "normal", "permutation", "random_sample", "integers", "seed",
@@ -62,13 +72,13 @@ DRAWS = frozenset((  # functions of Python's and NumPy's generators
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SideEffect:
     """What a step leaves at one place."""
 
     at: int  # whose value it is, in the order of the search
-    key: Any  # as ``key_to_send`` has it
+    key: Any  # as ``encode_key`` has it
     where: str  # for people
-    value: tree.Shape  # with its tensors numbered as results of the call; ``GONE``
+    value: tree.Description  # with its tensors numbered as results of the call; ``DELETED``
     read: bool  # whether the step can read it
     plain: bool = True  # whether it is the same value after each call: no tensors, nothing that is computed
 
@@ -77,8 +87,8 @@ class Change:
         return asdict(self)
 
 
-def carry_out(
-    changes: Iterable[Change], looked: Sequence[Looked], results: Sequence[Tensor], known: Known = tree.nothing
+def apply_side_effects(
+    changes: Iterable[SideEffect], looked: Sequence[StateSource], results: Sequence[Tensor], known: Known = tree.nothing
 ) -> None:
     """Put what a call of a plan leaves where its step has put it; numbers are ``known`` as the call has begun.
 
@@ -86,29 +96,29 @@ def carry_out(
     something else at that place.
     """
     changes = tuple(changes)
-    values = [None if c.value == GONE else tree.rebuild(c.value, results, {}, known) for c in changes]
+    values = [None if c.value == DELETED else tree.rebuild(c.value, results, {}, known) for c in changes]
     for change, value in zip(changes, values, strict=True):
-        one, key = looked[change.at], key_here(change.key, looked)
+        one, key = looked[change.at], decode_key(change.key, looked)
         if one.say(key) != change.where:
             raise CallError(f"the step leaves something in {change.where}, where this rank has {one.say(key)}")
-        if change.value == GONE:
+        if change.value == DELETED:
             one.drop(key)
             continue
         for leaf in pytree.tree_leaves(value):
-            if isinstance(leaf, Result):
+            if isinstance(leaf, LazyTensor):
                 leaf.kept = change.read
         one.put(key, value)
 
 
-def is_as(change: Change, looked: Sequence[Looked]) -> bool:
+def is_applied(change: SideEffect, looked: Sequence[StateSource]) -> bool:
     """Whether a place has the value of a change now."""
-    values, key = looked[change.at].values(), key_here(change.key, looked)
-    return bool((_described(values[key], []) if key in values else GONE) == change.value)
+    values, key = looked[change.at].values(), decode_key(change.key, looked)
+    return bool((_described(values[key], []) if key in values else DELETED) == change.value)
 
 
-def often(values: Collection[str], now: str) -> bool:
+def takes_many_values(values: Collection[str], now: str) -> bool:
     """Whether plans have left so many values at a place that another one is taken to be new in every call."""
-    return len(values) >= OFTEN and now not in values
+    return len(values) >= MANY_VALUES and now not in values
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +126,30 @@ class Rebinding:
     """A place that a step gives another tensor, or a list, a tuple or a dictionary of others."""
 
     at: int  # whose value it is, in the order of the search
-    key: Any  # as ``key_to_send`` has it
+    key: Any  # as ``encode_key`` has it
     changed: tuple[int, ...]  # results that are what was there, where the step has changed that before in place
 
 
-class _Text(str):
-    """See ``Run``: equal to what was there, and another object than whatever the step puts there."""
+class _StrCopy(str):
+    """See ``SideEffectRecorder``: equal to what was there, and another object than whatever the step puts there."""
 
 
-class _Whole(int):
-    """See ``_Text``."""
+class _IntCopy(int):
+    """See ``_StrCopy``."""
 
 
-class _Real(float):
-    """See ``_Text``."""
+class _FloatCopy(float):
+    """See ``_StrCopy``."""
 
 
-class _Tuple(tuple[Any, ...]):
-    """See ``_Text``."""
+class _TupleCopy(tuple[Any, ...]):
+    """See ``_StrCopy``."""
 
 
-COPIES: Mapping[type, type] = MappingProxyType({str: _Text, int: _Whole, float: _Real, tuple: _Tuple})
+COPIES: Mapping[type, type] = MappingProxyType({str: _StrCopy, int: _IntCopy, float: _FloatCopy, tuple: _TupleCopy})
 
 
-class Counting(BaseException):  # no error: nobody is to catch it on its way
+class RestartCapture(BaseException):  # no error: nobody is to catch it on its way
     """A step changes numbers that it reads: it is to run again with these as its own."""
 
     def __init__(self, places: Sequence[Source]) -> None:
@@ -147,7 +157,7 @@ class Counting(BaseException):  # no error: nobody is to catch it on its way
         self.places = places
 
 
-class Run:
+class SideEffectRecorder:
     """Sees what one run of a step changes; used as a context, after which the script is as it was before.
 
     ``before`` has, for each place, the values that plans leave there already.  With ``numbers`` those of ``own`` places
@@ -155,7 +165,7 @@ class Run:
     """
 
     def __init__(
-        self, name: str, found: Found, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
+        self, name: str, found: SearchResult, before: Mapping[str, Collection[str]], numbers: NumberEnv | None = None,
         own: Sequence[Source] = (),
     ) -> None:  # fmt: skip
         self._name, self._found, self._looked, self._state = name, found, found.looked, found.state
@@ -164,12 +174,12 @@ class Run:
         self._read = {(id(one.holder), type(one)) for one in found.read}
         self._codes, self._counts = found.codes, before
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> SideEffectRecorder:
         self.rebound: list[Rebinding] = []
-        held = [one.holder for one in self._looked if isinstance(one, Generator)]
-        self._generators = Generators(one for one in held if not isinstance(one, torch.Generator))
+        held = [one.holder for one in self._looked if isinstance(one, GeneratorSource)]
+        self._generators = GeneratorWatch(one for one in held if not isinstance(one, torch.Generator))
         self._values = [one.values() for one in self._looked]
-        there = [(_at(place), h) for h in self._state.held.values() for place in h.places]
+        there = [(_current(place), h) for h in self._state.held.values() for place in h.places]
         self._held = {id(tensor): h for tensor, h in there}
         self._versions = {id(tensor): tensor._version for tensor, _ in there if isinstance(tensor, Tensor)}
         self._held.pop(id(None), None)
@@ -179,9 +189,9 @@ class Run:
         self._instead = []
         for one, values in zip(self._looked, self._values, strict=True):
             for key, value in values.items():
-                as_it_is = isinstance(one, Array | Generator | Hooks | OfLibrary)
-                stand_in = None if as_it_is else instead(value, one.say(key))
-                if isinstance(one, Scheduler) and type(value) is Counter:
+                as_it_is = isinstance(one, ArraySource | GeneratorSource | HooksSource | LibrarySource)
+                stand_in = None if as_it_is else refusing_stand_in(value, one.say(key))
+                if isinstance(one, SchedulerSource) and type(value) is Counter:
                     stand_in = Milestones(value)
                 if stand_in is not None:
                     with contextlib.suppress(TypeError):  # of a set, or a tuple of defaults
@@ -201,11 +211,11 @@ class Run:
                 one.put(key, values[key])
         self._mark()
         self._during = contextlib.ExitStack()
-        self._during.enter_context(refusing_clocks())
-        self._compared = Compared(self._looked, self._found.read)
+        self._during.enter_context(refuse_nondeterminism())
+        self._compared = ComparisonWatch(self._looked, self._found.read)
         self._during.enter_context(self._compared.watching())
         if self._numbers is not None:
-            self._during.enter_context(open_floats(self._found))
+            self._during.enter_context(symbolic_casts(self._found))
         return self
 
     def _mark(self) -> None:
@@ -230,45 +240,45 @@ class Run:
         for generator, state in self._seeded:
             generator.set_state(state)
         for one, old in zip(self._looked, self._values, strict=True):
-            if not isinstance(one, Array | Generator | Hooks | Length):
+            if not isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
                 _restore(one, old)
 
-    def so_far(self) -> tuple[list[Change], str]:
+    def so_far(self) -> tuple[list[SideEffect], str]:
         """What the run has changed up to now, and a place, for people, that calls cannot leave as it is now."""
         found, lost = [], ""
         for at, (one, old) in enumerate(zip(self._looked, self._now, strict=True)):
-            if isinstance(one, Array | Generator | Hooks | Length):
+            if isinstance(one, ArraySource | GeneratorSource | HooksSource | LengthSource):
                 continue
             now, kept = one.values(), one.read() if one.foreign else None
-            if isinstance(one, Items) and len(now) != len(old):
+            if isinstance(one, ItemsSource) and len(now) != len(old):
                 lost = lost or one.path
                 continue
             for key in {**old, **now}:
-                if key in old and key in now and (same(old[key], now[key]) or _alike(old[key], now[key])):
+                if key in old and key in now and (same(old[key], now[key]) or _same_items(old[key], now[key])):
                     continue
                 if kept is not None and key not in kept:
                     continue
                 tensors: list[Tensor] = []
-                shape = _described(now[key], tensors) if key in now else GONE
+                shape = _described(now[key], tensors) if key in now else DELETED
                 if shape is None or tensors:
                     lost = lost or one.say(key)
                 else:
-                    found.append(Change(at, self._sent(one.say(key), key), one.say(key), shape, True))
+                    found.append(SideEffect(at, self._sent(one.say(key), key), one.say(key), shape, True))
         return found, lost
 
-    def begun(self, changes: Iterable[Change]) -> list[Change]:
+    def begun(self, changes: Iterable[SideEffect]) -> list[SideEffect]:
         """What there was before where the step leaves a value that it does not read; of such places no guard says so.
 
         Those only where it cannot be seen that the step sets them to what there was.
         """
         found = []
         for one in changes:
-            values, key = self._values[one.at], key_here(one.key, self._looked)
+            values, key = self._values[one.at], decode_key(one.key, self._looked)
             if one.plain and not one.read and key in values and type(values[key]) not in COPIES:
                 found.append(replace(one, value=_described(values[key], [])))
         return found
 
-    def changes(self, results: list[Tensor]) -> list[Change]:
+    def changes(self, results: list[Tensor]) -> list[SideEffect]:
         """What the run has changed; tensors that are left somewhere are appended to ``results``.
 
         Raises CaptureError for what calls of a plan could not repeat.
@@ -297,9 +307,11 @@ class Run:
         writes: list[tuple[Tensor, Tensor]] = []
         for at, (one, old) in enumerate(pairs):
             unread = one.foreign and (id(one.holder), type(one)) not in self._read
-            alone = isinstance(one, Generator | Length) or (unread and isinstance(one, Items | Entries | Array))
+            alone = isinstance(one, GeneratorSource | LengthSource) or (
+                unread and isinstance(one, ItemsSource | MappingSource | ArraySource)
+            )
             now = old if alone else one.values()
-            if isinstance(one, Items) and len(now) != len(old):
+            if isinstance(one, ItemsSource) and len(now) != len(old):
                 self._refuse(one.path, f"has {len(old)} items before the step and {len(now)} after it", holder=one.path)
             for key in (*old, *(key for key in now if key not in old)):
                 if key in old and key in now and same(old[key], now[key]):
@@ -308,7 +320,7 @@ class Run:
                 if change is not None:
                     found.append(change)
         if self._counting:
-            raise Counting(self._counting)
+            raise RestartCapture(self._counting)
         for at, result in enumerate(results):  # as it is before variables are written
             if any(_shared(result, held) for held, _ in writes):
                 results[at] = result.detach().clone()
@@ -319,33 +331,33 @@ class Run:
         return found
 
     def _change(
-        self, at: int, one: Looked, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any], results: list[Tensor],
-        writes: list[tuple[Tensor, Tensor]],
-    ) -> Change | None:  # fmt: skip
+        self, at: int, one: StateSource, key: Any, old: Mapping[Any, Any], now: Mapping[Any, Any],
+        results: list[Tensor], writes: list[tuple[Tensor, Tensor]],
+    ) -> SideEffect | None:  # fmt: skip
         where = one.say(key)
-        read = (id(one.holder), type(one)) in self._read and (isinstance(one, Scheduler) or key in one.read())
-        if isinstance(one, Array | Hooks):
+        read = (id(one.holder), type(one)) in self._read and (isinstance(one, SchedulerSource) or key in one.read())
+        if isinstance(one, ArraySource | HooksSource):
             self._refuse(where, "is changed in the step")
-        if isinstance(one, Cache):
+        if isinstance(one, CacheSource):
             if key not in now:
                 return None
             instead = f"@functools.cache in place of @functools.lru_cache, or {one.path} called before the step"
             self._refuse(where, "gets a tensor that the step makes, which no other call could have", instead, one.path)
-        if isinstance(one, Script) and not isinstance(now.get(key), bool | Tensor | None):
+        if isinstance(one, ScriptSource) and not isinstance(now.get(key), bool | Tensor | None):
             self._refuse(
-                where, f"changes from {say(old.get(key))} to {say(now.get(key))} in code of torch.jit",
+                where, f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in code of torch.jit",
                 "the plain module, or a buffer: torch.zeros(()) that is counted up",
             )  # fmt: skip
         mine = _stand_ins(old.get(key))
         own = bool(mine)  # of this step: what it computes is left there
-        if own and key in now and _alike(old[key], now[key]):
+        if own and key in now and _same_items(old[key], now[key]):
             return None
         alone = one.by_name and self._numbers is None  # the plan's ops would read what was there before
         if one.counts and (alone or not (own or read or number_of(plain_now(now.get(key))))):
-            there = f"changes from {say(old.get(key))} to {say(now.get(key))} in the step"
+            there = f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
         if key not in now:
-            return Change(at, self._sent(where, key), where, GONE, read)
+            return SideEffect(at, self._sent(where, key), where, DELETED, read)
         value = now[key]
         tensors: list[Tensor] = []
         if any(is_unbacked(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
@@ -359,7 +371,10 @@ class Run:
         if shape is None:
             if not read or one.whole:  # what it was before is there again
                 return None
-            self._refuse(where, f"is {say(old[key]) if key in old else NOTHING} before the step and {say(value)} after")
+            self._refuse(
+                where,
+                f"is {summarize(old[key]) if key in old else ABSENT} before the step and {summarize(value)} after",
+            )
         was: list[Tensor] = []
         alike = key in old and _described(old[key], was) == shape
         fit = tensors and alike and all(self._fits(a, b) for a, b in zip(was, tensors, strict=True))
@@ -389,14 +404,17 @@ class Run:
             return None
         sources = [number.expression for number in mine if isinstance(number.expression, Source)]
         baked = not own or self._numbers is None or any(map(self._numbers.settled, sources))
-        if read and not tensors and baked and often(self._counts.get(where, ()), repr(shape)):
-            self._refuse(where, f"changes from {say(old.get(key))} to {say(value)}, and to another value in each call")
+        if read and not tensors and baked and takes_many_values(self._counts.get(where, ()), repr(shape)):
+            self._refuse(
+                where,
+                f"changes from {summarize(old.get(key))} to {summarize(value)}, and to another value in each call",
+            )
         numbers = [self._result(tensor, results) for tensor in tensors]
-        return Change(at, self._sent(where, key), where, _numbered(shape, numbers), read, not tensors and baked)
+        return SideEffect(at, self._sent(where, key), where, _numbered(shape, numbers), read, not tensors and baked)
 
     def _sent(self, where: str, key: Any) -> Any:
         try:
-            return key_to_send(key, self._looked)
+            return encode_key(key, self._looked)
         except LookupError:
             what = f"is set in the step, by a key that no other rank could find, a {type(key).__name__}"
             self._refuse(where, what, "a key that is a text or a number", where)
@@ -437,7 +455,7 @@ class Run:
         """Raise CaptureError for a tensor that cannot be kept as PyTorch would keep it."""
         base = tensor if tensor._base is None else tensor._base
         held = self._held.get(id(base))
-        if held is not None and any(_at(place) is base for place in held.places):
+        if held is not None and any(_current(place) is base for place in held.places):
             self._refuse(where, f"and {held.name} would be one tensor after the step", "keep a copy (.clone())")
         if STANDS_FOR_A_VIEW in vars(base):
             self._refuse(where, "would be a view of another tensor after the step", "keep a copy (.clone())")
@@ -469,12 +487,12 @@ def place_key(source: Source) -> Any:
     return source.index if source.index >= 0 and not source.key else source.key
 
 
-def counted(found: Found) -> list[Source]:
+def scheduler_counts(found: SearchResult) -> list[Source]:
     """The numbers of schedulers that a step can read, as its own: it may count with them."""
-    read = {id(one.holder) for one in found.read if isinstance(one, Scheduler)}
+    read = {id(one.holder) for one in found.read if isinstance(one, SchedulerSource)}
     places = []
     for at, one in enumerate(found.looked):
-        if isinstance(one, Scheduler) and id(one.holder) in read:
+        if isinstance(one, SchedulerSource) and id(one.holder) in read:
             for key, value in one.values().items():
                 several = range(len(value)) if isinstance(value, list | tuple) else (-1,)
                 places += [Source("place", one.say(key), str(at), key, i) for i in several if has_numbers(value)]
@@ -487,7 +505,7 @@ def _stand_ins(value: Any) -> list[SymNumber]:
     return [item for item in items if type(item) is SymNumber]
 
 
-def _alike(old: Any, new: Any) -> bool:
+def _same_items(old: Any, new: Any) -> bool:
     """Whether a list or a tuple has the same stand-ins as before."""
     return (
         type(old) in (list, tuple)
@@ -497,7 +515,7 @@ def _alike(old: Any, new: Any) -> bool:
     )
 
 
-def _described(value: Any, tensors: list[Tensor]) -> tree.Shape | None:
+def _described(value: Any, tensors: list[Tensor]) -> tree.Description | None:
     """What ``tree.describe`` says of a value; None where it can say nothing, or the value cannot be looked into."""
     try:
         return tree.describe(value, tensors)
@@ -513,11 +531,11 @@ def _other_kind(value: Any) -> str:
     return next(filter(None, map(_other_kind, value)), "") if isinstance(value, list | tuple) else ""
 
 
-def _at(place: Any) -> Any:
+def _current(place: Any) -> Any:
     return place.get() if hasattr(place, "get") else None
 
 
-def _numbered(shape: tree.Shape, numbers: Sequence[int]) -> tree.Shape:
+def _numbered(shape: tree.Description, numbers: Sequence[int]) -> tree.Description:
     """A described value whose tensors have other numbers."""
     if isinstance(shape, list):
         return [_numbered(item, numbers) for item in shape]
@@ -539,17 +557,17 @@ def _shared(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of a capture would have some element in common."""
     if one is other:
         return True
-    a, b = span(one), span(other)
+    a, b = memory_span(one), memory_span(other)
     return a is not None and b is not None and overlap(a, b)
 
 
-def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
+def _restore(one: StateSource, old: Mapping[Any, Any]) -> None:
     now = one.values()
-    if isinstance(one, Cache):
+    if isinstance(one, CacheSource):
         if any(all(value is not was for was in old.values()) for value in now.values()):
             one.holder.cache_clear()
         return
-    if isinstance(one, Items):
+    if isinstance(one, ItemsSource):
         if len(now) != len(old) or any(now[i] is not old[i] for i in old):
             one.holder.clear()
             (one.holder.update if isinstance(one.holder, set) else one.holder.extend)(old.values())
@@ -559,7 +577,7 @@ def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
         tensors: list[Tensor] = []
         if key not in kept:  # its own affair, but for tensors of the capture
             _described(value, tensors)
-        if old.get(key, NOTHING) is value or (key not in kept and not tensors):
+        if old.get(key, ABSENT) is value or (key not in kept and not tensors):
             continue
         if key in old:
             one.put(key, old[key])
@@ -570,7 +588,7 @@ def _restore(one: Looked, old: Mapping[Any, Any]) -> None:
             one.put(key, old[key])
 
 
-def _of_torch(one: Looked) -> torch.Generator | None:
+def _of_torch(one: StateSource) -> torch.Generator | None:
     """A generator of torch's that the script has made."""
-    mine = isinstance(one, Generator) and isinstance(one.holder, torch.Generator)
+    mine = isinstance(one, GeneratorSource) and isinstance(one.holder, torch.Generator)
     return one.holder if mine and one.holder is not torch.default_generator else None

@@ -21,9 +21,7 @@ import operator
 import os
 import queue
 import random
-import site
 import sys
-import sysconfig
 import threading
 import types
 import weakref
@@ -31,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import SynchronizedBase
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,68 +38,68 @@ from torch.distributions import Distribution
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from actorflow.script_state.looked import (
+from actorflow.script_state.bytecode import code_names
+from actorflow.script_state.name_registry import NameRegistry
+from actorflow.script_state.set_order import stable_order
+from actorflow.script_state.sources import (
     OWN_DICTS,
-    Array,
-    Attributes,
-    Cache,
-    Closure,
-    Context,
-    Decimals,
-    Defaults,
-    Entries,
-    Environment,
-    Generator,
-    Hooks,
-    Items,
-    Kind,
-    Length,
-    Level,
-    Looked,
-    Named,
-    OfClass,
-    OfLibrary,
-    OfModule,
-    OfTensor,
-    Scheduler,
-    Script,
-    Settings,
-    Slots,
-    StepHooks,
-    Stream,
-    Subclasses,
-    Written,
-    WrittenOfClass,
-    table_of,
+    ArraySource,
+    AttributesSource,
+    CacheSource,
+    ClassSource,
+    ClosureSource,
+    ContextVarSource,
+    DecimalSource,
+    DefaultsSource,
+    EnvironmentSource,
+    GeneratorSource,
+    GlobalsSource,
+    HooksSource,
+    ItemsSource,
+    LengthSource,
+    LibrarySource,
+    LogLevelSource,
+    MappingSource,
+    MemoryFileSource,
+    ModuleSource,
+    ParamGroupSource,
+    SchedulerSource,
+    ScriptSource,
+    SlotsSource,
+    StateSource,
+    StepHooksSource,
+    StoredClassSource,
+    StoredGlobalsSource,
+    SubclassesSource,
+    TensorAttributesSource,
+    TypeSource,
+    cache_table,
 )  # fmt: skip
-from actorflow.script_state.name_registry import Names
-from actorflow.script_state.named import named_by
-from actorflow.script_state.ordered import ordered
+from actorflow.script_state.unsupported import refuse_unsupported, unwrap_prepared
 from actorflow.script_state.user_code import is_user_class, is_user_file
-from actorflow.script_state.unreadable import prepared, refuse_compiled
 from actorflow.standins.beside import BESIDE
-from actorflow.standins.lazy import Result, known_now
-from actorflow.standins.owned import Detached, Owned
-from actorflow.standins.places import (
-    Attribute,
-    Cell,
-    Item,
-    Key,
-    Member,
-    OfProgram,
-    OfProgramList,
-    OfScript,
-    OfType,
-    PartialArgs,
-    Place,
+from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
+from actorflow.standins.locations import (
+    AttributeLocation,
+    CellLocation,
+    ClassAttributeLocation,
+    ImmutableItemLocation,
+    ItemLocation,
+    KeyLocation,
+    PartialArgsLocation,
+    ScriptAttributeLocation,
+    ScriptListLocation,
+    ScriptTensorLocation,
+    TensorLocation,
 )
+from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor
 from actorflow_compiler.capture.optimizer_state import is_fused
 from actorflow_compiler.core.expressions import has_numbers
 from actorflow_compiler.core.torch_internals import HOOKS, hooks_of, module_hooks, scaler_state, users_step_hooks
 from actorflow_compiler.substitutes.observers import give_ranges_sizes
 from actorflow_compiler.values.variables import ScriptState, StateTensor, attributes_given
 
-__all__ = ["Found", "find", "look"]
+__all__ = ["SearchResult", "find_state", "search_script"]
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
@@ -118,11 +115,11 @@ CONTAINERS = (  # of libraries: all that they have is looked at
     collections.UserList, collections.UserString, queue.Queue, threading.Event, Distribution, Dataset,
 )  # fmt: skip
 NUMBER_OF_C: Any = ctypes.c_int.__base__
-NATIVE: dict[Any, Callable[[str, Any], Looked]] = {  # what has more than Python's attributes
-    **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), Generator),
-    **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), Array),
-    **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), Array),
-    **dict.fromkeys((io.StringIO, io.BytesIO), Stream),
+NATIVE: dict[Any, Callable[[str, Any], StateSource]] = {  # what has more than Python's attributes
+    **dict.fromkeys((random.Random, np.random.Generator, np.random.RandomState, torch.Generator), GeneratorSource),
+    **dict.fromkeys((np.ndarray, np.void, bytearray, array.array, memoryview), ArraySource),
+    **dict.fromkeys((ctypes.Array, ctypes.Structure, ctypes.Union, NUMBER_OF_C), ArraySource),
+    **dict.fromkeys((io.StringIO, io.BytesIO), MemoryFileSource),
 }
 VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # methods of what is written in C: ``table.get``
@@ -138,11 +135,11 @@ UNCALLED = (  # of those: by which it prints, copies and ends things
 )  # fmt: skip
 
 
-def find(
+def find_state(
     function: Callable[..., Any],
     model: Any = None,
     optimizer: Any = None,
-    names: Names | None = None,
+    names: NameRegistry | None = None,
     more: Mapping[str, Any] = {},
 ) -> ScriptState:
     """Everything of the script's state that ``function`` can reach.
@@ -152,47 +149,49 @@ def find(
     and their qualified name, other tensors by their variable.  ``names`` carries the names that
     earlier searches gave, and ``more`` what the job holds besides, by the names that are wanted for it.
     """
-    return look(function, model, optimizer, names, more).state
+    return search_script(function, model, optimizer, names, more).state
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search found."""
 
     state: ScriptState
-    looked: tuple[Looked, ...]  # what holds the values that the function can reach, in the order of the search
-    read: tuple[Looked, ...]  # those of them that it can read
+    looked: tuple[StateSource, ...]  # what holds the values that the function can reach, in the order of the search
+    read: tuple[StateSource, ...]  # those of them that it can read
     codes: tuple[types.CodeType, ...]  # the user's own that it can run, in the order of the search
     stores: frozenset[str] = frozenset()  # globals and attributes that it sets or deletes, by name
 
-    def only_set(self) -> Iterator[tuple[Looked, str]]:
+    def only_set(self) -> Iterator[tuple[StateSource, str]]:
         """What code sets and does not read: what holds it, by key."""
         read = {(id(one.holder), key) for one in self.read for key in one.read()}
         for one in self.looked:
-            if isinstance(one, Attributes | Slots | Written | WrittenOfClass) and not (one.foreign or one.counts):
+            if isinstance(one, AttributesSource | SlotsSource | StoredGlobalsSource | StoredClassSource) and not (
+                one.foreign or one.counts
+            ):
                 for key in one.values():
                     if key in self.stores and (id(one.holder), key) not in read:
                         yield one, key
 
 
-def look(
+def search_script(
     function: Callable[..., Any],
     model: Any = None,
     optimizer: Any = None,
-    names: Names | None = None,
+    names: NameRegistry | None = None,
     more: Mapping[str, Any] = {},
     passed: Mapping[str, Any] = {},
-) -> Found:
-    """As ``find``, with all that holds values which the function can reach; ``passed`` are arguments of a call."""
-    search = _Search(names if names is not None else Names())
+) -> SearchResult:
+    """As ``find_state``, with all sources of values that the function can reach; ``passed`` are arguments of a call."""
+    search = _Search(names if names is not None else NameRegistry())
     for name, given in (("model", model), ("optimizer", optimizer)):
         if given is not None:
-            search.value(name, given, Item({name: given}, name))
+            search.value(name, given, ItemLocation({name: given}, name))
     for name, argument in passed.items():
-        search.value(name, argument, Item(passed, name))
+        search.value(name, argument, ItemLocation(passed, name))
     with search.within(UNREAD):  # it may grow as other jobs need more of it
         for name, held in more.items():
-            search.value(name, held, Item({}, ""))
+            search.value(name, held, ItemLocation({}, ""))
     search.hooks_of_all()
     search.function(function, "self")
     search.settle()
@@ -200,21 +199,21 @@ def look(
 
 
 class _Search:
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NameRegistry) -> None:
         self.names = names
         self.seen: dict[int, Any] = {}  # id → the thing, kept alive so that ids stay its own
         self.modules: list[tuple[str, nn.Module]] = []
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         self.schedulers: list[tuple[str, LRScheduler]] = []
         self.scalers: list[tuple[str, torch.amp.GradScaler]] = []
-        self.tensors: list[tuple[str, Tensor, Place]] = []
+        self.tensors: list[tuple[str, Tensor, TensorLocation]] = []
         self.attributes: dict[str, None] = {}  # names that code reads from objects, in order
         self.classes: list[type] = [Tensor]  # which may have methods of the user's
         self.globals: set[str] = set()  # names of globals, and of enclosing functions' variables, that code reads
         self.namespaces: list[tuple[str, types.ModuleType]] = []
         self.pending: deque[Callable[[], None]] = deque()
         self.inside = ROOT  # the holder that is looked into
-        self.looked: list[tuple[int, Looked]] = []  # the id of a thing, and it as a holder
+        self.looked: list[tuple[int, StateSource]] = []  # the id of a thing, and it as a holder
         self.ways: dict[int, dict[tuple[str | None, int], None]] = {}  # a holder → (by which attribute, what it holds)
         self.codes: list[types.CodeType] = []
         self.library = False  # whether what is looked into is a module of a library, all of whose attributes are read
@@ -253,13 +252,13 @@ class _Search:
     def function(self, function: Any, self_name: str = "self", owner: type | None = None, root: int = ROOT) -> None:
         """Follow one callable; ``owner`` is the class whose method it is, ``root`` what it is read by."""
         if isinstance(function, types.MethodType):
-            self.value(self_name, function.__self__, Item({}, ""))
+            self.value(self_name, function.__self__, ItemLocation({}, ""))
             made = function.__self__ if isinstance(function.__self__, type) else type(function.__self__)
             self.function(function.__func__, owner=made, root=root)
         elif isinstance(function, functools.partial):
             if self.once(function):
                 self.function(function.func)
-                self.tuple("args", function.args, PartialArgs(function), None)
+                self.tuple("args", function.args, PartialArgsLocation(function), None)
                 self.way(function.keywords, None)
                 self.mapping("", function.keywords)
         elif isinstance(function, types.FunctionType):
@@ -271,7 +270,7 @@ class _Search:
                 if owner is not None:
                     self.owners[function] = owner
                 if isinstance(registry := vars(function).get("registry"), types.MappingProxyType):  # singledispatch
-                    self.value(f"{function.__name__}.registry", registry, Item({}, ""))
+                    self.value(f"{function.__name__}.registry", registry, ItemLocation({}, ""))
                 if own:
                     self.of_function(self_name if owner is None else function.__qualname__, function)
                 self.pending.append(functools.partial(self.followed, follow, function, root))
@@ -284,22 +283,22 @@ class _Search:
         elif isinstance(function, functools.cached_property | functools.partialmethod):
             self.function(function.func, owner=owner, root=root)
         elif isinstance(function, functools.singledispatchmethod):
-            self.value("registry", function.dispatcher.registry, Item({}, ""))
+            self.value("registry", function.dispatcher.registry, ItemLocation({}, ""))
         elif isinstance(function, CACHE):
-            self.value(self_name, function, Item({}, ""))
+            self.value(self_name, function, ItemLocation({}, ""))
         elif _wraps(function):
             self.function(function.__wrapped__)
         elif function is not None and not isinstance(function, types.BuiltinFunctionType):
-            self.value(self_name, function, Item({}, ""))
+            self.value(self_name, function, ItemLocation({}, ""))
 
     def of_function(self, path: str, function: types.FunctionType) -> None:
         """Look at the attributes that somebody has given a function."""
         given = vars(function)
         self.way(given, None)
         with self.within(id(given)):
-            self.looked.append((id(given), Attributes(path, given, whole=False)))
+            self.looked.append((id(given), AttributesSource(path, given, whole=False)))
             for name, item in list(given.items()):
-                self.value(f"{path}.{name}", item, Item(given, name), name)
+                self.value(f"{path}.{name}", item, ItemLocation(given, name), name)
 
     def followed(self, follow: Callable[[types.FunctionType], None], function: types.FunctionType, root: int) -> None:
         with self.within(root):
@@ -315,13 +314,13 @@ class _Search:
     def code(self, function: types.FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.globals.add(name)
-            self.looks(Closure(name, cell))
+            self.looks(ClosureSource(name, cell))
             try:
-                self.value(name, cell.cell_contents, Cell(cell))
+                self.value(name, cell.cell_contents, CellLocation(cell))
             except ValueError:  # a name that the enclosing function has not set yet
                 continue
         self.codes.append(function.__code__)
-        named = named_by(function)
+        named = code_names(function)
         self.attributes.update(named.attributes)
         if self.inside == ROOT:
             owner = self.owners.get(function)
@@ -332,34 +331,34 @@ class _Search:
         self.written[id(function.__globals__)] = function.__globals__
         for name in named.imports:
             self.imported(name, function.__globals__.get("__package__"))
-        self.looks(Named("", function.__globals__, named.globals))
+        self.looks(GlobalsSource("", function.__globals__, named.globals))
         for name in named.globals:
             self.globals.add(name)
             if name in function.__globals__:
-                self.value(name, function.__globals__[name], Item(function.__globals__, name))
+                self.value(name, function.__globals__[name], ItemLocation(function.__globals__, name))
         for module, attributes in named.modules.values():
             if not is_user_file(getattr(module, "__file__", None)) and not module.__name__.startswith("actorflow"):
-                known = OfLibrary(module.__name__, module, attributes).values()
+                known = LibrarySource(module.__name__, module, attributes).values()
                 flags = {name: value for name, value in known.items() if isinstance(value, (*PLAIN, *FUNCTIONS))}
                 for name, value in known.items():
                     if _is_list_of_plain(value):  # sys.argv
-                        self.value(f"{module.__name__}.{name}", value, Item(vars(module), name))
+                        self.value(f"{module.__name__}.{name}", value, ItemLocation(vars(module), name))
                 if flags:
-                    self.looks(OfLibrary(module.__name__, module, flags))
+                    self.looks(LibrarySource(module.__name__, module, flags))
                 for name, value in flags.items():
                     if _put_in(value):
                         self.function(value, f"{module.__name__}.{name}")
         if "Decimal" in named.attributes or "Decimal" in named.globals:
-            self.looks(Decimals("the context of decimal", decimal))
+            self.looks(DecimalSource("the context of decimal", decimal))
         if named.strings:
             made = [name for name in os.environ if any(word and word in name for word in named.strings)]
-            self.looks(Environment("os.environ", os.environ, dict.fromkeys([*named.strings, *made])))
+            self.looks(EnvironmentSource("os.environ", os.environ, dict.fromkeys([*named.strings, *made])))
         defaults = function.__defaults__ or ()
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         names = arguments[len(arguments) - len(defaults) :]
-        self.looks(Defaults(function.__name__, function))
+        self.looks(DefaultsSource(function.__name__, function))
         for index, (name, default) in enumerate(zip(names, defaults, strict=True)):
-            self.value(name, default, Member(Attribute(function, "__defaults__"), index, tuple))
+            self.value(name, default, ImmutableItemLocation(AttributeLocation(function, "__defaults__"), index, tuple))
         if function.__kwdefaults__:
             self.way(function.__kwdefaults__, None)
             self.mapping("", function.__kwdefaults__)
@@ -371,28 +370,28 @@ class _Search:
             inner = ".".join(parts[:count])
             for full in (inner, f"{package}.{inner}"):
                 if isinstance(module := sys.modules.get(full), types.ModuleType):
-                    self.value(inner, module, Item({}, ""))
+                    self.value(inner, module, ItemLocation({}, ""))
 
-    def looks(self, looked: Looked) -> None:
+    def looks(self, looked: StateSource) -> None:
         """Note a holder that what is looked into has, in any case."""
         self.way(looked, None)
         self.looked.append((id(looked), looked))
 
     # -- values ------------------------------------------------------------------------------------
 
-    def value(self, path: str, value: Any, place: Place, attribute: str | None = None) -> None:
+    def value(self, path: str, value: Any, place: TensorLocation, attribute: str | None = None) -> None:
         """Look at one value that was reached by ``path`` and is held at ``place``, by ``attribute`` if it is one."""
         if type(value) in weakref.ProxyTypes:
             value = value.__init__.__self__  # what it stands for
-        if isinstance(value, Result) and value.kept:
-            value = known_now(value).clone()
+        if isinstance(value, LazyTensor) and value.kept:
+            value = wait_for_values(value).clone()
             place(value)
-        if isinstance(value, Detached) and value.is_released:
+        if isinstance(value, DetachedTensor) and value.is_released:
             value = value.plain
             place(value)
-        if isinstance(value, (*PLAIN, Result)):
+        if isinstance(value, (*PLAIN, LazyTensor)):
             made: Any = type(value)
-            if made not in PLAIN and made is not Result and is_user_class(made):
+            if made not in PLAIN and made is not LazyTensor and is_user_class(made):
                 self.classes.append(made)
                 self.given(path, value, attribute)
             return
@@ -409,7 +408,7 @@ class _Search:
             return
         if isinstance(value, BOUND):
             if not isinstance(value.__self__, type | types.ModuleType | None):
-                self.value(path, value.__self__, Item({}, ""))
+                self.value(path, value.__self__, ItemLocation({}, ""))
             return
         self.way(value, attribute)
         if self.once(value):
@@ -424,26 +423,26 @@ class _Search:
                 with self.within(id(value)):
                     self.object(path, value)
 
-    def holder(self, path: str, value: Any, place: Place) -> None:
+    def holder(self, path: str, value: Any, place: TensorLocation) -> None:
         """Look into what is reached for the first time."""
         if isinstance(value, nn.Module):
             self.module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
-            inner = prepared(path, value)
+            inner = unwrap_prepared(path, value)
             if inner is not None:
-                self.value(f"{path}.optimizer", inner, Attribute(value, "optimizer"))
-                self.looked.append((id(value), Attributes(path, vars(value), self.library, foreign=True)))
+                self.value(f"{path}.optimizer", inner, AttributeLocation(value, "optimizer"))
+                self.looked.append((id(value), AttributesSource(path, vars(value), self.library, foreign=True)))
                 return
             self.optimizers.append((path, value))
             self.hooks(value)
             if is_user_class(type(value)):  # type: ignore[arg-type]  # it may hold others, as SAM does
                 self.object(path, value, OF_OPTIMIZERS)
             else:
-                self.looked.append((id(value), Attributes(path, vars(value), False, foreign=True)))
-                self.value(f"{path}.defaults", value.defaults, Item(vars(value), "defaults"), "defaults")
+                self.looked.append((id(value), AttributesSource(path, vars(value), False, foreign=True)))
+                self.value(f"{path}.defaults", value.defaults, ItemLocation(vars(value), "defaults"), "defaults")
                 for name in ("step", "zero_grad"):  # of its own, in the place of those of its class
                     if name in vars(value):
-                        self.value(f"{path}.{name}", vars(value)[name], Item(vars(value), name), name)
+                        self.value(f"{path}.{name}", vars(value)[name], ItemLocation(vars(value), name), name)
         elif isinstance(value, LRScheduler):
             self.scheduler(path, value)
         elif isinstance(value, torch.amp.GradScaler):
@@ -454,14 +453,14 @@ class _Search:
             self.attributes_of(path, value)
         elif isinstance(value, list | deque):
             self.attributes_of(path, value)
-            self.looked.append((id(value), Items(path, value)))
+            self.looked.append((id(value), ItemsSource(path, value)))
             for index, item in enumerate(value):
-                self.value(f"{path}.{index}", item, Item(value, index))
+                self.value(f"{path}.{index}", item, ItemLocation(value, index))
         elif isinstance(value, set | frozenset | weakref.WeakSet):
-            self.looked.append((id(value), Items(path, value)))
-            for index, item in enumerate(ordered(value, self.names.known)):
+            self.looked.append((id(value), ItemsSource(path, value)))
+            for index, item in enumerate(stable_order(value, self.names.known)):
                 if not isinstance(item, Tensor):  # tensors cannot be exchanged inside a set
-                    self.value(f"{path}.{index}", item, Item({}, ""))
+                    self.value(f"{path}.{index}", item, ItemLocation({}, ""))
         elif isinstance(value, types.ModuleType):
             if value.__name__.startswith("actorflow."):
                 self.globals.add(value.__name__)
@@ -480,30 +479,33 @@ class _Search:
         elif isinstance(value, NAMESPACES) or is_user_class(type(value)):  # type: ignore[arg-type]
             self.object(path, value)
         elif isinstance(value, torch.jit.ScriptFunction):
-            self.looked.append((id(value), Script(path, value)))
+            self.looked.append((id(value), ScriptSource(path, value)))
         elif isinstance(value, logging.Logger):
-            self.looked += [(id(value), Level(path, value)), (id(value), Attributes(path, vars(value), False, True))]
+            self.looked += [
+                (id(value), LogLevelSource(path, value)),
+                (id(value), AttributesSource(path, vars(value), False, True)),
+            ]
         elif isinstance(value, VIEWS):
-            self.value(path, value.mapping, Item({}, ""))
+            self.value(path, value.mapping, ItemLocation({}, ""))
         elif isinstance(value, CONTAINERS):
-            self.looked.append((id(value), Attributes(path, vars(value), True)))
+            self.looked.append((id(value), AttributesSource(path, vars(value), True)))
             for name, item in list(vars(value).items()):
-                self.value(f"{path}.{name}", item, Item(vars(value), name))
+                self.value(f"{path}.{name}", item, ItemLocation(vars(value), name))
         elif isinstance(value, SynchronizedBase):
-            self.value(path, value.get_obj(), Item({}, ""))
+            self.value(path, value.get_obj(), ItemLocation({}, ""))
         elif isinstance(value, contextvars.ContextVar):
-            self.looked.append((id(value), Context(path, value)))
-            self.value(path, value.get(None), Item({}, ""))
+            self.looked.append((id(value), ContextVarSource(path, value)))
+            self.value(path, value.get(None), ItemLocation({}, ""))
         elif isinstance(value, weakref.ReferenceType):
-            self.value(f"{path}()", value(), Item({}, ""))
+            self.value(f"{path}()", value(), ItemLocation({}, ""))
         elif isinstance(value, operator.attrgetter | operator.methodcaller):
             said = dict.fromkeys(part for name in value.__reduce__()[1] for part in str(name).split("."))
             self.attributes.update(said)
             self.others.update(said)
         elif isinstance(value, CACHE):
-            self.looked.append((id(value), Cache(path, value)))
-            if (table := table_of(value)) is not None:
-                self.value(f"the cache of {path}", table, Item({}, ""))
+            self.looked.append((id(value), CacheSource(path, value)))
+            if (table := cache_table(value)) is not None:
+                self.value(f"the cache of {path}", table, ItemLocation({}, ""))
             self.function(value.__wrapped__, path)
         elif _wraps(value):
             self.function(value.__wrapped__, path)
@@ -517,14 +519,14 @@ class _Search:
         """
         makes = hasattr(type(value), "__getattr__") or isinstance(value, Sequence)
         makes = makes and _package(value) not in WRITE_DOWN
-        self.looked.append((id(value), Attributes(path, vars(value), self.library or makes, foreign=True)))
+        self.looked.append((id(value), AttributesSource(path, vars(value), self.library or makes, foreign=True)))
         if hasattr(type(value), "__len__"):
-            self.looked.append((id(value), Length(path, value)))
+            self.looked.append((id(value), LengthSource(path, value)))
         before = len(self.looked)
         for name, item in list(vars(value).items()):
             kin = makes and _package(item) == _package(value)
             if kin or isinstance(item, (*NATIVE, list, dict)):
-                self.value(f"{path}.{name}", item, Item(vars(value), name), None if makes else name)
+                self.value(f"{path}.{name}", item, ItemLocation(vars(value), name), None if makes else name)
         for _, one in self.looked[before:] if not makes else ():
             one.foreign = True
 
@@ -535,13 +537,13 @@ class _Search:
         if given and self.once(tensor):
             with self.within(id(tensor)):
                 for name, item in given.items():
-                    self.value(f"{path}.{name}", item, Attribute(tensor, name))
+                    self.value(f"{path}.{name}", item, AttributeLocation(tensor, name))
 
     def hooks_of_all(self) -> None:
         """Look at the hooks of all modules and optimizers."""
         for path, kept in module_hooks().items():
-            self.looks(Entries(path, kept))
-        self.looks(StepHooks("the hooks of all optimizers", None))
+            self.looks(MappingSource(path, kept))
+        self.looks(StepHooksSource("the hooks of all optimizers", None))
         for kept in (*module_hooks().values(), users_step_hooks()):
             for hook in kept.values():
                 self.function(hook)
@@ -552,49 +554,49 @@ class _Search:
             for hook in kind:
                 self.function(hook)
 
-    def tuple(self, path: str, value: tuple[Any, ...], place: Place, attribute: str | None) -> None:
+    def tuple(self, path: str, value: tuple[Any, ...], place: TensorLocation, attribute: str | None) -> None:
         if type(value) is not tuple and is_user_class(type(value)):
             self.classes.append(type(value))
             self.given(path, value, attribute)
         rebuild: Callable[[list[Any]], Any] = getattr(type(value), "_make", type(value))
         for index, item in enumerate(value):
-            self.value(f"{path}.{index}", item, Member(place, index, rebuild), attribute)
+            self.value(f"{path}.{index}", item, ImmutableItemLocation(place, index, rebuild), attribute)
 
     def mapping(self, path: str, value: Mapping[Any, Any]) -> None:
-        self.looked.append((id(value), Entries(path, value)))
+        self.looked.append((id(value), MappingSource(path, value)))
         if isinstance(value, collections.defaultdict):
-            self.looked.append((id(value), Slots(path, value, ["default_factory"])))
+            self.looked.append((id(value), SlotsSource(path, value, ["default_factory"])))
             self.function(value.default_factory)
         handles = path.rpartition(".")[2] in HOOKS  # which ranks count by themselves
         for index, (key, item) in enumerate(value.items()):
             name = key if isinstance(key, str | int) and not handles else index
-            self.value(f"{path}.{name}" if path else str(name), item, Item(value, key))
+            self.value(f"{path}.{name}" if path else str(name), item, ItemLocation(value, key))
         for key in [*value]:
             if isinstance(key, Tensor):
                 if isinstance(value, dict):
-                    self.value(path, key, Key(value, key))
+                    self.value(path, key, KeyLocation(value, key))
             elif not isinstance(key, PLAIN):
-                self.value(path, key, Item({}, ""))
+                self.value(path, key, ItemLocation({}, ""))
 
     def object(self, path: str, value: Any, but: Container[str] = ()) -> None:
         """Look into an object, but for some attributes."""
         self.classes.append(type(value))
         self.types[id(value)] = type(value)
         if is_user_class(type(value)):  # type: ignore[arg-type]  # a class is hashable
-            self.looked.append((id(value), Kind(path, value)))
+            self.looked.append((id(value), TypeSource(path, value)))
         own = getattr(value, "__dict__", {})
         bases: tuple[Any, ...] = type(value).__mro__
         whole = is_user_class(bases[0]) and not all(map(_is_known, bases))
-        self.looked.append((id(value), Attributes(path, own, whole)))
+        self.looked.append((id(value), AttributesSource(path, own, whole)))
         for name, item in list(own.items()):
             if name not in but and name != BESIDE:
-                self.value(f"{path}.{name}", item, Item(own, name), None if whole else name)
+                self.value(f"{path}.{name}", item, ItemLocation(own, name), None if whole else name)
         slots = [name for base in type(value).__mro__ for name in _slots(base)]
         if slots:
-            self.looked.append((id(value), Slots(path, value, slots)))
+            self.looked.append((id(value), SlotsSource(path, value, slots)))
         for name in slots:
             if hasattr(value, name):
-                self.value(f"{path}.{name}", getattr(value, name), Attribute(value, name), name)
+                self.value(f"{path}.{name}", getattr(value, name), AttributeLocation(value, name), name)
         if _wraps(value):
             self.function(value.__wrapped__, path)
 
@@ -607,7 +609,7 @@ class _Search:
             self.method(type(value), name, id(value))
         for name, item in list(vars(value).items()):
             if name != "optimizer" and not has_numbers(item):
-                self.value(f"{path}.{name}", item, Item(vars(value), name), None)
+                self.value(f"{path}.{name}", item, ItemLocation(vars(value), name), None)
 
     def attributes_of(self, path: str, value: Any) -> None:
         """Look into a container of a class of the user's, which may have attributes."""
@@ -615,7 +617,7 @@ class _Search:
             self.object(path, value)
 
     def module(self, path: str, root: nn.Module) -> None:
-        refuse_compiled(path, root)
+        refuse_unsupported(path, root)
         self.modules.append((path, root))
         give_ranges_sizes(root.modules())
         for prefix, module in root.named_modules():
@@ -629,21 +631,23 @@ class _Search:
                 if tensor is not None:
                     self.of_tensor(f"{where}.{name}", tensor)
             script = isinstance(module, torch.jit.ScriptModule)
-            own = Script(where, module) if script else OfModule(where, vars(module), whole)
-            held: list[Looked] = [own, Hooks(where, module)]
-            held += [Entries(where, getattr(module, name), dots=True) for name in OWN_DICTS]
+            own = ScriptSource(where, module) if script else ModuleSource(where, vars(module), whole)
+            held: list[StateSource] = [own, HooksSource(where, module)]
+            held += [MappingSource(where, getattr(module, name), dots=True) for name in OWN_DICTS]
             self.looked += [(id(module), looked) for looked in held]
-            if isinstance(own, Script):
+            if isinstance(own, ScriptSource):
                 for name, at, tensor in own.tensors():
-                    place = OfProgram(own.program, name)
+                    place = ScriptAttributeLocation(own.program, name)
                     inner = f"{where}.{name}" if at < 0 else f"{where}.{name}.{at}"
-                    self.value(inner, tensor, place if at < 0 else OfProgramList(place, at))
+                    self.value(inner, tensor, place if at < 0 else ScriptListLocation(place, at))
                 continue
             before, self.library = self.library, whole
             with self.within(id(module)):
                 for name, item in list(module.__dict__.items()):
                     if name not in OWN_DICTS and name != BESIDE:
-                        self.value(f"{where}.{name}", item, Item(module.__dict__, name), None if whole else name)
+                        self.value(
+                            f"{where}.{name}", item, ItemLocation(module.__dict__, name), None if whole else name
+                        )
             self.library = before
 
     # -- the end -----------------------------------------------------------------------------------
@@ -670,8 +674,10 @@ class _Search:
                     if (id(namespace), name) not in followed:
                         followed.add((id(namespace), name))
                         if name in namespace.__dict__:
-                            self.looks(Named(path, namespace.__dict__, [name]))
-                            self.value(f"{path}.{name}", namespace.__dict__[name], Item(namespace.__dict__, name))
+                            self.looks(GlobalsSource(path, namespace.__dict__, [name]))
+                            self.value(
+                                f"{path}.{name}", namespace.__dict__[name], ItemLocation(namespace.__dict__, name)
+                            )
             if len(followed) == before and not self.pending:
                 left = [owner for owner, done in self.objects.items() if not done]
                 if not left:
@@ -692,19 +698,19 @@ class _Search:
         for base in owner.__mro__[:-1] if name not in MAKING else ():  # but for ``object``
             if base not in users and isinstance(found := base.__dict__.get(name), (*PLAIN, types.FunctionType)):
                 with self.within(root):
-                    self.looks(OfClass(base.__name__, base, [name]))
+                    self.looks(ClassSource(base.__name__, base, [name]))
                 if _put_in(found):
                     self.function(found, owner=base, root=root)
         for base in users:  # also those that do not have it: they may get it
             with self.within(root):
-                self.looks(OfClass(base.__name__, base, [name]))
+                self.looks(ClassSource(base.__name__, base, [name]))
             if name in base.__dict__:
                 found = base.__dict__[name]
                 described = isinstance(found, METHODS) or hasattr(type(found), "__get__")  # a slot, say
                 own = is_user_class(type(found))  # type: ignore[arg-type]  # a descriptor of the user's, whose methods give what is read
                 if (own or not described) and not name.startswith("__"):
                     with self.within(root):
-                        self.value(f"{base.__name__}.{name}", found, OfType(base, name))
+                        self.value(f"{base.__name__}.{name}", found, ClassAttributeLocation(base, name))
                 if isinstance(found, METHODS) or _wraps(found):
                     self.function(found, owner=base, root=root)
 
@@ -713,11 +719,11 @@ class _Search:
         for base in filter(is_user_class, owner.__mro__):
             made: list[type] = type.__subclasses__(base)  # which a metaclass does not have as a method
             with self.within(ROOT):
-                self.looks(Subclasses(base.__name__, base))
+                self.looks(SubclassesSource(base.__name__, base))
                 for one in made:
-                    self.value(one.__name__, one, Item({}, ""))
+                    self.value(one.__name__, one, ItemLocation({}, ""))
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """What was found, and what holds it."""
         state = self.state()
         reached, pending = {ROOT}, [ROOT]
@@ -730,28 +736,31 @@ class _Search:
                     pending.append(thing)
         everything = {*self.others}.union(*self.own.values())
         for name, optimizer in state.optimizers.items():
-            self.looked.append((ROOT, Hooks(name, optimizer)))
+            self.looked.append((ROOT, HooksSource(name, optimizer)))
             for g, group in enumerate(optimizer.param_groups):
-                self.looked.append((ROOT, Items(f"{name}.param_groups[{g}]['params']", group["params"])))
+                self.looked.append((ROOT, ItemsSource(f"{name}.param_groups[{g}]['params']", group["params"])))
                 by_code = ROOT if "param_groups" in everything else UNREAD  # else its values come with each call
-                self.looked.append((by_code, Settings(f"{name}.param_groups[{g}]", group, is_fused(optimizer))))
+                self.looked.append((by_code, ParamGroupSource(f"{name}.param_groups[{g}]", group, is_fused(optimizer))))
         for path, scheduler in self.schedulers:
-            self.looked.append((id(scheduler), Scheduler(path, vars(scheduler))))
+            self.looked.append((id(scheduler), SchedulerSource(path, vars(scheduler))))
         for held in state.held.values():
             by = id(held.tensor) if id(held.tensor) in reached else ROOT
-            self.looked += [(by, Hooks(held.name, held.tensor)), (by, OfTensor(held.name, held.tensor))]
+            self.looked += [
+                (by, HooksSource(held.name, held.tensor)),
+                (by, TensorAttributesSource(held.name, held.tensor)),
+            ]
         for namespace in self.written.values():
-            self.looked.append((UNREAD, Written("", namespace, self.stores)))
+            self.looked.append((UNREAD, StoredGlobalsSource("", namespace, self.stores)))
         for path, module in self.namespaces:
-            self.looked.append((UNREAD, Written(path, module.__dict__, self.stores)))
+            self.looked.append((UNREAD, StoredGlobalsSource(path, module.__dict__, self.stores)))
         for owner in dict.fromkeys(base for made in self.classes for base in made.__mro__ if is_user_class(base)):
-            self.looked.append((UNREAD, WrittenOfClass(owner.__name__, owner, self.stores)))
+            self.looked.append((UNREAD, StoredClassSource(owner.__name__, owner, self.stores)))
         apart = {(type(one), id(one.holder), one.names): (thing, one) for thing, one in self.looked[::-1]}
         looked = [*apart.values()][::-1]
         for thing, one in looked:
             one.reads = self.read_of(self.types.get(thing))
         read = tuple(_merged([one for thing, one in looked if thing in reached]))
-        return Found(state, tuple(one for _, one in looked), read, tuple(self.codes), frozenset(self.stores))
+        return SearchResult(state, tuple(one for _, one in looked), read, tuple(self.codes), frozenset(self.stores))
 
     def read_of(self, owner: type | None) -> frozenset[str] | None:
         """The attributes that code reads of objects of a class, or that are of a library; None: any."""
@@ -768,9 +777,9 @@ class _Search:
         state = ScriptState(named=frozenset(self.globals.union(self.attributes)), looks_at_steps=looks_at_steps)
         held: dict[int, StateTensor] = {}
 
-        def hold(tensor: Tensor, wanted: str, kind: str, place: Place) -> None:
-            left = tensor.left if isinstance(tensor, Owned) else None
-            made_of = tensor.made_of if isinstance(tensor, Owned) else None
+        def hold(tensor: Tensor, wanted: str, kind: str, place: TensorLocation) -> None:
+            left = tensor.left if isinstance(tensor, OwnedTensor) else None
+            made_of = tensor.made_of if isinstance(tensor, OwnedTensor) else None
             now = self.names.current(tensor) if left is None else left
             if now is not tensor:
                 place(now)
@@ -790,7 +799,7 @@ class _Search:
             state.modules[root_name] = root
             for prefix, module in root.named_modules():
                 where = f"{root_name}.{prefix}" if prefix else root_name
-                item = OfScript if isinstance(module, torch.jit.ScriptModule) else Item
+                item = ScriptTensorLocation if isinstance(module, torch.jit.ScriptModule) else ItemLocation
                 for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                     for name, tensor in tensors.items():
                         if tensor is not None:
@@ -803,7 +812,7 @@ class _Search:
             state.scalers[title] = scaler
             tensors = scaler_state(scaler)
             for name, tensor in tensors:
-                hold(tensor, f"{title}.{name}", "tensor", Item(vars(scaler), name))
+                hold(tensor, f"{title}.{name}", "tensor", ItemLocation(vars(scaler), name))
             scale, tracker = (held[id(vars(scaler)[name])].name for name, _ in tensors)
             state.beside[tracker] = scale
         for path, optimizer in self.optimizers:
@@ -811,18 +820,18 @@ class _Search:
             state.optimizers[name] = optimizer
             for g, group in enumerate(optimizer.param_groups):
                 for i, parameter in enumerate(group["params"]):
-                    hold(parameter, f"{name}.{g}.{i}", "parameter", Item(group["params"], i))
+                    hold(parameter, f"{name}.{g}.{i}", "parameter", ItemLocation(group["params"], i))
         return state
 
 
-def _merged(looked: Sequence[Looked]) -> Iterator[Looked]:
+def _merged(looked: Sequence[StateSource]) -> Iterator[StateSource]:
     """The holders, those of which names are looked at once each."""
     names: dict[tuple[str, int], dict[str, None]] = {}
     for one in looked:
-        if isinstance(one, Named | OfClass | OfLibrary):
+        if isinstance(one, GlobalsSource | ClassSource | LibrarySource):
             names.setdefault((one.path, id(one.holder)), {}).update(dict.fromkeys(one.names))
     for one in looked:
-        if not isinstance(one, Named | OfClass | OfLibrary):
+        if not isinstance(one, GlobalsSource | ClassSource | LibrarySource):
             yield one
         elif found := names.pop((one.path, id(one.holder)), None):
             yield type(one)(one.path, one.holder, found)

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.deferred import Deferred
-from actorflow.standins.owned import Owned, Past, real
+from actorflow.deferred import DeferredTensor
+from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, real_value
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 
-__all__ = ["Slot", "States"]
+__all__ = ["OptimizerSlot", "OptimizerStates"]
 
 HOLDERS = 2  # of a stand-in that nobody else holds: what is known of it here, and who asks
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class OptimizerSlot:
     """A tensor of an optimizer's state: ``optimizer.state[parameter][key]``."""
 
     optimizer: torch.optim.Optimizer
@@ -38,23 +38,23 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldSlot:
     """The same of an optimizer that plans step, for as long as the parameter is there."""
 
     parameter: weakref.ref[Tensor]
     key: str
-    owned: Owned
+    owned: OwnedTensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _StateSnapshot:
     """An optimizer's state as it is where nobody has changed it."""
 
     state: Any
     each: tuple[Any, ...]  # its values, in order
     of: tuple[Any, ...]  # for each slot what holds it, its key, and what is there
     keys: tuple[str, ...]
-    owned: tuple[Owned, ...]
+    owned: tuple[OwnedTensor, ...]
 
     def is_there(self, state: Any) -> bool:
         try:
@@ -68,7 +68,7 @@ class _Whole:
             return False
 
 
-class States:
+class OptimizerStates:
     """What plans have of the state of optimizers, on one rank.
 
     ``read`` and ``write`` do so to the value of a variable, and ``renew`` makes another stand-in for it; ``created`` is
@@ -77,24 +77,25 @@ class States:
     """
 
     def __init__(
-        self, read: Callable[[str], Tensor], write: Callable[[str, Tensor], None], renew: Callable[[Owned], Owned],
-        created: Callable[[Slot], dict[str, Any]], forget: Callable[[], None],
+        self, read: Callable[[str], Tensor], write: Callable[[str, Tensor], None],
+        renew: Callable[[OwnedTensor], OwnedTensor], created: Callable[[OptimizerSlot], dict[str, Any]],
+        forget: Callable[[], None],
     ) -> None:  # fmt: skip
         self._read, self._write, self._renew, self._created, self._forget = read, write, renew, created, forget
-        self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _Held]] = weakref.WeakKeyDictionary()
-        self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Whole] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, _HeldSlot]] = weakref.WeakKeyDictionary()
+        self._whole: weakref.WeakKeyDictionary[torch.optim.Optimizer, _StateSnapshot] = weakref.WeakKeyDictionary()
         self._cleared: set[str] = set()  # variables that the script has cleared, until a plan steps their parameters
         self._partly: set[str] = set()  # those of them whose optimizer would take another first step, for them alone
         self._lent: dict[str, str] = {}  # variables with whose memory in PyTorch another one goes on: that one's name
 
-    def hold(self, name: str, slot: Slot, owned: Owned) -> None:
+    def hold(self, name: str, slot: OptimizerSlot, owned: OwnedTensor) -> None:
         """Put a stand-in for a variable of this name into an optimizer's state."""
         optimizer = slot.optimizer
         if optimizer not in self._held:
             self._held[optimizer] = {}
             optimizer.register_state_dict_post_hook(_with_values)
             optimizer.register_load_state_dict_post_hook(self._loaded)
-        self._held[optimizer][name] = _Held(weakref.ref(slot.parameter), slot.key, owned)
+        self._held[optimizer][name] = _HeldSlot(weakref.ref(slot.parameter), slot.key, owned)
         self._whole.pop(optimizer, None)
         self._put(name, slot, owned)
 
@@ -144,9 +145,9 @@ class States:
             for name, one in known.items():
                 parameter = one.parameter()
                 if name in self._cleared and name in used and parameter is not None:
-                    self._put(name, Slot(optimizer, parameter, one.key), one.owned)
+                    self._put(name, OptimizerSlot(optimizer, parameter, one.key), one.owned)
 
-    def _put(self, name: str, slot: Slot, owned: Owned) -> None:
+    def _put(self, name: str, slot: OptimizerSlot, owned: OwnedTensor) -> None:
         values = self._own_values(name, slot, owned)
         for key, value in self._created(slot).items():
             if not isinstance(value, Tensor):
@@ -154,11 +155,11 @@ class States:
         values[slot.key] = owned
         self._cleared.discard(name)
 
-    def _own_values(self, name: str, slot: Slot, owned: Owned) -> dict[str, Any]:
+    def _own_values(self, name: str, slot: OptimizerSlot, owned: OwnedTensor) -> dict[str, Any]:
         """What an optimizer keeps of a parameter, in a dictionary that no other one has, or other parameter."""
         values: dict[str, Any] = slot.optimizer.state.setdefault(slot.parameter, {})
         there = values.get(slot.key)
-        if not isinstance(there, Owned) or there is owned:
+        if not isinstance(there, OwnedTensor) or there is owned:
             return values
         for optimizer, known in self._held.items():
             one = known.get(there.name_in_plan)
@@ -188,13 +189,13 @@ class States:
             values = optimizer.state.get(parameter, {})
             found = values.get(one.key)
             if found is None:
-                missing.append((name, Slot(optimizer, parameter, one.key)))
+                missing.append((name, OptimizerSlot(optimizer, parameter, one.key)))
                 continue
             if found is not one.owned:
                 _check(name, one.owned, found)
-                given = real(found) if isinstance(found, Tensor) else torch.tensor(found)
+                given = real_value(found) if isinstance(found, Tensor) else torch.tensor(found)
                 self._lent = {key: into for key, into in self._lent.items() if name not in (key, into)}
-                values = self._own_values(name, Slot(optimizer, parameter, one.key), one.owned)
+                values = self._own_values(name, OptimizerSlot(optimizer, parameter, one.key), one.owned)
                 one = self._left(optimizer, name, one)
                 self._write(name, given)
                 values[one.key] = one.owned
@@ -215,20 +216,20 @@ class States:
         if complete:
             state = optimizer.state
             of, keys, owned = zip(*slots, strict=True) if slots else ((), (), ())
-            self._whole[optimizer] = _Whole(state, tuple(state.values()), of, keys, owned)
+            self._whole[optimizer] = _StateSnapshot(state, tuple(state.values()), of, keys, owned)
 
-    def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _Held) -> _Held:
+    def _left(self, optimizer: torch.optim.Optimizer, name: str, one: _HeldSlot) -> _HeldSlot:
         """Where the script holds the stand-in that it took out of the state: let that keep its value, for another."""
         if sys.getrefcount(one.owned) <= HOLDERS:
             return one
-        past = Past(self._read(name))
-        other = _Held(one.parameter, one.key, self._renew(one.owned))
+        past = ReleasedValue(self._read(name))
+        other = _HeldSlot(one.parameter, one.key, self._renew(one.owned))
         one.owned.leave(past)
         self._held[optimizer][name] = other
         return other
 
 
-def _check(name: str, owned: Owned, found: Any) -> None:
+def _check(name: str, owned: OwnedTensor, found: Any) -> None:
     """Raise StateError for what cannot take the place of a variable of an optimizer; a count may be a number."""
     fits = (found.shape, found.dtype) == (owned.shape, owned.dtype) if isinstance(found, Tensor) else not owned.ndim
     if not fits and not (isinstance(found, Tensor) and found.shape == owned.shape and not owned.ndim):
@@ -241,4 +242,4 @@ def _check(name: str, owned: Owned, found: Any) -> None:
 
 def _with_values(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state dictionary with values in place of stand-ins."""
-    return {**state_dict, "state": pytree.tree_map_only((Owned, Deferred), real, state_dict["state"])}
+    return {**state_dict, "state": pytree.tree_map_only((OwnedTensor, DeferredTensor), real_value, state_dict["state"])}

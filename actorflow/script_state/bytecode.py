@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Reads", "named_by"]
+__all__ = ["CodeNames", "code_names"]
 
 ANY = ("getattr", "hasattr", "vars", "__dict__", "attrgetter")  # read attributes that code need not name
 NAMED = {"getattr": 1, "hasattr": 1, "attrgetter": 0}  # of their arguments the one that is the attribute's name
@@ -26,7 +26,7 @@ ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM")
 
 
 @dataclass(slots=True)
-class Reads:
+class CodeNames:
     """What code names, each in the order of the code."""
 
     globals: dict[str, None] = field(default_factory=dict)  # and "layers.dense", of anything named ``layers``
@@ -41,15 +41,15 @@ class Reads:
     environment: bool = False  # whether it reads the environment's variables
 
 
-def named_by(function: types.FunctionType) -> Reads:
+def code_names(function: types.FunctionType) -> CodeNames:
     """What a function and those inside of it name; the first parameter is taken for ``self``."""
-    found = Reads()
+    found = CodeNames()
     code = function.__code__
     _follow(code, code.co_varnames[0] if code.co_argcount else "", function.__globals__, found)
     return found
 
 
-def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Reads) -> None:
+def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: CodeNames) -> None:
     instructions = list(dis.get_instructions(code))
     before: object = None
     base: Any = None  # the module that was read last, if it was one
@@ -85,7 +85,7 @@ def _follow(code: types.CodeType, own: str, scope: Mapping[str, Any], found: Rea
             found.imports[name] = None
         loads = kind.startswith("LOAD_") and kind != "LOAD_CONST"
         if loads and name in ANY:
-            said = _said(name, instructions[at + 1 :])
+            said = _attribute_read(name, instructions[at + 1 :])
             if said:
                 found.attributes[said] = None
                 found.others[said] = None
@@ -117,7 +117,7 @@ def _reads_all(function: Any) -> bool:
     return isinstance(function, types.FunctionType) and function.__module__ in WHOLE
 
 
-def _said(reader: str, instructions: Sequence[dis.Instruction]) -> str:
+def _attribute_read(reader: str, instructions: Sequence[dis.Instruction]) -> str:
     """The attribute that is read: of ``getattr(x, "name")`` the name; empty where it is none that the code says."""
     if reader == "__dict__":
         first, second = (*instructions, None, None)[:2]

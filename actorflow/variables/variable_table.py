@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actorflow.deferred import Deferred
+from actorflow.deferred import DeferredTensor
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.runtime.results import Peers, fetch_part
-from actorflow.script_state.name_registry import Names
-from actorflow.script_state.scripts import hold
-from actorflow.standins.owned import Detached, Owned, Whole, real
-from actorflow.standins.places import OfProgram, OfProgramList, OfScript
-from actorflow.standins.spans import Span, overlap, span
+from actorflow.script_state.name_registry import NameRegistry
+from actorflow.script_state.torchscript import support_torchscript
+from actorflow.standins.locations import ScriptAttributeLocation, ScriptListLocation, ScriptTensorLocation
+from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
+from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor, SharedCopy, real_value
 from actorflow.support.requests import Request
 from actorflow.transport.redistribution import dtype_of
 from actorflow.transport.small_tensors import encode
-from actorflow.variables.gradients import Kept
+from actorflow.variables.gradients import KeptGradients
+from actorflow.variables.host_values import HostValues
+from actorflow.variables.optimizer_slots import OptimizerSlot, OptimizerStates
 from actorflow.variables.optimizer_state import initial_state, python_state
-from actorflow.variables.stepped import Slot, States
-from actorflow.variables.values import Values
-from actorflow.variables.views import Given, Taken, follow, taken
+from actorflow.variables.views import AssignedData, TakenTensor, layout_of, redirect_views
 from actorflow_compiler.capture.optimizer_state import is_torchs
 from actorflow_compiler.core.errors import StateError
 from actorflow_compiler.plan.plan import Variable
@@ -40,7 +40,7 @@ from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, KEPT_GRADIENT
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["OfferedValue", "VariablePart", "Variables"]
+__all__ = ["OfferedValue", "VariablePart", "VariableTable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ _WEAK: Any = StorageWeakRef  # has no types
 
 
 @dataclass(slots=True)
-class _Borrowed:
+class BorrowedTensor:
     """A plain tensor that plans only read: the script keeps it, and the plans have copies."""
 
     tensor: Tensor | None  # None while no plan that is kept ready reads it
@@ -87,30 +87,30 @@ class _Borrowed:
     def took(self, now: Tensor) -> None:
         """The plans have what is there now."""
         self.tensor, self.version, self.memory = now, now._version, now.untyped_storage()
-        on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, Deferred)
+        on_host = now.device.type == "cpu" and now.layout == torch.strided and not isinstance(now, DeferredTensor)
         self.seen = _looked_at(now).clone() if on_host or not self.memory.resizable() else None
         self.stood.update(_referred(now))
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
+class _WatchedModule:
     """Where a module holds what is owned: name → stand-in, of parameters and of buffers."""
 
     module: weakref.ref[nn.Module]
-    parameters: dict[str, Owned]
-    buffers: dict[str, Owned]
+    parameters: dict[str, OwnedTensor]
+    buffers: dict[str, OwnedTensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Holding:
+class _ModuleSnapshot:
     """All that modules hold of what is owned, as it is where nobody has changed it."""
 
     tensors: tuple[Any, ...]  # for each what holds it, by what name, and the stand-in
     keys: tuple[str, ...]
-    owned: tuple[Owned, ...]
+    owned: tuple[OwnedTensor, ...]
 
     @staticmethod
-    def of(watched: Iterable[_Watched]) -> _Holding:
+    def of(watched: Iterable[_WatchedModule]) -> _ModuleSnapshot:
         """What these modules hold."""
         there = ((one, one.module()) for one in watched)
         held = [
@@ -119,7 +119,7 @@ class _Holding:
             for known, tensors in ((one.parameters, module._parameters), (one.buffers, module._buffers))
             for key, owned in known.items()
         ]  # fmt: skip
-        return _Holding(*zip(*held, strict=True)) if held else _Holding((), (), ())
+        return _ModuleSnapshot(*zip(*held, strict=True)) if held else _ModuleSnapshot((), (), ())
 
     def is_there(self) -> bool:
         """Whether nobody has changed it since."""
@@ -129,7 +129,7 @@ class _Holding:
             return False
 
 
-class Variables:
+class VariableTable:
     """The state of all plans on one rank.
 
     ``parts`` are this rank's parts, which the worker changes in place.  ``settled`` blocks until every
@@ -141,7 +141,7 @@ class Variables:
     def __init__(
         self,
         peers: Peers,
-        names: Names,
+        names: NameRegistry,
         parts: dict[str, Tensor],
         device: torch.device,
         settled: Callable[[], None],
@@ -153,28 +153,28 @@ class Variables:
         self.layouts: dict[str, Variable] = {}
         self.writes = 0  # so far; equal on all ranks
         self.offered = -1  # the last call during which values were offered
-        self.gradients = Kept(self)
-        self.values = Values(self)
+        self.gradients = KeptGradients(self)
+        self.values = HostValues(self)
         self._peers, self._names, self._parts, self._device = peers, names, parts, device
         self._settled, self._progress, self._together, self._moved = settled, progress, together, moved
         self._capturing = capturing
-        self._owned: dict[str, weakref.ref[Owned]] = {}
+        self._owned: dict[str, weakref.ref[OwnedTensor]] = {}
         self._dead: deque[str] = deque()  # whose stand-ins are gone; any thread appends, within a collection of garbage
         self._gone: dict[str, None] = {}  # the same, in order, and what nobody reads any more
-        self._borrowed: dict[str, _Borrowed] = {}
+        self._borrowed: dict[str, BorrowedTensor] = {}
         self._reshaped: dict[str, Tensor] = {}  # borrowed tensors that are of another shape or dtype now
-        self._watched: dict[int, _Watched] = {}  # by id of the module
-        self._holding: _Holding | None = None  # what these hold; none where that is to be looked up
-        self._ties: dict[str, Whole] = {}  # of variables that in PyTorch would share the memory of another one now
-        self._given: dict[str, Given] = {}  # the same of variables that would lie in the memory of other tensors
-        self._memories: dict[int, list[tuple[Any, Span, str]]] = {}  # in which lay what is owned
-        self._taken: list[Taken] = []  # what has become a stand-in for the plan that is taken in
+        self._watched: dict[int, _WatchedModule] = {}  # by id of the module
+        self._holding: _ModuleSnapshot | None = None  # what these hold; none where that is to be looked up
+        self._ties: dict[str, SharedCopy] = {}  # of variables that in PyTorch would share the memory of another one now
+        self._given: dict[str, AssignedData] = {}  # the same of variables that would lie in the memory of other tensors
+        self._memories: dict[int, list[tuple[Any, MemorySpan, str]]] = {}  # in which lay what is owned
+        self._taken: list[TakenTensor] = []  # what has become a stand-in for the plan that is taken in
         self._offers: dict[str, Tensor] = {}  # values that other ranks may take
         self._found: tuple[ScriptState, dict[str, tuple[torch.optim.Optimizer, StateTensor]]] | None = (
             None  # of the last search
         )
         self._creates: dict[tuple[int, int, int, torch.dtype], dict[str, Any]] = {}  # what optimizers create
-        self.states = States(self.read, self.write, self._another, self._created, self._creates.clear)
+        self.states = OptimizerStates(self.read, self.write, self._another, self._created, self._creates.clear)
 
     # -- taking in ---------------------------------------------------------------------------------
 
@@ -196,12 +196,14 @@ class Variables:
         slot = self.slot(variable.name, state)
         now = slot.optimizer.state.get(slot.parameter, {}).get(slot.key)
         if isinstance(now, Tensor):
-            return real(now).to(dtype_of(variable.dtype)).expand(variable.shape)  # another optimizer's, or parameter's
+            return (
+                real_value(now).to(dtype_of(variable.dtype)).expand(variable.shape)
+            )  # another optimizer's, or parameter's
         created = self._created(slot).get(slot.key)
         fill = created.flatten()[0].item() if isinstance(created, Tensor) and created.numel() else 0.0
         return torch.tensor(fill, dtype=dtype_of(variable.dtype)).expand(variable.shape)  # nowhere in memory as a whole
 
-    def slot(self, name: str, state: ScriptState) -> Slot:
+    def slot(self, name: str, state: ScriptState) -> OptimizerSlot:
         """Where an optimizer's state of this name is kept."""
         if self._found is None or self._found[0] is not state:
             by_id = {id(h.tensor): h for h in state.held.values()}
@@ -217,7 +219,7 @@ class Variables:
         if prefix not in self._found[1]:
             raise StateError(f"the plan has a variable {name!r}, which is nothing that this rank's script holds")
         optimizer, held = self._found[1][prefix]
-        return Slot(optimizer, held.tensor, key)
+        return OptimizerSlot(optimizer, held.tensor, key)
 
     def offer(self, number: int, values: Mapping[str, Tensor]) -> None:
         """Let other ranks take these values (``take``) during call ``number``, until the next offer."""
@@ -240,27 +242,27 @@ class Variables:
         held = state.held.get(name)
         if held is not None:
             self._borrowed.pop(name, None)
-            where = span(held.tensor)
-            known = None if where is None or apart else taken(held.tensor, where)
+            where = memory_span(held.tensor)
+            known = None if where is None or apart else layout_of(held.tensor, where)
             if where is not None and not apart:
                 self._remember(held.tensor, where, name)
             owned = self._replace(held, state.optimizers.values(), apart)
             self._stands_in(name, owned)
             if known is not None:
-                self._taken.append(Taken(owned, *known))
+                self._taken.append(TakenTensor(owned, *known))
             return
         if variable.kind == KEPT_GRADIENT:
             self.gradients.adopted(name)
             return
         slot = self.slot(name, state)
         like = torch.empty(variable.shape, dtype=dtype_of(variable.dtype), device="meta")
-        owned = Owned.of(like, name, self, device=slot.parameter.device)
+        owned = OwnedTensor.of(like, name, self, device=slot.parameter.device)
         self._stands_in(name, owned)
         self.states.hold(name, slot, owned)
 
     def adopted(self) -> None:
         """All variables of a plan are taken in: let go of what was only needed for that."""
-        follow(self._taken, {id(one.tensor) for one in self._borrowed.values()})
+        redirect_views(self._taken, {id(one.tensor) for one in self._borrowed.values()})
         self._taken.clear()
         self._found = None
         self._creates.clear()
@@ -270,7 +272,7 @@ class Variables:
         place: Any = held.places[0]
         self.layouts[variable.name] = variable
         tensor, alone = held.tensor, len(held.places) == 1
-        borrowed = _Borrowed(tensor, place.get, place, tensor._version, alone, {}, None, None)
+        borrowed = BorrowedTensor(tensor, place.get, place, tensor._version, alone, {}, None, None)
         borrowed.took(tensor)
         self._borrowed[variable.name] = borrowed
         self._names.loosen(tensor)
@@ -281,13 +283,13 @@ class Variables:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is the stand-in of a variable."""
-        one = self._owned.get(tensor.name_in_plan) if isinstance(tensor, Owned) else None
+        one = self._owned.get(tensor.name_in_plan) if isinstance(tensor, OwnedTensor) else None
         return one is not None and one() is tensor
 
-    def renew(self, owned: Owned) -> Owned:
+    def renew(self, owned: OwnedTensor) -> OwnedTensor:
         """Another stand-in for a variable; the script may keep the one that there was."""
         name = owned.name_in_plan
-        new = Owned.of(owned, name, self)
+        new = OwnedTensor.of(owned, name, self)
         new.gradients, new.copies = owned.gradients, owned.copies
         self._names.hand_over(owned, new)
         self._stands_in(name, new)
@@ -296,13 +298,13 @@ class Variables:
         self._holding = None
         return new
 
-    def _another(self, owned: Owned) -> Owned:
+    def _another(self, owned: OwnedTensor) -> OwnedTensor:
         """Another stand-in for what an optimizer keeps."""
-        new = Owned.of(owned, owned.name_in_plan, self)
+        new = OwnedTensor.of(owned, owned.name_in_plan, self)
         self._stands_in(owned.name_in_plan, new)
         return new
 
-    def taken_from(self, span: Span) -> str:
+    def taken_from(self, span: MemorySpan) -> str:
         """The name of a variable whose tensor lay there, where the script has still a view of it; empty otherwise."""
         for memory, where, name in self._memories.get(span[0], ()):
             if not memory.expired() and overlap(where, span):
@@ -315,18 +317,18 @@ class Variables:
         for module in modules:
             known = self._watched.get(id(module))
             if known is None or known.module() is not module:
-                known = _Watched(weakref.ref(module), {}, {})
+                known = _WatchedModule(weakref.ref(module), {}, {})
             for found, tensors in ((known.parameters, module._parameters), (known.buffers, module._buffers)):
-                found.update({key: tensor for key, tensor in tensors.items() if isinstance(tensor, Owned)})
+                found.update({key: tensor for key, tensor in tensors.items() if isinstance(tensor, OwnedTensor)})
             if known.parameters or known.buffers:
                 self._watched[id(module)] = known
 
-    def _remember(self, tensor: Tensor, where: Span, name: str) -> None:
+    def _remember(self, tensor: Tensor, where: MemorySpan, name: str) -> None:
         memory: Any = _WEAK(tensor.untyped_storage())
         left = [one for one in self._memories.get(where[0], ()) if not one[0].expired()]
         self._memories[where[0]] = [*left, (memory, where, name)]
 
-    def _stands_in(self, name: str, owned: Owned) -> None:
+    def _stands_in(self, name: str, owned: OwnedTensor) -> None:
         self._names.loosen(owned)
         self._owned[name] = weakref.ref(owned)
         weakref.finalize(owned, self._dead.append, name).atexit = False
@@ -386,10 +388,10 @@ class Variables:
                 del self._watched[key]
                 self._holding = None
 
-    def _replace(self, held: StateTensor, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> Owned:
+    def _replace(self, held: StateTensor, optimizers: Iterable[torch.optim.Optimizer], apart: bool) -> OwnedTensor:
         """Make the tensor object itself a stand-in, so that every reference to it becomes one; not where ``apart``."""
         tensor = held.tensor
-        owned = Owned.of(tensor, held.name, self)
+        owned = OwnedTensor.of(tensor, held.name, self)
         if apart:
             self._names.hand_over(tensor, owned)
             held.tensor = owned
@@ -398,7 +400,11 @@ class Variables:
         if tensor.is_leaf:
             tensor.grad = None
         owned.gradients = self.gradients
-        in_scripts = [place for place in held.places if isinstance(place, OfScript | OfProgram | OfProgramList)]
+        in_scripts = [
+            place
+            for place in held.places
+            if isinstance(place, ScriptTensorLocation | ScriptAttributeLocation | ScriptListLocation)
+        ]
         for place in in_scripts:  # torch exchanges only what it does not hold itself
             place(torch.empty(0))
         try:
@@ -406,20 +412,20 @@ class Variables:
         except RuntimeError:  # somebody holds a weak reference (an LSTM does) or a graph that goes through it
             held.put(owned)
             if in_scripts:
-                hold(owned)
+                support_torchscript(owned)
             self._names.replace(tensor, owned)
             held.tensor = owned
             for optimizer in optimizers:
                 if tensor in optimizer.state:
                     optimizer.state[owned] = optimizer.state.pop(tensor)
             return owned
-        assert isinstance(tensor, Owned)
+        assert isinstance(tensor, OwnedTensor)
         for place in in_scripts:
             place(tensor)
-            hold(tensor)
+            support_torchscript(tensor)
         return tensor
 
-    def _created(self, slot: Slot) -> dict[str, Any]:
+    def _created(self, slot: OptimizerSlot) -> dict[str, Any]:
         optimizer, parameter = slot.optimizer, slot.parameter
         groups = enumerate(optimizer.param_groups)
         g, group = next((g, group) for g, group in groups if any(p is parameter for p in group["params"]))
@@ -442,16 +448,18 @@ class Variables:
                 if module is not None:
                     self._refresh(watched.parameters, module._parameters)
                     self._refresh(watched.buffers, module._buffers)
-            self._holding = _Holding.of(self._watched.values())
+            self._holding = _ModuleSnapshot.of(self._watched.values())
         self._reshaped.clear()
         for name, borrowed in self._borrowed.items():
             if borrowed.tensor is None:
                 continue
             now = borrowed.get()
-            if isinstance(now, Owned) and now.left is not None and borrowed.alone:  # a place that steps rebind had it
+            if (
+                isinstance(now, OwnedTensor) and now.left is not None and borrowed.alone
+            ):  # a place that steps rebind had it
                 borrowed.put(now.left)
                 now = now.left
-            if not isinstance(now, Tensor) or isinstance(now, Owned) or not borrowed.alone:
+            if not isinstance(now, Tensor) or isinstance(now, OwnedTensor) or not borrowed.alone:
                 now = borrowed.tensor  # what is there by now is another variable's, and this one may be read elsewhere
             if not borrowed.is_as_before(now):
                 layout = self.layouts[name]
@@ -488,7 +496,7 @@ class Variables:
     def _follow_given(self) -> None:
         """Before variables change: let tensors in whose memory they would lie in PyTorch show what they have."""
         for borrowed in self._borrowed.values():
-            where = None if borrowed.tensor is None else span(borrowed.tensor)
+            where = None if borrowed.tensor is None else memory_span(borrowed.tensor)
             name = next((name for name, one in self._given.items() if one.taken.is_at(where)), "")
             if name:
                 raise StateError(
@@ -502,9 +510,9 @@ class Variables:
             if tensor is not None and tensor._version != one.version:  # what the script has done to it since
                 self.write(name, tensor)
             these.append(one.taken)
-        follow(these, ())
+        redirect_views(these, ())
 
-    def _refresh(self, known: dict[str, Owned], tensors: dict[str, Any]) -> None:
+    def _refresh(self, known: dict[str, OwnedTensor], tensors: dict[str, Any]) -> None:
         """Write what a module has in place of what is owned, and put that there again."""
         changed = [(key, owned) for key, owned in known.items() if _item(tensors, key) is not owned]
         for key, owned in changed:
@@ -526,7 +534,7 @@ class Variables:
 
     def takes_over(self, old: Tensor, new: Tensor) -> bool:
         """Whether plans have the value of a tensor that was put where they read another one."""
-        if isinstance(new, Detached) and not new.is_released:  # a plan may change what it lies in
+        if isinstance(new, DetachedTensor) and not new.is_released:  # a plan may change what it lies in
             return False
         return any(
             one.tensor is new and one.alone and id(old) in one.stood and one.stood[id(old)]() is old
@@ -547,28 +555,30 @@ class Variables:
 
     def share(self, name: str, copy: Tensor) -> None:
         """See ``Owner``."""
-        where = span(copy)
+        where = memory_span(copy)
         if where is not None:
             self._remember(copy, where, name)
 
     def unshare(self, copy: Tensor) -> None:
         """See ``Owner``."""
-        where = span(copy)
+        where = memory_span(copy)
         if where is not None:
             found = self._memories.get(where[0], ())
             self._memories[where[0]] = [one for one in found if one[1] != where]
 
-    def tie(self, owned: Owned, data: Tensor | None) -> None:
+    def tie(self, owned: OwnedTensor, data: Tensor | None) -> None:
         """See ``Owner``: of two variables nobody may change either; another tensor shows what the variable has."""
         name = owned.name_in_plan
         self._ties.pop(name, None)
         self._given.pop(name, None)
-        if isinstance(data, Detached):
+        if isinstance(data, DetachedTensor):
             others = (part for part in data.whole.parts if not part.released and part.name != name)
             if (other := next((part for part in others if _overlap(part.value, data.plain)), None)) is not None:
                 self._ties[name] = other
-        elif data is not None and (where := span(data)) is not None:
-            self._given[name] = Given(Taken(owned, *taken(data, where)), weakref.ref(data), data._version)
+        elif data is not None and (where := memory_span(data)) is not None:
+            self._given[name] = AssignedData(
+                TakenTensor(owned, *layout_of(data, where)), weakref.ref(data), data._version
+            )
 
     def read(self, name: str) -> Tensor:
         """See ``Owner``: no other rank needs to do the same."""
@@ -611,7 +621,7 @@ class Variables:
 
     def serve_offer(self, name: str) -> bytes:
         """A value that was offered."""
-        return encode([real(self._offers[name]).detach()])[0]
+        return encode([real_value(self._offers[name]).detach()])[0]
 
 
 def _nothing() -> None:
@@ -640,7 +650,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    where, there = span(one), span(other)
+    where, there = memory_span(one), memory_span(other)
     return where is not None and there is not None and overlap(where, there)
 
 

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.script_state.guards import same, say
-from actorflow.script_state.looked import Looked
-from actorflow.standins.lazy import known_now
-from actorflow.standins.owned import Owned, Past, real
+from actorflow.script_state.guards import same, summarize
+from actorflow.script_state.sources import StateSource
+from actorflow.standins.lazy_tensor import wait_for_values
+from actorflow.standins.owned_tensor import OwnedTensor, ReleasedValue, real_value
 from actorflow_compiler.values.variables import ScriptState, StateTensor
 
-__all__ = ["Rebound", "Site", "leaves_of"]
+__all__ = ["RebindingSites", "RebindingSite", "tensors_in"]
 
 
-_TENSOR = object()  # where a tensor is
+_TENSOR_MARK = object()  # where a tensor is
 
 
-class Holder(Protocol):
+class RebindingBackend(Protocol):
     """Who holds the values of variables."""
 
     def owns(self, tensor: Tensor) -> bool:
@@ -41,14 +41,14 @@ class Holder(Protocol):
     def write(self, name: str, value: Tensor) -> None:
         """Replace the value, on all ranks alike."""
 
-    def renew(self, owned: Owned) -> Owned:
+    def renew(self, owned: OwnedTensor) -> OwnedTensor:
         """Another stand-in for the variable."""
 
 
-class Site:
+class RebindingSite:
     """A place that steps give another tensor, or a list, a tuple or a dictionary of others."""
 
-    def __init__(self, looked: Looked, key: Any, value: Any) -> None:
+    def __init__(self, looked: StateSource, key: Any, value: Any) -> None:
         self.looked, self.key = looked, key
         self.left: list[tuple[int, Tensor]] = []  # what this call leaves to the script: which of the tensors, and where
         self._holders: list[int] = []  # references to what we have put there and to its parts; none: not counted yet
@@ -58,18 +58,18 @@ class Site:
 
     def _put(self, value: Any) -> None:
         self._value = value  # what we have put there
-        self.leaves, self._form = _flat(value)
+        self.leaves, self._form = _flatten(value)
         self.looked.put(self.key, value)
         self._departed, self._alone, self._holders = False, True, []
 
-    def is_at(self, other: Site) -> bool:
+    def is_at(self, other: RebindingSite) -> bool:
         """Whether it is of the same place as another one, which plans for other variables may have made."""
         return self.looked.holder is other.looked.holder and bool(self.key == other.key)
 
     @property
     def found(self) -> list[Tensor]:
         """The tensors that are there now."""
-        return leaves_of(self.looked.values().get(self.key))
+        return tensors_in(self.looked.values().get(self.key))
 
     @property
     def names(self) -> Iterator[str]:
@@ -79,12 +79,12 @@ class Site:
     def misfit(self) -> str:
         """What is there that the plan does not know, for people; nothing where all is ours."""
         now = self.looked.values().get(self.key)
-        leaves, form = _flat(now)
+        leaves, form = _flatten(now)
         if self._is_formed(form) and all(map(is_, leaves, self.leaves)):
             return ""
-        return f"{self.looked.say(self.key)} changed from {say(self._value)} to {say(now)}"
+        return f"{self.looked.say(self.key)} changed from {summarize(self._value)} to {summarize(now)}"
 
-    def refresh(self, holder: Holder, states: Callable[[], Iterable[ScriptState]]) -> None:
+    def refresh(self, holder: RebindingBackend, states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call: take over what the script has put there, and part with what it holds of what was there."""
         self._alone = False
         now = self.looked.values().get(self.key)
@@ -100,29 +100,29 @@ class Site:
             else:
                 self._put(self._with(self.leaves))
         for number in others:
-            holder.write(self.leaves[number].name_in_plan, real(tensors[number]).detach())
+            holder.write(self.leaves[number].name_in_plan, real_value(tensors[number]).detach())
             self.left.append((number, tensors[number]))
 
-    def make_way(self, holder: Holder, states: Callable[[], Iterable[ScriptState]]) -> None:
+    def make_way(self, holder: RebindingBackend, states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call that puts others there: part with what the script holds."""
         if not self._alone and self._are_held(there=True):
             self.leave_behind(holder, states())
 
-    def leave_behind(self, holder: Holder, states: Iterable[ScriptState]) -> None:
+    def leave_behind(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> None:
         """Let the script keep what it holds, with the value of now; put other stand-ins in its place."""
         self.left += enumerate(self.leaves)
         self._put(self._with(self._renewed(holder, states)))
 
-    def depart(self, holder: Holder, states: Iterable[ScriptState]) -> None:
+    def depart(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> None:
         """The same, where the script has put what it holds into other places; what it has put here stays."""
         self.leaves = self._renewed(holder, states)
         self._departed = True
 
-    def _renewed(self, holder: Holder, states: Iterable[ScriptState]) -> list[Tensor]:
+    def _renewed(self, holder: RebindingBackend, states: Iterable[ScriptState]) -> list[Tensor]:
         """Other stand-ins; those that there were have the value of now, and keep it."""
-        others: dict[int, Owned] = {}
+        others: dict[int, OwnedTensor] = {}
         for old in self.leaves:
-            past = Past(holder.read(old.name_in_plan))
+            past = ReleasedValue(holder.read(old.name_in_plan))
             others[id(old)] = holder.renew(old)
             old.leave(past)
         for state in states:
@@ -133,9 +133,9 @@ class Site:
     def changed(self, values: Sequence[Tensor]) -> None:
         """This call's step has changed what was there, before it put others there: ``values`` are what it has made."""
         for number, tensor in self.left:
-            value = known_now(values[number])
-            if isinstance(tensor, Owned):
-                tensor.leave(Past(value))
+            value = wait_for_values(values[number])
+            if isinstance(tensor, OwnedTensor):
+                tensor.leave(ReleasedValue(value))
             else:
                 with torch.no_grad():
                     tensor.copy_(value)
@@ -158,7 +158,7 @@ class Site:
         """The same with other tensors."""
         left = iter(tensors)
         rest, form = self._form
-        return pytree.tree_unflatten([next(left) if one is _TENSOR else one for one in rest], form)
+        return pytree.tree_unflatten([next(left) if one is _TENSOR_MARK else one for one in rest], form)
 
     def _are_held(self, there: bool) -> bool:
         """Whether the script holds something of what we have put ``there``, or had, where something else is."""
@@ -172,9 +172,9 @@ class Site:
         _count(self._value, found)
         return found
 
-    def _tensors(self, now: Any, holder: Holder) -> Sequence[Tensor] | None:
+    def _tensors(self, now: Any, holder: RebindingBackend) -> Sequence[Tensor] | None:
         """The tensors that are there now, if they are plain or ours, and like what we had."""
-        leaves, form = _flat(now)
+        leaves, form = _flatten(now)
         fits = self._is_formed(form) and all(
             new is old or (_is_like(old, new) and not holder.owns(new))
             for old, new in zip(self.leaves, leaves, strict=True)
@@ -182,20 +182,20 @@ class Site:
         return leaves if fits else None
 
 
-class Rebound:
+class RebindingSites:
     """The places of one rank; plans hold them."""
 
-    def __init__(self, holder: Holder) -> None:
+    def __init__(self, holder: RebindingBackend) -> None:
         self._holder = holder
-        self._refs: list[weakref.ref[Site]] = []  # in an order that is the same on all ranks
+        self._refs: list[weakref.ref[RebindingSite]] = []  # in an order that is the same on all ranks
 
     @property
-    def _sites(self) -> list[Site]:
+    def _sites(self) -> list[RebindingSite]:
         return [site for ref in self._refs if (site := ref()) is not None]
 
     def adopt(
-        self, places: Iterable[tuple[Looked, Any]], new: Mapping[int, StateTensor], states: Iterable[ScriptState]
-    ) -> tuple[Site, ...]:
+        self, places: Iterable[tuple[StateSource, Any]], new: Mapping[int, StateTensor], states: Iterable[ScriptState]
+    ) -> tuple[RebindingSite, ...]:
         """A plan was taken in whose step rebinds these places.
 
         ``new`` are tensors of the script, by id, whose stand-ins lie nowhere yet; the script may hold those of others.
@@ -211,12 +211,12 @@ class Rebound:
                 found.append(site)
                 continue
             value = pytree.tree_map(lambda leaf: new[id(leaf)].tensor if id(leaf) in new else leaf, value)
-            owned = leaves_of(value)
-            if not owned or not all(isinstance(leaf, Owned) and self._holder.owns(leaf) for leaf in owned):
+            owned = tensors_in(value)
+            if not owned or not all(isinstance(leaf, OwnedTensor) and self._holder.owns(leaf) for leaf in owned):
                 continue
             known = any(not any(held.tensor is leaf for held in new.values()) for leaf in owned)
-            before = _flat(looked.values().get(key))[0]
-            site = Site(looked, key, value)
+            before = _flatten(looked.values().get(key))[0]
+            site = RebindingSite(looked, key, value)
             site.left = [(number, tensor) for number, tensor in enumerate(before) if id(tensor) in new]
             self._refs = [*(ref for ref in self._refs if ref() is not None), weakref.ref(site)]
             if known:
@@ -233,13 +233,13 @@ class Rebound:
         left = (site for site in self._sites if not any(name in names for name in site.names))
         self._refs = [weakref.ref(site) for site in left]
 
-    def among(self, holders: Callable[[], Container[int]]) -> list[Site]:
+    def among(self, holders: Callable[[], Container[int]]) -> list[RebindingSite]:
         """The places of these holders, by id: what a job looks at, which is there on all ranks."""
         sites = self._sites
         of = holders() if sites else ()
         return [site for site in sites if id(site.looked.holder) in of]
 
-    def refresh(self, sites: Iterable[Site], states: Callable[[], Iterable[ScriptState]]) -> None:
+    def refresh(self, sites: Iterable[RebindingSite], states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call."""
         sites = [*sites]
         ours = {id(leaf): site for site in sites for leaf in site.leaves}
@@ -249,20 +249,20 @@ class Rebound:
         for site in sites:
             site.refresh(self._holder, states)
 
-    def make_way(self, sites: Iterable[Site], states: Callable[[], Iterable[ScriptState]]) -> None:
+    def make_way(self, sites: Iterable[RebindingSite], states: Callable[[], Iterable[ScriptState]]) -> None:
         """Before a call of a plan that puts other tensors there."""
         for site in sites:
             site.make_way(self._holder, states)
 
 
-def _flat(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
+def _flatten(value: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
     """The tensors in a value, and what else it is made of."""
     leaves, form = pytree.tree_flatten(value)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return tensors, ([_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+    return tensors, ([_TENSOR_MARK if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 
 
-def leaves_of(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors that a value is, or that lists, tuples and dictionaries in it hold."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
