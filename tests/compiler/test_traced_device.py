@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actorflow.script_state.search import find_state
 from actorflow_compiler.capture.capture import TensorArgument, capture
 from actorflow_compiler.core.torch_internals import fake_mode, plain_layers, traced_on
 from actorflow_compiler.infer.notes import tell_traced
 from actorflow_compiler.values.variables import ScriptState
-from trained import find
 
 PRETENDED = Path(__file__).parents[1] / "scripts" / "pretended.py"
 
@@ -46,7 +46,7 @@ def forward_of(model: nn.Module, shape: tuple[int, ...], device: torch.device) -
         result: torch.Tensor = model(x)
         return result
 
-    state: ScriptState = find(step, model=model)
+    state: ScriptState = find_state(step, model=model)
     batch = [TensorArgument("x", shape, torch.float32, True)]
     return capture(lambda tensors: [step(*tensors)], batch, state, train=False, device=device).graph
 
