@@ -7,7 +7,7 @@ import time
 import click
 import torch
 
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.plan.plan import (
     Actor,

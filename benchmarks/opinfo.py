@@ -38,7 +38,7 @@ Found = dict[str, list[tuple[str, str, str, str]]]  # system → of each case, f
 
 def serve(pipe: Connection, systems: list[str], samples: int, layouts: int, axes: int, in_place: bool) -> None:
     """In a process of its own: an operator's name in, what became of its cases out."""
-    import actorflow.eager.tensor  # noqa: F401 -- so that global tensors know their ops
+    import actorflow.eager.tensor_methods  # noqa: F401 -- so that global tensors know their ops
     from opinfo_dtensor import Theirs
     from opinfo_runs import Ours, cases, judge, operators
 

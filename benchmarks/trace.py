@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from fire import chain
 
 import actorflow as flow
-from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
 from actorflow.session.process import current
+from actorflow.testing.local_cluster import LocalCluster
 
 Taken = tuple[float, float]  # seconds on the clock, and of the process's CPU time
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import actorflow as flow
-from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.search import find_state
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.request import History, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step

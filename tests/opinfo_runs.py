@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import Layout, everywhere
-from actorflow.eager.redistribution import box
-from actorflow.eager.threads import Threads
+from actorflow.eager.redistribution import redistribute
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split, show
 from actorflow_compiler.plan.region import coordinates
@@ -331,26 +331,26 @@ class Ours:
     """Global tensors on four ranks."""
 
     def __init__(self, axes: int = 1) -> None:
-        self.threads = Threads(RANKS)
+        self.threads = ThreadRanks(RANKS)
         self.place = Placement("cpu", tuple(range(RANKS)), MESHES[axes])
 
     def run(self, function: Callable[[], tuple[Verdict, Verdict]]) -> list[tuple[Verdict, Verdict]]:
         return self.threads.run(function)
 
     def spread(self, whole: Tensor, sbp: NdSbp) -> Tensor:
-        wires, shape = current(), tuple(whole.shape)
+        comm, shape = current(), tuple(whole.shape)
         layout = Layout(self.place, sbp)
-        mine = term(whole, sbp, coordinates(self.place, wires.rank), self.place.hierarchy)
+        mine = term(whole, sbp, coordinates(self.place, comm.rank), self.place.hierarchy)
         splits = Layout(self.place, tuple(entry if isinstance(entry, Split) else B for entry in sbp))
-        local = box(mine, shape, everywhere(self.place), splits, wires)
-        return wrap(local, spec_of(wires, layout, shape, None, whole.dtype, whole.device))
+        local = redistribute(mine, shape, everywhere(self.place), splits, comm)
+        return wrap(local, spec_of(comm, layout, shape, None, whole.dtype, whole.device))
 
     def whole(self, x: Any) -> Any:
         if not isinstance(x, GlobalTensor):
             return plain(x) if isinstance(x, Tensor) else x
         x = x.detach()
         spec = x._spec
-        return plain(box(x._local, spec.shape, spec.layout, everywhere(self.place), spec.wires))
+        return plain(redistribute(x._local, spec.shape, spec.layout, everywhere(self.place), spec.comm))
 
     def close(self) -> None:
         self.threads.close()

@@ -38,7 +38,7 @@ raise ValueError("no")
 """
 
 A_RANK = """
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 
 
 def interrupt():
@@ -49,7 +49,7 @@ def interrupt():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 threading.Thread(target=interrupt, daemon=True).start()
-Threads(2).run(work)
+ThreadRanks(2).run(work)
 """
 
 STOPPED = """

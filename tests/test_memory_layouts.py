@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, AdamW, Optimizer
 
 import actorflow as flow
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.hints.goal import Goal

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adamax, AdamW
 
 from actorflow.devices import Cpu, Device
-from actorflow.runtime.local import LocalCluster
 from actorflow.session.planes import Spot, choose
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.placement import Placement, placement

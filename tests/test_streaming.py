@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from actorflow.devices import Cpu, Device
-from actorflow.runtime.local import LocalCluster
 from actorflow.script_state.search import find_state
 from actorflow.session.planes import share
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.capture import TensorArgument
 from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.capture.request import Preferences, StepRequest, TargetDevices, UserStep

@@ -1,10 +1,10 @@
-"""Plain PyTorch code goes in; it runs on tensors that lie over ranks, op by op, once this is imported."""
+"""Global tensors, op by op: importing this room makes plain PyTorch code run on tensors that lie over ranks."""
 
 from __future__ import annotations
 
-from actorflow.eager import calls as calls  # completes the class
-from actorflow.eager import special as special  # fills the table of ops
-from actorflow.eager import tensor as tensor  # completes the class
-from actorflow.eager.held import GlobalTensor
+from actorflow.eager import special_ops as special_ops  # fills the table of ops
+from actorflow.eager import tensor_methods as tensor_methods  # completes the class
+from actorflow.eager import torch_function as torch_function  # completes the class
+from actorflow.eager.global_tensor import GlobalTensor
 
 __all__ = ["GlobalTensor"]

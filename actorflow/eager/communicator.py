@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorflow.eager.mismatch import Waiting
+from actorflow.eager.mismatch import CollectiveWait
 from actorflow_compiler.core.errors import CallError, LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import share
 
-__all__ = ["CHECK", "Doing", "NoWires", "Wires"]
+__all__ = ["CHECK", "CollectiveLabel", "SingleRankCommunicator", "EagerCommunicator"]
 
 CHECK = "ACTORFLOW_CHECK_PACE"  # 1: every op on global tensors is compared between all ranks before it runs
 SMALL = 65536  # bytes; a sum of less goes from all to all at once, of more in two steps that move less
@@ -31,23 +31,23 @@ WIDE = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class CollectiveLabel:
     """What a collective is for; equal on all of its ranks."""
 
     text: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
     digest: int
 
     @classmethod
-    def of(cls, text: str) -> Doing:
+    def of(cls, text: str) -> CollectiveLabel:
         """What a text says."""
         return cls(text, zlib.crc32(text.encode()))
 
 
-class Wires(ABC):
+class EagerCommunicator(ABC):
     """How one rank gives tensors to others.
 
     All ranks of ``ranks`` make the same calls on the same ``ranks`` (ascending, this one among them) with the same
-    ``doing``.  Ranks that do not are found out: CallError names what each of them does.  ClusterError names a rank
+    ``label``.  Ranks that do not are found out: CallError names what each of them does.  ClusterError names a rank
     that was lost.
     """
 
@@ -56,25 +56,25 @@ class Wires(ABC):
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
-        self.everybody = tuple(range(world))
+        self.all_ranks = tuple(range(world))
         self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # how many want every op to be compared
         self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
         self.drawn = 0  # random ops so far
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()
         self.agreed: set[str] = set()  # kinds of calls whose layouts all ranks have from rank 0
-        self.one_by_one: set[object] = set()  # functions of torch whose ops run one after the other: see learning.py
-        self.tried: dict[object, int] = {}  # function → kinds of its calls that had to
+        self.stepwise: set[object] = set()  # functions of torch whose ops run one after the other: see learning.py
+        self.stepwise_kinds: dict[object, int] = {}  # function → kinds of its calls that had to
 
     @abstractmethod
-    def _swap(
-        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    def _transfer(
+        self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
         """Give and take for one collective."""
 
     def exchange(
         self,
-        doing: Doing,
+        label: CollectiveLabel,
         ranks: tuple[int, ...],
         send: Sequence[Tensor | None],
         receive: Sequence[int],
@@ -90,9 +90,9 @@ class Wires(ABC):
         self._entered[ranks] = number + 1
         if not peers:
             return [None] * len(ranks)
-        return self._swap(Waiting(ranks, number, doing.text, peers), doing.digest, send, receive, like)
+        return self._transfer(CollectiveWait(ranks, number, label.text, peers), label.digest, send, receive, like)
 
-    def all_reduce(self, doing: Doing, ranks: tuple[int, ...], tensor: Tensor) -> Tensor:
+    def all_reduce(self, label: CollectiveLabel, ranks: tuple[int, ...], tensor: Tensor) -> Tensor:
         """The sum of the tensors of all ``ranks``, equal bit for bit on each of them; a new tensor."""
         if len(ranks) == 1:
             return tensor.clone(memory_format=torch.contiguous_format)
@@ -101,21 +101,21 @@ class Wires(ABC):
         n = flat.numel()
         if (count - 1) * tensor.nbytes <= SMALL:
             terms = self.exchange(
-                doing, ranks, _but(me, [flat] * count), [n if i != me else 0 for i in range(count)], flat
+                label, ranks, _but(me, [flat] * count), [n if i != me else 0 for i in range(count)], flat
             )
             return _sum([flat if i == me else t for i, t in enumerate(terms)]).view(tensor.shape)
         ranges = [share(n, count, i) for i in range(count)]
         lo, hi = ranges[me]
         cut = [flat[a:b] for a, b in ranges]
-        terms = self.exchange(doing, ranks, _but(me, cut), [(hi - lo) * (i != me) for i in range(count)], flat)
+        terms = self.exchange(label, ranks, _but(me, cut), [(hi - lo) * (i != me) for i in range(count)], flat)
         mine = _sum([cut[me] if i == me else t for i, t in enumerate(terms)])
         sums = self.exchange(
-            doing, ranks, _but(me, [mine] * count), [(b - a) * (i != me) for i, (a, b) in enumerate(ranges)], flat
+            label, ranks, _but(me, [mine] * count), [(b - a) * (i != me) for i, (a, b) in enumerate(ranges)], flat
         )
         parts = [mine if i == me else t for i, t in enumerate(sums)]
         return torch.cat([t for t in parts if t is not None]).view(tensor.shape)
 
-    def gather(self, doing: Doing, ranks: tuple[int, ...], payload: bytes) -> list[bytes]:
+    def gather(self, label: CollectiveLabel, ranks: tuple[int, ...], payload: bytes) -> list[bytes]:
         """Every rank's payload, in the order of ``ranks``, on each of them."""
         if len(ranks) == 1:
             return [payload]
@@ -123,15 +123,15 @@ class Wires(ABC):
         others = [int(i != me) for i in range(count)]
         size = torch.tensor([len(payload)])
         sizes = [
-            int(s) if s is not None else 0 for s in self.exchange(doing, ranks, _but(me, [size] * count), others, size)
+            int(s) if s is not None else 0 for s in self.exchange(label, ranks, _but(me, [size] * count), others, size)
         ]
         data = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0, dtype=torch.uint8)
-        found = self.exchange(doing, ranks, _but(me, [data if payload else None] * count), sizes, data)
+        found = self.exchange(label, ranks, _but(me, [data if payload else None] * count), sizes, data)
         return [payload if i == me else b"" if t is None else t.numpy().tobytes() for i, t in enumerate(found)]
 
     def compare(self, what: str) -> None:
         """Compare what every rank is about to do; raises CallError that shows each rank's ``what``."""
-        found = [text.decode() for text in self.gather(_COMPARE, self.everybody, what.encode())]
+        found = [text.decode() for text in self.gather(_COMPARE, self.all_ranks, what.encode())]
         if len(set(found)) > 1:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(found))
             raise CallError(
@@ -143,7 +143,7 @@ class Wires(ABC):
         """The device on which this rank holds its part of a tensor on ``placement``."""
         return torch.device("cpu") if placement.type == "cpu" else torch.device("cuda", torch.cuda.current_device())
 
-    def know(self, placement: Placement) -> Placement:
+    def check_placement(self, placement: Placement) -> Placement:
         """The placement; raises LayoutError where it has ranks, or devices, that this run does not have."""
         if placement not in self._known:
             strange = [r for r in placement.ranks if r >= self.world]
@@ -167,17 +167,17 @@ class Wires(ABC):
         """Tell the peers that this rank takes part in nothing more."""
 
 
-_COMPARE = Doing.of("comparison of the next op")
+_COMPARE = CollectiveLabel.of("comparison of the next op")
 
 
-class NoWires(Wires):
+class SingleRankCommunicator(EagerCommunicator):
     """One rank alone: there is nobody to exchange anything with."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def _swap(
-        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    def _transfer(
+        self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
         raise AssertionError(f"a process that is alone has no peers: {waiting}")
 

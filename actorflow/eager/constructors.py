@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Wires
+from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, layout_of, local_shape
 from actorflow.eager.random import LocalNumbers, keeps_terms, without_terms
-from actorflow.eager.redistribution import box
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.plan.region import region
 from actorflow_compiler.substitutes.random_table import RULES
@@ -256,46 +256,46 @@ def _bounds(bounds: Sequence[Any], named: dict[str, Any]) -> tuple[Any, Any, Any
     return given["start"], given["end"], given["step"]
 
 
-def _where(name: str, shape: Shape, placement: Any, sbp: Any) -> tuple[Wires, Layout]:
-    wires = current()
+def _where(name: str, shape: Shape, placement: Any, sbp: Any) -> tuple[EagerCommunicator, Layout]:
+    comm = current()
     if sbp is None:
         raise LayoutError(
             f"flow.{name}: a placement was found without an sbp; write sbp=flow.sbp.split(0), flow.sbp.broadcast or "
             f"flow.sbp.partial_sum"
         )
     layout = layout_of(placement, sbp, shape, f"flow.{name}")
-    wires.know(layout.placement)
-    return wires, layout
+    comm.check_placement(layout.placement)
+    return comm, layout
 
 
 def _wrapped(
-    wires: Wires, layout: Layout, shape: Shape, local: Tensor, dtype: torch.dtype, requires_grad: bool
+    comm: EagerCommunicator, layout: Layout, shape: Shape, local: Tensor, dtype: torch.dtype, requires_grad: bool
 ) -> Tensor:
-    made = wrap(local, spec_of(wires, layout, shape, None, dtype, wires.device(layout.placement)))
+    made = wrap(local, spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement)))
     return made.requires_grad_() if requires_grad else made
 
 
 def _filled(name: str, shape: Shape, value: Any, placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
     dtype, requires_grad = _options(name, options)
-    wires, layout = _where(name, shape, placement, sbp)
+    comm, layout = _where(name, shape, placement, sbp)
     dtype = dtype or (torch.full((), value).dtype if name == "full" else torch.get_default_dtype())
-    outside = wires.rank not in layout.placement
-    here = value if outside or keeps_terms(layout, wires.rank) else 0
-    local = torch.full(local_shape(layout, shape, wires.rank), here, dtype=dtype, device=wires.device(layout.placement))
-    return _wrapped(wires, layout, shape, local, dtype, requires_grad)
+    outside = comm.rank not in layout.placement
+    here = value if outside or keeps_terms(layout, comm.rank) else 0
+    local = torch.full(local_shape(layout, shape, comm.rank), here, dtype=dtype, device=comm.device(layout.placement))
+    return _wrapped(comm, layout, shape, local, dtype, requires_grad)
 
 
 def _drawn(name: str, given: dict[str, Any], placement: Any, sbp: Any, options: dict[str, Any]) -> Tensor:
     generator = options.pop("generator", None)
     dtype, requires_grad = _options(name, options)
     shape = given["size"]
-    wires, layout = _where(name, shape, placement, sbp)
-    numbers = LocalNumbers(wires, without_terms(layout), generator)
+    comm, layout = _where(name, shape, placement, sbp)
+    numbers = LocalNumbers(comm, without_terms(layout), generator)
     # the rules of these ops take each number alone, so that they hold for a part
     local = RULES[name](numbers, {**given, "dtype": dtype, "generator": generator})
-    if wires.rank in layout.placement and not keeps_terms(layout, wires.rank):
+    if comm.rank in layout.placement and not keeps_terms(layout, comm.rank):
         local.zero_()
-    return _wrapped(wires, layout, shape, local, local.dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, local.dtype, requires_grad)
 
 
 def _parts(
@@ -308,25 +308,25 @@ def _parts(
     requires_grad: bool,
 ) -> Tensor:
     """Of what ``make`` makes of this rank's runs of indices."""
-    wires, layout = _where(name, shape, placement, sbp)
-    device = wires.device(layout.placement)
-    if wires.rank not in layout.placement:
+    comm, layout = _where(name, shape, placement, sbp)
+    device = comm.device(layout.placement)
+    if comm.rank not in layout.placement:
         local = torch.empty(NOWHERE, dtype=dtype, device=device)
     else:
-        index = layout.placement.index(wires.rank)
+        index = layout.placement.index(comm.rank)
         local = make(shape, region(shape, layout.sbp, layout.placement, index), device)
-        if not keeps_terms(layout, wires.rank):
+        if not keeps_terms(layout, comm.rank):
             local.zero_()
-    return _wrapped(wires, layout, shape, local, dtype, requires_grad)
+    return _wrapped(comm, layout, shape, local, dtype, requires_grad)
 
 
 def _sliced(name: str, whole: Tensor, placement: Any, sbp: Any, requires_grad: bool) -> Tensor:
     """Of a tensor that every rank has."""
     shape = tuple(whole.shape)
-    wires, layout = _where(name, shape, placement, sbp)
-    if wires.rank in layout.placement:
-        local = box(whole, shape, everywhere(layout.placement), layout, wires)
+    comm, layout = _where(name, shape, placement, sbp)
+    if comm.rank in layout.placement:
+        local = redistribute(whole, shape, everywhere(layout.placement), layout, comm)
     else:
         local = whole.new_empty(NOWHERE)
-    local = local.to(wires.device(layout.placement))
-    return _wrapped(wires, layout, shape, local, whole.dtype, requires_grad)
+    local = local.to(comm.device(layout.placement))
+    return _wrapped(comm, layout, shape, local, whole.dtype, requires_grad)

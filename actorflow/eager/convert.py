@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Doing, Wires
+from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, has_terms, layout_of, local_shape
-from actorflow.eager.links import LinkedTensor, refresh
-from actorflow.eager.redistribution import box
+from actorflow.eager.linked_views import LinkedView, refresh
+from actorflow.eager.redistribution import redistribute
 from actorflow.standins.lazy_tensor import LazyTensor, wait_for_values
 from actorflow_compiler.core.errors import CallError, LayoutError, NotGlobal
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.plan.region import coordinates
 
-_MEETING = Doing.of("to_global of a plain tensor: shapes are compared")
+_MEETING = CollectiveLabel.of("to_global of a plain tensor: shapes are compared")
 
 
 def to_global(
@@ -38,7 +38,7 @@ def to_global(
 
     A plain tensor is the part of this rank: along an axis that is ``split`` the parts are joined in the order of
     the ranks, along one that is ``partial_sum`` they are terms, and along one that is ``broadcast`` the first rank's
-    is everybody's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
+    is all_ranks's.  Shapes and dtypes of all ranks are compared, unless ``check_meta`` is False: then they are taken
     to be equal, and so are the values of an axis that is ``broadcast``.  Ranks outside of the placement call it, too;
     their tensors are not used.
 
@@ -65,7 +65,7 @@ def to_global(
                 )
             sbp = old.sbp
         target = layout_of(place, sbp, x.shape, "a global tensor")
-        x._spec.wires.know(target.placement)
+        x._spec.comm.check_placement(target.placement)
         local_shape(target, tuple(x.shape), target.placement.ranks[0])
         wanted = layout_of(place, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
         if target is old and wanted is None:
@@ -82,12 +82,12 @@ def to_global(
         whole = wait_for_values(x)
         layout = layout_of(placement, sbp, whole.shape, "a job's result")
         return from_whole(whole, layout)
-    wires = current()
+    comm = current()
     layout = layout_of(placement, sbp, x.shape, "this tensor")
-    wires.know(layout.placement)
+    comm.check_placement(layout.placement)
     wanted = layout_of(placement, grad_sbp, x.shape, "the gradient") if grad_sbp is not None else None
-    shape, dtype = _meet(x, layout, wires) if check_meta is not False else (_multiplied(x, layout), x.dtype)
-    spec = spec_of(wires, layout, shape, None, dtype, wires.device(layout.placement))
+    shape, dtype = _meet(x, layout, comm) if check_meta is not False else (_multiplied(x, layout), x.dtype)
+    spec = spec_of(comm, layout, shape, None, dtype, comm.device(layout.placement))
     made: Tensor = _Join.apply(x, spec, check_meta is not False, wanted)  # type: ignore[no-untyped-call]
     return made
 
@@ -104,13 +104,15 @@ def to_local(x: Tensor) -> Tensor:
     return part
 
 
-def from_whole(whole: Tensor, layout: Layout, wires: Wires | None = None, from_first: bool = False) -> GlobalTensor:
+def from_whole(
+    whole: Tensor, layout: Layout, comm: EagerCommunicator | None = None, from_first: bool = False
+) -> GlobalTensor:
     """A global tensor of which every rank has the whole; no gradient flows.
 
     With ``from_first`` it is the value of the placement's first rank that counts.
     """
-    here = wires or current()
-    here.know(layout.placement)
+    here = comm or current()
+    here.check_placement(layout.placement)
     shape = tuple(whole.shape)
     place = layout.placement
     begin = (
@@ -120,7 +122,7 @@ def from_whole(whole: Tensor, layout: Layout, wires: Wires | None = None, from_f
     )
     part = whole.detach().resolve_conj().resolve_neg().to(here.device(place))
     part = part if here.rank in begin.placement else part.new_empty(NOWHERE)
-    part = box(part, shape, begin, layout, here, "to_global")
+    part = redistribute(part, shape, begin, layout, here, "to_global")
     if begin is layout:
         part = part.clone()
     return wrap(part, spec_of(here, layout, shape, None, whole.dtype, here.device(place)))
@@ -131,12 +133,12 @@ def from_whole(whole: Tensor, layout: Layout, wires: Wires | None = None, from_f
 
 def moved(x: GlobalTensor, target: Layout, why: str = "to_global") -> GlobalTensor:
     """The same tensor in another layout; no gradient flows."""
-    if isinstance(x, LinkedTensor):
+    if isinstance(x, LinkedView):
         refresh(x)
     spec = x._spec
-    part = box(x._local, spec.shape, spec.layout, target, spec.wires, why)
-    device = spec.device if target.placement.type == spec.layout.placement.type else spec.wires.device(target.placement)
-    return wrap(part, spec_of(spec.wires, target, spec.shape, spec.strides, spec.dtype, device))
+    part = redistribute(x._local, spec.shape, spec.layout, target, spec.comm, why)
+    device = spec.device if target.placement.type == spec.layout.placement.type else spec.comm.device(target.placement)
+    return wrap(part, spec_of(spec.comm, target, spec.shape, spec.strides, spec.dtype, device))
 
 
 def moved_gradient(g: GlobalTensor, target: Layout, why: str) -> GlobalTensor:
@@ -177,7 +179,7 @@ class _Join(torch.autograd.Function):
     """From this rank's part to the whole."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, spec: Spec, from_first: bool, grad: Layout | None) -> GlobalTensor:
+    def forward(ctx: Any, x: Tensor, spec: GlobalSpec, from_first: bool, grad: Layout | None) -> GlobalTensor:
         ctx.back, ctx.grad, ctx.shape = without_terms(spec.layout), grad, tuple(x.shape)
         part = x.detach().resolve_conj().resolve_neg()
         if not spec.here:
@@ -203,7 +205,7 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: GlobalTensor) -> Tensor:
-        if isinstance(x, LinkedTensor):
+        if isinstance(x, LinkedView):
             refresh(x)
         ctx.spec = x._spec
         return x._local.detach()
@@ -211,14 +213,14 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (g,) = grads
-        spec: Spec = ctx.spec
-        made = spec_of(spec.wires, without_terms(spec.layout), spec.shape, None, g.dtype, spec.device)
+        spec: GlobalSpec = ctx.spec
+        made = spec_of(spec.comm, without_terms(spec.layout), spec.shape, None, g.dtype, spec.device)
         if torch.is_grad_enabled() and g.requires_grad:
             return _Join.apply(g, made, False, None)  # type: ignore[no-untyped-call]
         return wrap(g, made)
 
 
-def _first_of_copies(part: Tensor, spec: Spec) -> Tensor:
+def _first_of_copies(part: Tensor, spec: GlobalSpec) -> Tensor:
     """Along axes that are broadcast, the part of the first rank."""
     place, sbp = spec.layout.placement, spec.layout.sbp
     if not any(e == B and n > 1 for e, n in zip(sbp, place.hierarchy, strict=True)):
@@ -230,8 +232,8 @@ def _first_of_copies(part: Tensor, spec: Spec) -> Tensor:
             firsts.append(rank)
     mesh = tuple(1 if e == B else n for e, n in zip(sbp, place.hierarchy, strict=True))
     source = Layout(Placement(place.type, tuple(firsts), mesh), sbp)
-    mine = part if spec.wires.rank in source.placement else part.new_empty(NOWHERE)
-    return box(mine, spec.shape, source, spec.layout, spec.wires, "to_global of a plain tensor")
+    mine = part if spec.comm.rank in source.placement else part.new_empty(NOWHERE)
+    return redistribute(mine, spec.shape, source, spec.layout, spec.comm, "to_global of a plain tensor")
 
 
 # ---- what the ranks have
@@ -246,12 +248,12 @@ def _multiplied(x: Tensor, layout: Layout) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _meet(x: Tensor, layout: Layout, wires: Wires) -> tuple[tuple[int, ...], torch.dtype]:
+def _meet(x: Tensor, layout: Layout, comm: EagerCommunicator) -> tuple[tuple[int, ...], torch.dtype]:
     """The shape and dtype of the whole, from those of all ranks."""
-    if wires.world == 1:
+    if comm.world == 1:
         return tuple(x.shape), x.dtype
     mine = {"shape": list(x.shape), "dtype": str(x.dtype), "layout": str(layout)}
-    found = [json.loads(t) for t in wires.gather(_MEETING, wires.everybody, json.dumps(mine).encode())]
+    found = [json.loads(t) for t in comm.gather(_MEETING, comm.all_ranks, json.dumps(mine).encode())]
     if any(f["layout"] != mine["layout"] for f in found):
         lines = "\n".join(f"  rank {r}: {f['layout']}" for r, f in enumerate(found))
         raise CallError(f"to_global was called with different layouts; the same on every rank was expected:\n{lines}")

@@ -1,4 +1,4 @@
-"""A thread asks; the wires of the rank that it is come out, made where the process has none yet."""
+"""A thread asks; the comm of the rank that it is come out, made where the process has none yet."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import threading
 from collections.abc import Iterator
 
 from actorflow.distributed.group import world as world_of_run
-from actorflow.eager.communicator import NoWires, Wires
-from actorflow.eager.group_communicator import GroupWires
+from actorflow.eager.communicator import EagerCommunicator, SingleRankCommunicator
+from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.support.endings import when_finished
 
 __all__ = ["checked", "current", "finish", "use", "world"]
 
 
 class _Here(threading.local):
-    wires: Wires | None = None
+    comm: EagerCommunicator | None = None
 
 
 _here = _Here()
-_of_process: Wires | None = None
+_of_process: EagerCommunicator | None = None
 _making = threading.Lock()
 
 
-def current() -> Wires:
-    """This rank's wires: those of ``use`` on this thread, else the process's, which are made at the first call.
+def current() -> EagerCommunicator:
+    """This rank's comm: those of ``use`` on this thread, else the process's, which are made at the first call.
 
     That call is collective where the process has peers (under ``actorflow run``, ``torchrun``, or
     ``python -m actorflow.distributed.launch``).
     """
-    return _here.wires or _of_process or _make()
+    return _here.comm or _of_process or _make()
 
 
 def world() -> int:
-    """The number of ranks; makes no wires."""
-    if (known := _here.wires or _of_process) is not None:
+    """The number of ranks; makes no comm."""
+    if (known := _here.comm or _of_process) is not None:
         return known.world
     return world_of_run()
 
 
 @contextlib.contextmanager
-def use(wires: Wires) -> Iterator[Wires]:
+def use(comm: EagerCommunicator) -> Iterator[EagerCommunicator]:
     """Let this thread be another rank in the body."""
-    before = _here.wires
-    _here.wires = wires
+    before = _here.comm
+    _here.comm = comm
     try:
-        yield wires
+        yield comm
     finally:
-        _here.wires = before
+        _here.comm = before
 
 
 @contextlib.contextmanager
@@ -57,16 +57,16 @@ def checked() -> Iterator[None]:
     A rank that is about to run another op than the others is an error at once, on every rank, which shows each
     rank's op.  Every rank has to enter it.  ``ACTORFLOW_CHECK_PACE=1`` does it for a whole run.
     """
-    wires = current()
-    wires.checks += 1
+    comm = current()
+    comm.checks += 1
     try:
         yield
     finally:
-        wires.checks -= 1
+        comm.checks -= 1
 
 
 def finish() -> None:
-    """Tell the peers that this process's script has ended, if it has made its wires."""
+    """Tell the peers that this process's script has ended, if it has made its comm."""
     if _of_process is not None:
         _of_process.finish()
 
@@ -74,9 +74,9 @@ def finish() -> None:
 when_finished(finish, first=True)  # a peer may wait for this rank in an op, and others for a call of that peer
 
 
-def _make() -> Wires:
+def _make() -> EagerCommunicator:
     global _of_process
     with _making:
         if _of_process is None:
-            _of_process = GroupWires.joined() or NoWires()
+            _of_process = GroupCommunicator.joined() or SingleRankCommunicator()
     return _of_process

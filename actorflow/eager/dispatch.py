@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from actorflow.eager import random
-from actorflow.eager.changes import change, written
-from actorflow.eager.held import GlobalTensor, Spec, wrap
-from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, wrap
+from actorflow.eager.in_place import run_in_place, written_tensors
+from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow.eager.op_cache import CACHE, call_key
+from actorflow.eager.op_plans import op_name
 from actorflow.eager.perform import perform
-from actorflow.eager.plain import check, count_references, flat, plain_at
-from actorflow.eager.plans import op_name
+from actorflow.eager.plain_tensors import check, count_references, flat, plain_at
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import is_composed, only_dispatch
 from actorflow_compiler.signatures import has_line
@@ -50,7 +50,7 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
             pass
         else:
             spec = found.outs
-            if type(spec) is Spec:
+            if type(spec) is GlobalSpec:
                 made = spec.make()
                 made._local = local
                 made._spec = spec
@@ -109,7 +109,7 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves = flat(args, kwargs)
     plain = plain_at(leaves)
     if plain and func._schema.is_mutable and "_fused_" not in func._schema.name:
-        written(func, args, kwargs)
+        written_tensors(func, args, kwargs)
     for i in plain:
         check(leaves[i], count_references(leaves[i]), str(func))
     _begin(func, leaves)
@@ -127,7 +127,7 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if made is not NotImplemented:
             return made
     if func._schema.is_mutable:
-        return change(func, args, kwargs)
+        return run_in_place(func, args, kwargs)
     return perform(func, args, kwargs)
 
 
@@ -144,10 +144,10 @@ def _begin(func: Any, leaves: Sequence[Any]) -> None:
     """
     operands = [leaf for leaf in leaves if isinstance(leaf, GlobalTensor)]
     for t in operands:
-        if isinstance(t, LinkedTensor):
+        if isinstance(t, LinkedView):
             refresh(t)
-    if operands and operands[0]._spec.wires.checks:
-        operands[0]._spec.wires.compare(f"{func}({'; '.join(str(t._spec) for t in operands)})")
+    if operands and operands[0]._spec.comm.checks:
+        operands[0]._spec.comm.compare(f"{func}({'; '.join(str(t._spec) for t in operands)})")
 
 
 GlobalTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[method-assign, assignment]

@@ -12,9 +12,9 @@ from torch.autograd.function import once_differentiable
 from actorflow.distributed.group import default_group
 from actorflow.eager.convert import moved, without_terms
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, local_shape
-from actorflow.eager.links import LinkedTensor, refresh
+from actorflow.eager.linked_views import LinkedView, refresh
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Sbp, Split
@@ -46,7 +46,7 @@ def to_dtensor(x: Tensor, mesh: DeviceMesh | None = None) -> DTensor:
         raise LayoutError(
             "to_dtensor was given a plain tensor; a global tensor was expected: x.to_global(placement, sbp)"
         )
-    if isinstance(x, LinkedTensor):
+    if isinstance(x, LinkedView):
         refresh(x)
     spec = x._spec
     layout = spec.layout
@@ -59,10 +59,10 @@ def to_dtensor(x: Tensor, mesh: DeviceMesh | None = None) -> DTensor:
             f"uneven dims otherwise; first x.to_global(sbp=flow.sbp.broadcast)"
         )
     default_group()
-    if distributed.get_world_size() != spec.wires.world:
+    if distributed.get_world_size() != spec.comm.world:
         raise LayoutError(
             f"torch's default process group has {distributed.get_world_size()} ranks, and the global tensor's run "
-            f"{spec.wires.world}; a DTensor needs a group of the same ranks"
+            f"{spec.comm.world}; a DTensor needs a group of the same ranks"
         )
     if mesh is not None and _placement(mesh) != layout.placement:
         raise LayoutError(
@@ -95,7 +95,7 @@ def _mesh(placement: Placement, group: Any) -> DeviceMesh:
     return DeviceMesh(placement.type, torch.tensor(placement.ranks).view(placement.hierarchy))
 
 
-def _wrapped(local: Tensor, spec: Spec, layout: Layout, mesh: DeviceMesh | None) -> DTensor:
+def _wrapped(local: Tensor, spec: GlobalSpec, layout: Layout, mesh: DeviceMesh | None) -> DTensor:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     words = {B: Replicate(), P: Partial()}
@@ -171,8 +171,8 @@ class _FromDTensor(torch.autograd.Function):
 
 
 def _taken(x: DTensor) -> GlobalTensor:
-    layout, wires = _layout(x), current()
-    wires.know(layout.placement)
+    layout, comm = _layout(x), current()
+    comm.check_placement(layout.placement)
     local = arrived(x.detach().to_local())  # type: ignore[attr-defined]  # detach's stub says Tensor
     shape = tuple(x.shape)
     if not _cut_alike(layout, shape):
@@ -180,6 +180,6 @@ def _taken(x: DTensor) -> GlobalTensor:
             f"a DTensor of shape {shape} with the placements {x.placements} is cut unevenly, other than {layout} is; "
             f"redistribute() it to Replicate() first"
         )
-    if wires.rank not in layout.placement:
+    if comm.rank not in layout.placement:
         local = local.new_empty(NOWHERE)
-    return wrap(local, spec_of(wires, layout, shape, tuple(x.stride()), x.dtype, local.device))
+    return wrap(local, spec_of(comm, layout, shape, tuple(x.stride()), x.dtype, local.device))

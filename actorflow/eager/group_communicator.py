@@ -23,31 +23,36 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from actorflow.control import cluster
 from actorflow.control.cluster import Cluster
 from actorflow.distributed.group import default_group
-from actorflow.eager.communicator import Wires
-from actorflow.eager.mismatch import Waiting
-from actorflow.eager.pairs import SEAT, Pairs, Trade, apart
-from actorflow.eager.watch import SLOW, Watch
+from actorflow.eager.communicator import EagerCommunicator
+from actorflow.eager.mismatch import CollectiveWait
+from actorflow.eager.mismatch_watch import SLOW, MismatchWatch
+from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, PairTransfer, can_use_nccl
 from actorflow.transport.communicators import NO_TIMEOUT, CommunicatorRegistry, Scope, break_connections, over_gloo
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.errors import CallError, ClusterError
 from actorflow_compiler.core.flat import as_bytes, flat
 from actorflow_compiler.core.torch_internals import store_of_default_group
 
-__all__ = ["GroupWires"]
+__all__ = ["GroupCommunicator"]
 
 TAGS = 2**31 - 1  # Gloo takes tags below 2**31; the last one is for ``break_connections``
 MEETING = 300.0  # seconds in which all ranks have to use their first global tensor
 
 
-class GroupWires(Wires):
+class GroupCommunicator(EagerCommunicator):
     """One rank of several processes, over one Gloo group of all of them.
 
-    ``store`` is one that all ranks share and nobody else uses; making wires is collective.  ``pairs`` moves tensors on
+    ``store`` is one that all ranks share and nobody else uses; making comm is collective.  ``pairs`` moves tensors on
     devices of its kind, on all ranks or none; without it they go through the CPU.
     """
 
     def __init__(
-        self, store: Store, rank: int, world: int, timeout: timedelta = NO_TIMEOUT, pairs: Pairs | None = None
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        timeout: timedelta = NO_TIMEOUT,
+        pairs: PairCommunicators | None = None,
     ) -> None:
         super().__init__(rank, world)
         self._pairs = pairs
@@ -58,14 +63,14 @@ class GroupWires(Wires):
             partial(over_gloo, timeout=timeout),
             "rank {rank} could not connect to the other ranks for global tensors: {error}",
         )
-        self._group = communicators.open(Scope.GROUP, self.everybody)
+        self._group = communicators.open(Scope.GROUP, self.all_ranks)
         connection: Any = store  # its stub lacks what follows
         own = connection.clone()  # a connection of its own: one thread's calls do not hold up the other's
-        self._watch = Watch(PrefixStore("pace", own), rank, world, self._break)
+        self._watch = MismatchWatch(PrefixStore("pace", own), rank, world, self._break)
 
     @classmethod
-    def joined(cls) -> GroupWires | None:
-        """The wires of this process's run, or of torch's default group; None for a process that is alone."""
+    def joined(cls) -> GroupCommunicator | None:
+        """The comm of this process's run, or of torch's default group; None for a process that is alone."""
         run = cluster.joined()
         if isinstance(run, Cluster):
             store, rank, world = run.store(), run.rank, run.world
@@ -76,13 +81,13 @@ class GroupWires(Wires):
             if known is None or known[2] == 1:
                 return None
             store, rank, world = known
-        pairs = Pairs(PrefixStore("actorflow/eager/pairs", store), rank) if nccl_version() else None
-        wires = cls(PrefixStore("actorflow/eager", store), rank, world, pairs=pairs)
-        atexit.register(wires._at_exit)
-        return wires
+        pairs = PairCommunicators(PrefixStore("actorflow/eager/pairs", store), rank) if nccl_version() else None
+        comm = cls(PrefixStore("actorflow/eager", store), rank, world, pairs=pairs)
+        atexit.register(comm._at_exit)
+        return comm
 
-    def _swap(
-        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    def _transfer(
+        self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
         pairs = self._pairs if self._pairs is not None and like.device.type == self._pairs.kind else None
         if pairs is not None:
@@ -123,25 +128,30 @@ class GroupWires(Wires):
         return [None if t is None else t.to(like.device) for t in came] if far else came
 
     def _carry_directly(
-        self, pairs: Pairs, tag: int, waiting: Waiting, send: Sequence[Tensor | None], rooms: list[Tensor | None]
+        self,
+        pairs: PairCommunicators,
+        tag: int,
+        waiting: CollectiveWait,
+        send: Sequence[Tensor | None],
+        rooms: list[Tensor | None],
     ) -> list[Tensor | None]:
         """Give and take from device to device where two ranks can, else over Gloo, once all peers are in the op."""
-        mine = torch.frombuffer(bytearray(pairs.seat), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(pairs.location), dtype=torch.uint8)
         count = len(waiting.peers)
-        seats = self._carry(tag, waiting.peers, [mine] * count, [SEAT] * count, mine)
+        locations = self._carry(tag, waiting.peers, [mine] * count, [LOCATION_BYTES] * count, mine)
         known = {
-            peer: apart(pairs.seat, seat.numpy().tobytes())
-            for peer, seat in zip(waiting.peers, seats, strict=True)
-            if seat is not None
+            peer: can_use_nccl(pairs.location, location.numpy().tobytes())
+            for peer, location in zip(waiting.peers, locations, strict=True)
+            if location is not None
         }
-        trades = [
-            Trade(rank, out, room)
+        transfers = [
+            PairTransfer(rank, out, room)
             for rank, out, room in zip(waiting.ranks, send, rooms, strict=True)
             if known.get(rank, False)
         ]
-        if trades:
-            pairs.swap(trades, next(t.device for t in (*send, *rooms) if t is not None))
-        if len(trades) == count:
+        if transfers:
+            pairs.exchange(transfers, next(t.device for t in (*send, *rooms) if t is not None))
+        if len(transfers) == count:
             return rooms
         direct = [known.get(rank, True) for rank in waiting.ranks]
         like = next(t for t in (*send, *rooms) if t is not None)
@@ -154,7 +164,7 @@ class GroupWires(Wires):
         )
         return [room if d else t for d, room, t in zip(direct, rooms, slow, strict=True)]
 
-    def _explain(self, error: RuntimeError, waiting: Waiting) -> NoReturn:
+    def _explain(self, error: RuntimeError, waiting: CollectiveWait) -> NoReturn:
         """Raise what is behind a transfer that has failed."""
         run = cluster.joined()
         if isinstance(run, Cluster) and self._watch.verdict is None and run.failed.wait(1.0):
@@ -164,7 +174,7 @@ class GroupWires(Wires):
 
     def _break(self) -> None:
         """Make a call that is blocked fail."""
-        break_connections(self._group, next(r for r in self.everybody if r != self.rank))
+        break_connections(self._group, next(r for r in self.all_ranks if r != self.rank))
         if self._pairs is not None:
             self._pairs.abort()
 

@@ -1,7 +1,7 @@
 """What each rank is doing goes in; which ranks wait for each other for ever, and why, comes out: pure functions.
 
 Global tensors need all ranks to run the same ops in the same order.  A rank that does not makes others wait in a
-collective that it will never join; ``blame`` finds that out from what all ranks say of themselves.
+collective that it will never join; ``find_mismatch`` finds that out from what all ranks say of themselves.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-__all__ = ["Ended", "State", "Waiting", "blame", "read", "show_rank", "write"]
+__all__ = ["ScriptEnd", "RankState", "CollectiveWait", "find_mismatch", "decode_state", "show_rank", "encode_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class CollectiveWait:
     """A rank is in a collective."""
 
     ranks: tuple[int, ...]  # that take part
@@ -27,48 +27,48 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ScriptEnd:
     """A rank has come to the end of its script."""
 
     how: str  # "has ended its script", "raised ValueError: no"
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RankState:
     """What a rank says of itself."""
 
-    doing: Waiting | Ended | None  # None: it computes
+    doing: CollectiveWait | ScriptEnd | None  # None: it computes
     entered: Mapping[tuple[int, ...], int] = field(default_factory=dict)  # collectives so far, by the ranks in them
     where: str = ""  # the line of the user's script
 
-    def has_passed(self, other: Waiting) -> bool:
+    def has_passed(self, other: CollectiveWait) -> bool:
         """Whether this rank is through with a collective."""
         entered = self.entered.get(other.ranks, 0)
-        inside = isinstance(self.doing, Waiting) and self.doing.ranks == other.ranks
+        inside = isinstance(self.doing, CollectiveWait) and self.doing.ranks == other.ranks
         return entered - inside > other.number
 
-    def is_in(self, other: Waiting) -> bool:
+    def is_in(self, other: CollectiveWait) -> bool:
         """Whether this rank is in the same collective."""
         d = self.doing
-        return isinstance(d, Waiting) and (d.ranks, d.number, d.what) == (other.ranks, other.number, other.what)
+        return isinstance(d, CollectiveWait) and (d.ranks, d.number, d.what) == (other.ranks, other.number, other.what)
 
 
-def blame(states: Mapping[int, State]) -> str | None:
+def find_mismatch(states: Mapping[int, RankState]) -> str | None:
     """Why some ranks will wait for ever: a peer has ended, or they are in different collectives; None if none does."""
     waits: dict[int, list[int]] = {}
     for rank, state in states.items():
-        if not isinstance(state.doing, Waiting):
+        if not isinstance(state.doing, CollectiveWait):
             continue
         for peer in state.doing.peers:
             other = states.get(peer)
             if other is None or other.is_in(state.doing) or other.has_passed(state.doing):
                 continue
-            if isinstance(other.doing, Ended):
+            if isinstance(other.doing, ScriptEnd):
                 return (
                     f"rank {rank} waits for rank {peer}, which {other.doing.how}: all ranks have to run the same "
                     f"ops on global tensors in the same order\n{show_rank(rank, state)}\n{show_rank(peer, other)}"
                 )
-            if isinstance(other.doing, Waiting):
+            if isinstance(other.doing, CollectiveWait):
                 waits.setdefault(rank, []).append(peer)
     if not waits:
         return None
@@ -83,13 +83,13 @@ def blame(states: Mapping[int, State]) -> str | None:
     )
 
 
-def show_rank(rank: int, state: State) -> str:
+def show_rank(rank: int, state: RankState) -> str:
     """One line about a rank."""
     where = f" ({state.where})" if state.where else ""
-    if isinstance(state.doing, Waiting):
+    if isinstance(state.doing, CollectiveWait):
         others = ",".join(map(str, state.doing.ranks))
         return f"  rank {rank} is in collective {state.doing.number} of ranks [{others}]: {state.doing.what}{where}"
-    if isinstance(state.doing, Ended):
+    if isinstance(state.doing, ScriptEnd):
         return f"  rank {rank} {state.doing.how}"
     return f"  rank {rank} is in no collective{where}"
 
@@ -97,28 +97,28 @@ def show_rank(rank: int, state: State) -> str:
 # ---- as text, for a store that all ranks share
 
 
-def write(state: State, beat: int) -> str:
+def encode_state(state: RankState, beat: int) -> str:
     """A state and the number of the moment at which it was so."""
     doing = state.doing
     return json.dumps(
         {
             "beat": beat,
-            "waiting": asdict(doing) if isinstance(doing, Waiting) else None,
-            "ended": doing.how if isinstance(doing, Ended) else None,
+            "waiting": asdict(doing) if isinstance(doing, CollectiveWait) else None,
+            "ended": doing.how if isinstance(doing, ScriptEnd) else None,
             "entered": [[list(ranks), n] for ranks, n in state.entered.items()],
             "where": state.where,
         }
     )
 
 
-def read(text: str) -> tuple[State, int]:
-    """What ``write`` was given."""
+def decode_state(text: str) -> tuple[RankState, int]:
+    """What ``encode_state`` was given."""
     found = json.loads(text)
-    doing: Waiting | Ended | None = None
+    doing: CollectiveWait | ScriptEnd | None = None
     if found["waiting"]:
         waiting = found["waiting"]
-        doing = Waiting(**{**waiting, "ranks": tuple(waiting["ranks"]), "peers": tuple(waiting["peers"])})
+        doing = CollectiveWait(**{**waiting, "ranks": tuple(waiting["ranks"]), "peers": tuple(waiting["peers"])})
     elif found["ended"] is not None:
-        doing = Ended(found["ended"])
+        doing = ScriptEnd(found["ended"])
     entered = {tuple(ranks): n for ranks, n in found["entered"]}
-    return State(doing, entered, found["where"]), found["beat"]
+    return RankState(doing, entered, found["where"]), found["beat"]

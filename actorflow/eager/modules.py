@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from actorflow.eager import convert
 from actorflow.eager.convert import from_whole, moved
-from actorflow.eager.held import GlobalTensor
+from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import Layout, layout_of
-from actorflow.eager.plain import IS_GLOBAL
+from actorflow.eager.plain_tensors import IS_GLOBAL
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
@@ -123,4 +123,4 @@ def _take_plain(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) 
         if not isinstance(own, GlobalTensor) or not isinstance(given, Tensor) or isinstance(given, GlobalTensor):
             continue
         if given.shape == own.shape:
-            state[prefix + name] = from_whole(given, own._spec.layout, own._spec.wires)
+            state[prefix + name] = from_whole(given, own._spec.layout, own._spec.comm)

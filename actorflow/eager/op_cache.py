@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Wires
-from actorflow.eager.held import GlobalTensor, Spec
-from actorflow.eager.plans import Plan
+from actorflow.eager.communicator import EagerCommunicator
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
+from actorflow.eager.op_plans import OpPlan
 
 __all__ = ["CACHE", "CachedOp", "OpCache", "call_key"]
 
@@ -36,10 +36,12 @@ class CachedOp:
     """How one kind of call is run: a direct call, a plan, or both."""
 
     func: Any  # keeps the op alive, since keys have its id
-    comm: Wires  # of the operands
-    plan: Plan | None = None
+    comm: EagerCommunicator  # of the operands
+    plan: OpPlan | None = None
     direct: Callable[..., Any] | None = None  # takes the arguments, tensors being parts; None where a plan is needed
-    outs: Spec | tuple[Spec | None, ...] | None = None  # of what ``direct`` returns; None: the first argument, changed
+    outs: GlobalSpec | tuple[GlobalSpec | None, ...] | None = (
+        None  # of what ``direct`` returns; None: the first argument, changed
+    )
 
 
 class OpCache:
@@ -61,7 +63,7 @@ class OpCache:
             self._any_float[id(func)] = found
         return found
 
-    def add_plan(self, key: CallKey, func: Any, comm: Wires, plan: Plan, direct: bool) -> None:
+    def add_plan(self, key: CallKey, func: Any, comm: EagerCommunicator, plan: OpPlan, direct: bool) -> None:
         """Keep a plan; with ``direct``, and where it is the op on the parts alone, the direct call as well."""
         if not plan.same and self.takes_any_float(func):  # it names the float that it was made for
             self._any_float[id(func)] = False
@@ -76,12 +78,12 @@ class OpCache:
         elif plan.outs is not None and (plan.form is not None or plan.outs[0] is not None):
             entry.direct, entry.outs = plan.quick, plan.outs[0] if plan.form is None else plan.outs
 
-    def add_direct(self, func: Any, x: GlobalTensor, direct: Callable[..., Any], outs: Spec) -> None:
+    def add_direct(self, func: Any, x: GlobalTensor, direct: Callable[..., Any], outs: GlobalSpec) -> None:
         """From now on, call ``direct`` on the part for this op on such a tensor."""
-        entry = self._entry(call_key(func, (x,), {})[0], func, x._spec.wires)
+        entry = self._entry(call_key(func, (x,), {})[0], func, x._spec.comm)
         entry.direct, entry.outs = direct, outs
 
-    def _entry(self, key: CallKey, func: Any, comm: Wires) -> CachedOp:
+    def _entry(self, key: CallKey, func: Any, comm: EagerCommunicator) -> CachedOp:
         found = self._entries.get(key)
         if found is None:
             if len(self._entries) >= self._size:

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.eager.communicator import Doing
-from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.communicator import CollectiveLabel
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, everywhere
-from actorflow.eager.links import LinkedTensor, link
+from actorflow.eager.linked_views import LinkedView, link_view
 from actorflow.eager.op_cache import CACHE, call_key
-from actorflow.eager.plain import flat
-from actorflow.eager.plans import Plan, make, unknown_call
-from actorflow.eager.redistribution import box
+from actorflow.eager.op_plans import OpPlan, make_plan, unknown_call
+from actorflow.eager.plain_tensors import flat
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.torch_internals import memory_of
 from actorflow_compiler.signatures.discovery import learn, rules_of
 from actorflow_compiler.signatures.discovery.rules import from_json, structure, to_json
@@ -41,13 +41,13 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
     plan = None if found is None else found.plan
     if plan is None:
         agree(func, args, kwargs, operands)
-        plan = make(func, args, kwargs, operands, small, changed)
+        plan = make_plan(func, args, kwargs, operands, small, changed)
         if hashable:
-            CACHE.add_plan(key, op, operands[0]._spec.wires, plan, direct is not None)
+            CACHE.add_plan(key, op, operands[0]._spec.comm, plan, direct is not None)
     parts = [t._local for t in operands]
     for i, target in plan.moves:
         spec = operands[i]._spec
-        parts[i] = box(parts[i], spec.shape, spec.layout, target, spec.wires, str(func))
+        parts[i] = redistribute(parts[i], spec.shape, spec.layout, target, spec.comm, str(func))
     made = plan.run(parts, args, kwargs)
     if changed is not None and plan.in_place:
         return operands[0]
@@ -55,7 +55,7 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
 
 
 def _results(
-    made: Any, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
+    made: Any, plan: OpPlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> Any:
     """What an op has returned on this rank, as global tensors."""
     form = plan.form if plan.outs is not None else (type(made) if isinstance(made, list | tuple) else None)
@@ -64,7 +64,7 @@ def _results(
     parent = operands[0]
     linked = plan.view and (
         bool(plan.moves)
-        or isinstance(parent, LinkedTensor)
+        or isinstance(parent, LinkedView)
         or (parent._spec.here and any(_apart(t, parent._local) for t in flat_made[:1]))
     )
     results = []
@@ -73,7 +73,7 @@ def _results(
             results.append(t)
         elif linked:
             index = None if form is None else i
-            results.append(link(t, spec, parent, func, args, kwargs, index, bool(plan.moves)))
+            results.append(link_view(t, spec, parent, func, args, kwargs, index, bool(plan.moves)))
         else:
             results.append(wrap(t, spec))
     return results[0] if form is None else form(results)
@@ -83,15 +83,15 @@ def _apart(view: Tensor, base: Tensor) -> bool:
     return memory_of(view) != memory_of(base)
 
 
-def spec_seen(t: Any, operands: Sequence[GlobalTensor]) -> Spec | None:
+def spec_seen(t: Any, operands: Sequence[GlobalTensor]) -> GlobalSpec | None:
     """Of what has come out whole on every rank."""
     if not isinstance(t, Tensor):
         return None
     first = operands[0]._spec
     place = first.layout.placement
-    if any(rank not in place for rank in first.wires.everybody):
-        place = type(place)(place.type, first.wires.everybody, (first.wires.world,))
-    return spec_of(first.wires, everywhere(place), tuple(t.shape), tuple(t.stride()), t.dtype, t.device)
+    if any(rank not in place for rank in first.comm.all_ranks):
+        place = type(place)(place.type, first.comm.all_ranks, (first.comm.world,))
+    return spec_of(first.comm, everywhere(place), tuple(t.shape), tuple(t.stride()), t.dtype, t.device)
 
 
 def operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[GlobalTensor], list[bool]]:
@@ -102,10 +102,10 @@ def operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Glo
     return [t if isinstance(t, GlobalTensor) else as_whole(t, first._spec) for t in found], small
 
 
-def as_whole(tensor: Tensor, like: Spec) -> GlobalTensor:
+def as_whole(tensor: Tensor, like: GlobalSpec) -> GlobalTensor:
     """A plain tensor, equal on every rank, as a global one on a placement."""
     spec = spec_of(
-        like.wires, everywhere(like.layout.placement), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype,
+        like.comm, everywhere(like.layout.placement), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype,
         like.device,
     )  # fmt: skip
     part = tensor.detach().resolve_conj().resolve_neg()
@@ -117,7 +117,7 @@ def as_whole(tensor: Tensor, like: Spec) -> GlobalTensor:
 # ---- what is known
 
 
-def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
+def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan | None:
     """How an op that has run was run; None for one that is done otherwise."""
     try:
         found = CACHE.get(call_key(func, args, kwargs)[0])
@@ -132,14 +132,14 @@ def agree(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Se
     Rank 0 finds out: that takes time and can fail for want of it, so that ranks could come to different layouts, each
     by itself.  Collective the first time for each kind of call.
     """
-    wires = operands[0]._spec.wires
-    call = None if wires.world == 1 else unknown_call(func, args, kwargs, operands)
+    comm = operands[0]._spec.comm
+    call = None if comm.world == 1 else unknown_call(func, args, kwargs, operands)
     if call is None:
         return
     kind = structure(call)
-    if kind in wires.agreed:
+    if kind in comm.agreed:
         return
-    mine = json.dumps(to_json(rules_of(call))).encode() if wires.rank == 0 else b""
-    found, *_ = wires.gather(Doing.of(f"agreement on the layouts of {func}"), wires.everybody, mine)
+    mine = json.dumps(to_json(rules_of(call))).encode() if comm.rank == 0 else b""
+    found, *_ = comm.gather(CollectiveLabel.of(f"agreement on the layouts of {func}"), comm.all_ranks, mine)
     learn(call, from_json(json.loads(found), call))
-    wires.agreed.add(kind)
+    comm.agreed.add(kind)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Doing, Wires
-from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.communicator import CollectiveLabel, EagerCommunicator
+from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import NOWHERE, Layout, everywhere
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.sbp import B, P, Split
@@ -23,15 +23,15 @@ from actorflow_compiler.substitutes.random_table import Rule, rule_of, written_o
 
 __all__ = ["LocalNumbers", "keeps_terms", "run", "without_terms"]
 
-_AGREE = Doing.of("comparison of random number generators")
+_AGREE = CollectiveLabel.of("comparison of random number generators")
 
 
 class LocalNumbers:
     """Draws this rank's part of numbers for the elements of a tensor of one shape, in one layout without terms."""
 
-    def __init__(self, wires: Wires, layout: Layout, generator: torch.Generator | None = None) -> None:
-        self.wires, self.layout = wires, layout
-        self._seed = _next(wires, generator)
+    def __init__(self, comm: EagerCommunicator, layout: Layout, generator: torch.Generator | None = None) -> None:
+        self.comm, self.layout = comm, layout
+        self._seed = _next(comm, generator)
         self._stream = 0
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
@@ -40,9 +40,9 @@ class LocalNumbers:
 
     def part(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> Tensor:
         """This rank's part of a tensor in a layout."""
-        stream, rank = self._stream, self.wires.rank
+        stream, rank = self._stream, self.comm.rank
         self._stream += 1
-        device = self.wires.device(layout.placement)
+        device = self.comm.device(layout.placement)
         if rank not in layout.placement:
             return torch.empty(NOWHERE, dtype=dtype, device=device)
         runs = region(shape, layout.sbp, layout.placement, layout.placement.index(rank))
@@ -53,8 +53,10 @@ class LocalNumbers:
 class _GlobalNumbers(LocalNumbers):
     """The same as a global tensor; what has not the shape that the layout is for is whole everywhere."""
 
-    def __init__(self, wires: Wires, layout: Layout, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
-        super().__init__(wires, layout, generator)
+    def __init__(
+        self, comm: EagerCommunicator, layout: Layout, shape: tuple[int, ...], generator: torch.Generator | None
+    ) -> None:
+        super().__init__(comm, layout, generator)
         self._shape = shape
 
     def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, /) -> Tensor:
@@ -62,7 +64,7 @@ class _GlobalNumbers(LocalNumbers):
         whole = tuple(shape)
         layout = self.layout if whole == self._shape else everywhere(self.layout.placement)
         local = self.part(whole, layout, dtype)
-        return wrap(local, spec_of(self.wires, layout, whole, None, dtype, self.wires.device(layout.placement)))
+        return wrap(local, spec_of(self.comm, layout, whole, None, dtype, self.comm.device(layout.placement)))
 
 
 def run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -75,11 +77,11 @@ def run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any
         return NotImplemented
     given = (*args, *kwargs.values())
     first = next(t for t in given if isinstance(t, GlobalTensor))
-    wires, source = first._spec.wires, first._spec.layout
+    comm, source = first._spec.comm, first._spec.layout
     layout = without_terms(source)
 
     def draw(by_name: Mapping[str, Any]) -> _GlobalNumbers:
-        return _GlobalNumbers(wires, layout, first._spec.shape, by_name.get("generator"))
+        return _GlobalNumbers(comm, layout, first._spec.shape, by_name.get("generator"))
 
     return written_out(draw, op, rule, args, kwargs)
 
@@ -95,21 +97,19 @@ def keeps_terms(layout: Layout, rank: int) -> bool:
     return not any(entry == P and c for entry, c in zip(layout.sbp, at, strict=True))
 
 
-def _next(wires: Wires, given: torch.Generator | None) -> float:
+def _next(comm: EagerCommunicator, given: torch.Generator | None) -> float:
     """The number of the next random op: one that its generator gives, so that it is equal on all ranks.
 
     So saving and restoring a generator's state (checkpoints, ``fork_rng``, ``torch.manual_seed``) does what it does
     for plain tensors.  Raises CallError where the ranks' generators are found in different states.
     """
-    generator = wires.generator or torch.default_generator if given is None else given
+    generator = comm.generator or torch.default_generator if given is None else given
     number = int(torch.randint(2**53, (), generator=generator, device=generator.device))
-    wires.drawn += 1
-    if wires.world > 1 and (wires.checks or wires.drawn & (wires.drawn - 1) == 0):  # now and then
-        found = [
-            int.from_bytes(b, "little") for b in wires.gather(_AGREE, wires.everybody, number.to_bytes(8, "little"))
-        ]
+    comm.drawn += 1
+    if comm.world > 1 and (comm.checks or comm.drawn & (comm.drawn - 1) == 0):  # now and then
+        found = [int.from_bytes(b, "little") for b in comm.gather(_AGREE, comm.all_ranks, number.to_bytes(8, "little"))]
         if len(set(found)) > 1:
-            other = next(r for r in wires.everybody if found[r] != found[0])
+            other = next(r for r in comm.all_ranks if found[r] != found[0])
             raise CallError(
                 f"the random number generators of rank 0 and rank {other} are in different states, so they would make "
                 f"different values of one global tensor; call flow.manual_seed with the same seed on every rank, and "

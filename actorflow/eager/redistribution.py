@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import WIDE, Doing, Wires
+from actorflow.eager.communicator import WIDE, CollectiveLabel, EagerCommunicator
 from actorflow.eager.layout import NOWHERE, Layout
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
 from actorflow_compiler.core.sbp import numel
@@ -19,13 +19,13 @@ from actorflow_compiler.custom_ops.layout import arrange, carve
 from actorflow_compiler.plan.plan import Box
 from actorflow_compiler.plan.region import device_shape
 
-__all__ = ["box"]
+__all__ = ["redistribute"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HopStep:
     """One rank's side of a hop."""
 
     kind: str  # as in ``Hop``
@@ -37,7 +37,9 @@ class Step:
     add: bool
 
 
-def box(local: Tensor, shape: Shape, source: Layout, target: Layout, wires: Wires, why: str = "") -> Tensor:
+def redistribute(
+    local: Tensor, shape: Shape, source: Layout, target: Layout, comm: EagerCommunicator, why: str = ""
+) -> Tensor:
     """The part of a tensor of logical ``shape`` that this rank has in ``target``, given its part in ``source``.
 
     Collective: every rank of both placements calls it, with the same arguments but for ``local``; on others it does
@@ -45,36 +47,36 @@ def box(local: Tensor, shape: Shape, source: Layout, target: Layout, wires: Wire
     memory with ``local`` only where the layouts are the same; no gradient flows.  ``why`` is the op that wants
     it, for errors.  Raises LayoutError for a split that does not fit the shape.
 
-    >>> box(torch.ones(2), (2,), Layout(both, (P,)), Layout(both, (S(0),)), wires)  # on each of two ranks
+    >>> redistribute(torch.ones(2), (2,), Layout(both, (P,)), Layout(both, (S(0),)), comm)  # on each of two ranks
     tensor([2.])
     """
     if source is target:
         return local
     if local.requires_grad:
         local = local.detach()
-    steps = plan(shape, source, target, wires.rank)
+    steps = hop_steps(shape, source, target, comm.rank)
     if not steps:
         return local  # a rank outside of both
-    doing = _doing(why, local.dtype, shape, source, target)
+    label = _label(why, local.dtype, shape, source, target)
     for step in steps:
         if step.kind == "all_reduce":
-            local = wires.all_reduce(doing, step.ranks, local)
+            local = comm.all_reduce(label, step.ranks, local)
         else:
-            local = _exchange(local, step, wires, doing)
+            local = _exchange(local, step, comm, label)
     if source.placement.type != target.placement.type:
-        local = local.to(wires.device(target.placement))
+        local = local.to(comm.device(target.placement))
     return local
 
 
 @lru_cache(maxsize=1 << 14)
-def plan(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[Step, ...]:
+def hop_steps(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[HopStep, ...]:
     """What one rank does, in order."""
     hops = route(shape, source.placement, source.sbp, target.placement, target.sbp)
-    found = (_step(hop, shape, rank) for hop in hops)
+    found = (_hop_step(hop, shape, rank) for hop in hops)
     return tuple(step for step in found if step is not None)
 
 
-def _step(hop: Hop, shape: Shape, rank: int) -> Step | None:
+def _hop_step(hop: Hop, shape: Shape, rank: int) -> HopStep | None:
     """A rank's side of a hop; None where it has none."""
     gives, takes = rank in hop.source, rank in hop.target
     if not gives and not takes:
@@ -82,7 +84,7 @@ def _step(hop: Hop, shape: Shape, rank: int) -> Step | None:
     ranks = _ranks(hop, rank)
     out = device_shape(shape, hop.target_sbp, hop.target, hop.target.index(rank)) if takes else NOWHERE
     if hop.kind == "all_reduce":
-        return Step(hop.kind, ranks, (), (), (), out, True)
+        return HopStep(hop.kind, ranks, (), (), (), out, True)
 
     def parts(giver: int, taker: int) -> tuple[BoxCopy, ...]:
         if giver not in hop.source or taker not in hop.target:
@@ -94,7 +96,7 @@ def _step(hop: Hop, shape: Shape, rank: int) -> Step | None:
     counts = tuple(
         0 if other == rank else sum(numel(b.size) for b in boxes) for other, boxes in zip(ranks, receive, strict=True)
     )
-    return Step(hop.kind, ranks, send, receive, counts, out, hop.add)
+    return HopStep(hop.kind, ranks, send, receive, counts, out, hop.add)
 
 
 def _ranks(hop: Hop, rank: int) -> tuple[int, ...]:
@@ -104,10 +106,10 @@ def _ranks(hop: Hop, rank: int) -> tuple[int, ...]:
     return tuple(sorted({*hop.source.ranks, *hop.target.ranks})) if hop.kind == "send" else (rank,)
 
 
-def _exchange(local: Tensor, step: Step, wires: Wires, doing: Doing) -> Tensor:
-    me = step.ranks.index(wires.rank)
+def _exchange(local: Tensor, step: HopStep, comm: EagerCommunicator, label: CollectiveLabel) -> Tensor:
+    me = step.ranks.index(comm.rank)
     pieces = [_flat(local, boxes) if i != me else None for i, boxes in enumerate(step.send)]
-    came = wires.exchange(doing, step.ranks, pieces, step.counts, local) if len(step.ranks) > 1 else [None]
+    came = comm.exchange(label, step.ranks, pieces, step.counts, local) if len(step.ranks) > 1 else [None]
     parts: list[Tensor] = []
     starts: list[Shape] = []
     for i, boxes in enumerate(step.receive):
@@ -138,7 +140,7 @@ def _flat(local: Tensor, boxes: tuple[Box, ...]) -> Tensor | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _doing(why: str, dtype: torch.dtype, shape: Shape, source: Layout, target: Layout) -> Doing:
+def _label(why: str, dtype: torch.dtype, shape: Shape, source: Layout, target: Layout) -> CollectiveLabel:
     size = ",".join(map(str, shape))
     moves = f"{str(dtype).removeprefix('torch.')}[{size}], {source} -> {target}"
-    return Doing.of(f"{why}: {moves}" if why else moves)
+    return CollectiveLabel.of(f"{why}: {moves}" if why else moves)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.boxing.routes import bytes_bound
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Sbp, Split

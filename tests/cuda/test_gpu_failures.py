@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from actorflow.devices import Cuda
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow.transport.nccl import NcclPlane, nccl_version
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 
 
 @pytest.fixture(scope="session")
-def two() -> Iterator[Threads]:
-    with Threads(2) as made:
+def two() -> Iterator[ThreadRanks]:
+    with ThreadRanks(2) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[Threads]:
-    with Threads(4) as made:
+def four() -> Iterator[ThreadRanks]:
+    with ThreadRanks(4) as made:
         yield made

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.eager.held import GlobalTensor
+from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import local_shape
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.placement import Placement
 
 S, B, P = flow.sbp.split, flow.sbp.broadcast, flow.sbp.partial_sum
@@ -20,7 +20,7 @@ PAIR = flow.placement("cpu", [0, 1])
 MESH = flow.placement("cpu", [[0, 1], [2, 3]])
 
 
-def on(threads: Threads, function: Callable[[], Any]) -> Any:
+def on(threads: ThreadRanks, function: Callable[[], Any]) -> Any:
     """What a function returns on rank 0."""
     return threads.run(function)[0]
 
@@ -35,12 +35,12 @@ def value(x: Any) -> Any:
     """The whole of a global tensor, whose parts have to be of the sizes that its layout says."""
     if not isinstance(x, GlobalTensor):
         return x
-    assert tuple(x._local.shape) == local_shape(x._spec.layout, tuple(x.shape), x._spec.wires.rank)
+    assert tuple(x._local.shape) == local_shape(x._spec.layout, tuple(x.shape), x._spec.comm.rank)
     return torch.from_numpy(x.numpy(force=True))
 
 
 def check_equal(
-    threads: Threads,
+    threads: ThreadRanks,
     function: Callable[..., Any],
     inputs: Sequence[Tensor],
     placement: Placement,

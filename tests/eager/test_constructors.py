@@ -12,9 +12,9 @@ from torch import Tensor
 
 import actorflow as flow
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor
+from actorflow.eager.global_tensor import GlobalTensor
 from actorflow.eager.layout import local_shape
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import CallError, LayoutError
 from actorflow_compiler.core.placement import Placement
 
@@ -28,8 +28,8 @@ LAYOUTS = [
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads(4) as made:
+def threads() -> Iterator[ThreadRanks]:
+    with ThreadRanks(4) as made:
         yield made
 
 
@@ -66,7 +66,7 @@ RANDOM: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize(("where", "sbp"), LAYOUTS, ids=str)
-def test_every_constructor_makes_what_torch_makes(threads: Threads, where: Placement, sbp: Any) -> None:
+def test_every_constructor_makes_what_torch_makes(threads: ThreadRanks, where: Placement, sbp: Any) -> None:
     for name, make in MADE.items():
         expected = make(torch)
         for found in threads.run(lambda make=make: whole(make(flow, placement=where, sbp=sbp))):
@@ -81,7 +81,7 @@ def test_every_constructor_makes_what_torch_makes(threads: Threads, where: Place
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_tensors_are_the_same_under_every_layout(threads: Threads, name: str) -> None:
+def test_random_tensors_are_the_same_under_every_layout(threads: ThreadRanks, name: str) -> None:
     def on_a_rank(where: Placement, sbp: Any) -> tuple[Tensor, Tensor]:
         flow.manual_seed(3)
         first = RANDOM[name](placement=where, sbp=sbp)
@@ -95,7 +95,7 @@ def test_random_tensors_are_the_same_under_every_layout(threads: Threads, name: 
             assert torch.equal(found[1], second)
 
 
-def test_random_numbers_have_the_distribution_of_their_name(threads: Threads) -> None:
+def test_random_numbers_have_the_distribution_of_their_name(threads: ThreadRanks) -> None:
     def on_a_rank() -> tuple[Tensor, Tensor, Tensor]:
         flow.manual_seed(0)
         where = {"placement": LINE, "sbp": S(0)}
@@ -117,12 +117,15 @@ def test_ranks_with_different_random_numbers_are_told_so() -> None:
         generator = torch.Generator().manual_seed(current().rank // 3)
         flow.rand(3, placement=LINE, sbp=B, generator=generator)
 
-    with Threads(4) as new, pytest.raises(CallError, match="generators of rank 0 and rank 3 are in different states"):
+    with (
+        ThreadRanks(4) as new,
+        pytest.raises(CallError, match="generators of rank 0 and rank 3 are in different states"),
+    ):
         new.run(on_a_rank)
 
 
 @pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "full_like"])
-def test_tensors_like_others_lie_as_they_do_unless_told_otherwise(threads: Threads, name: str) -> None:
+def test_tensors_like_others_lie_as_they_do_unless_told_otherwise(threads: ThreadRanks, name: str) -> None:
     make = getattr(flow, name)
     extra = (7,) if name == "full_like" else ()
 
@@ -152,7 +155,7 @@ def test_without_a_placement_they_are_torchs_own() -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_gradients_can_be_asked_for(threads: Threads) -> None:
+def test_gradients_can_be_asked_for(threads: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x = flow.ones(4, placement=LINE, sbp=S(0), requires_grad=True)
         assert x.requires_grad
@@ -161,7 +164,7 @@ def test_gradients_can_be_asked_for(threads: Threads) -> None:
     threads.run(on_a_rank)
 
 
-def test_placements_are_made_of_lists_ranges_and_arrays(threads: Threads) -> None:
+def test_placements_are_made_of_lists_ranges_and_arrays(threads: ThreadRanks) -> None:
     assert flow.placement("cpu", range(4)) == LINE
     assert flow.placement("cpu", np.arange(4).reshape(2, 2)) == MESH
     assert flow.placement("cpu", torch.tensor([[0, 1], [2, 3]])) == MESH
@@ -190,6 +193,8 @@ def test_placements_are_made_of_lists_ranges_and_arrays(threads: Threads) -> Non
         (lambda: flow.placement("cpu", [[0, 1], [2]]), "rectangular"),
     ],
 )
-def test_what_does_not_fit_is_an_error_that_says_why(threads: Threads, make: Callable[[], Any], message: str) -> None:
+def test_what_does_not_fit_is_an_error_that_says_why(
+    threads: ThreadRanks, make: Callable[[], Any], message: str
+) -> None:
     with pytest.raises(LayoutError, match=message):
         threads.run(make)

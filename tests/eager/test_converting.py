@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import actorflow as flow
 import warm
 from actorflow.eager.current import current
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from cluster.runs import Run
@@ -21,7 +21,7 @@ from eager.ranks import MESH, PAIR, B, P, S, on, spread, value
 SCRIPT = Path(__file__).with_name("dtensor_script.py")
 
 
-def test_plain_tensors_of_all_ranks_make_one_global_tensor(four: Threads) -> None:
+def test_plain_tensors_of_all_ranks_make_one_global_tensor(four: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         rank = current().rank
         mine = torch.full((2, 3), float(rank))
@@ -37,7 +37,7 @@ def test_plain_tensors_of_all_ranks_make_one_global_tensor(four: Threads) -> Non
     torch.testing.assert_close(first_row, torch.tensor([0.0, 0, 0, 1, 1, 1]).expand(2, 6))  # the first counts
 
 
-def test_uneven_parts_join_where_the_first_ranks_have_more(two: Threads) -> None:
+def test_uneven_parts_join_where_the_first_ranks_have_more(two: ThreadRanks) -> None:
     def on_a_rank() -> Tensor:
         rank = current().rank
         return value(torch.full((2 - rank,), float(rank)).to_global(PAIR, S(0)))
@@ -45,7 +45,7 @@ def test_uneven_parts_join_where_the_first_ranks_have_more(two: Threads) -> None
     assert on(two, on_a_rank).tolist() == [0, 0, 1]
 
 
-def test_parts_that_make_no_tensor_are_shown_by_rank(two: Threads) -> None:
+def test_parts_that_make_no_tensor_are_shown_by_rank(two: ThreadRanks) -> None:
     def differ() -> None:
         torch.ones(2, 3 + current().rank).to_global(PAIR, S(0))
 
@@ -64,7 +64,7 @@ def test_parts_that_make_no_tensor_are_shown_by_rank(two: Threads) -> None:
             two.run(function)
 
 
-def test_layouts_that_do_not_fit_are_refused(two: Threads) -> None:
+def test_layouts_that_do_not_fit_are_refused(two: ThreadRanks) -> None:
     def refused(pattern: str, placement: Any, sbp: Any) -> None:
         def on_a_rank() -> None:
             torch.ones(4, 4).to_global(placement, sbp)
@@ -81,7 +81,7 @@ def test_layouts_that_do_not_fit_are_refused(two: Threads) -> None:
     refused("'S' was found .* flow.sbp.split", PAIR, "S")
 
 
-def test_gradients_flow_through_conversions(two: Threads) -> None:
+def test_gradients_flow_through_conversions(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         rank = current().rank
         mine = torch.full((2,), 1.0 + rank, requires_grad=True)
@@ -98,7 +98,7 @@ def test_gradients_flow_through_conversions(two: Threads) -> None:
     assert [grad.tolist() for _, grad in found] == [[2, 2], [2, 2]]
 
 
-def test_a_tensor_moves_to_another_placement_and_its_gradient_back(four: Threads) -> None:
+def test_a_tensor_moves_to_another_placement_and_its_gradient_back(four: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x = spread(torch.arange(4.0, requires_grad=True), flow.placement("cpu", [0, 1]), S(0))
         y = x.to_global(placement=flow.placement("cpu", [3, 2]), sbp=B)
@@ -111,7 +111,7 @@ def test_a_tensor_moves_to_another_placement_and_its_gradient_back(four: Threads
     torch.testing.assert_close(grad, 2 * torch.arange(4.0))
 
 
-def test_gradients_of_conversions_can_be_differentiated(two: Threads) -> None:
+def test_gradients_of_conversions_can_be_differentiated(two: ThreadRanks) -> None:
     def twice(x: Tensor, through: Any) -> Tensor:
         (first,) = torch.autograd.grad(through(x).pow(3).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.pow(2).sum(), x)
@@ -137,7 +137,7 @@ def test_gradients_of_conversions_can_be_differentiated(two: Threads) -> None:
         torch.testing.assert_close(made, wanted)
 
 
-def test_trees_are_converted_leaf_by_leaf(two: Threads) -> None:
+def test_trees_are_converted_leaf_by_leaf(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         tree = {"a": torch.ones(2), "b": [torch.zeros(1), "text"]}
         made = flow.to_global(tree, PAIR, S(0))
@@ -148,7 +148,7 @@ def test_trees_are_converted_leaf_by_leaf(two: Threads) -> None:
     assert on(two, on_a_rank) == ((4,), (1,), "text")
 
 
-def test_a_modules_parameters_are_whole_values_of_the_first_rank(two: Threads) -> None:
+def test_a_modules_parameters_are_whole_values_of_the_first_rank(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         torch.set_default_dtype(torch.float32)
         model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
@@ -169,7 +169,7 @@ def test_a_modules_parameters_are_whole_values_of_the_first_rank(two: Threads) -
     torch.testing.assert_close(bias, torch.full((4,), 7.0))
 
 
-def test_a_global_module_changes_its_dtype_and_runs_without_gradients(two: Threads) -> None:
+def test_a_global_module_changes_its_dtype_and_runs_without_gradients(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         model = flow.to_global(nn.Linear(4, 4), PAIR, {"weight": S(1)})
         with torch.no_grad():
@@ -192,7 +192,7 @@ def test_a_global_module_changes_its_dtype_and_runs_without_gradients(two: Threa
     assert (rough, dtype, local, sbp) == (torch.bfloat16, torch.float32, torch.float32, (S(1),))
 
 
-def test_a_pattern_that_names_nothing_is_an_error(two: Threads) -> None:
+def test_a_pattern_that_names_nothing_is_an_error(two: ThreadRanks) -> None:
     with pytest.raises(LayoutError, match=r"'wieght' matches no parameter .* such as weight, bias"):
         two.run(lambda: flow.to_global(nn.Linear(2, 2), PAIR, {"wieght": S(0)}))
 

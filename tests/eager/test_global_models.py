@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import actorflow as flow
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from eager.ranks import MESH, PAIR, B, S, on, spread, value
 
 # a rank of each pair has half of the heads, of the hidden units, and of the vocabulary
@@ -46,7 +46,7 @@ def _train(model: Any, batches: list[Tensor]) -> list[float]:
     return losses
 
 
-def test_gpt2_trains_with_data_and_tensor_parallelism_as_on_one_device(four: Threads) -> None:
+def test_gpt2_trains_with_data_and_tensor_parallelism_as_on_one_device(four: ThreadRanks) -> None:
     model = _gpt2()
     batches = list(torch.randint(0, 96, (3, 4, 12), generator=torch.Generator().manual_seed(1)))
     plain = copy.deepcopy(model)
@@ -67,7 +67,7 @@ def test_gpt2_trains_with_data_and_tensor_parallelism_as_on_one_device(four: Thr
         torch.testing.assert_close(state[name], p, rtol=1e-5, atol=1e-7)
 
 
-def test_fused_and_listed_optimizers_step_on_the_parts(two: Threads) -> None:
+def test_fused_and_listed_optimizers_step_on_the_parts(two: ThreadRanks) -> None:
     torch.manual_seed(0)
     start = nn.Linear(6, 4)
     x = torch.randn(8, 6)
@@ -110,7 +110,7 @@ def test_a_checkpoint_drops_the_same_elements_again() -> None:
     assert model[0].bias.grad.sum().item() == 2 * kept  # an element that is kept counts twice
 
 
-def test_gpt2_with_dropout_trains_alike_under_every_layout(four: Threads) -> None:
+def test_gpt2_with_dropout_trains_alike_under_every_layout(four: ThreadRanks) -> None:
     torch.manual_seed(0)
     tiny = GPT2Config(
         n_layer=1, n_head=4, n_embd=32, vocab_size=96, n_positions=16, bos_token_id=0, eos_token_id=0,
@@ -119,7 +119,7 @@ def test_gpt2_with_dropout_trains_alike_under_every_layout(four: Threads) -> Non
     model = GPT2LMHeadModel(tiny).train()
     batches = list(torch.randint(0, 96, (2, 4, 12), generator=torch.Generator().manual_seed(1)))
 
-    def trained(threads: Threads, placement: Any, weights: Any, sbp: Any) -> list[float]:
+    def trained(threads: ThreadRanks, placement: Any, weights: Any, sbp: Any) -> list[float]:
         models = [copy.deepcopy(model) for _ in range(4)]
 
         def on_a_rank() -> list[float]:

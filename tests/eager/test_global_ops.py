@@ -17,8 +17,8 @@ from torch import Tensor
 import actorflow as flow
 from actorflow.eager import perform
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor
-from actorflow.eager.threads import Threads
+from actorflow.eager.global_tensor import GlobalTensor
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import CallError, LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
@@ -48,18 +48,18 @@ def _inputs() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_the_same_under_every_pair_of_layouts(two: Threads, name: str) -> None:
+def test_a_function_is_the_same_under_every_pair_of_layouts(two: ThreadRanks, name: str) -> None:
     for layouts in itertools.product([B, S(0), S(1), P], repeat=2):
         check_equal(two, FUNCTIONS[name], _inputs(), PAIR, layouts)
 
 
 @pytest.mark.parametrize("name", ["add", "matmul", "reshape", "cross_entropy", "index", "layer_norm"])
-def test_a_function_is_the_same_on_a_mesh(four: Threads, name: str) -> None:
+def test_a_function_is_the_same_on_a_mesh(four: ThreadRanks, name: str) -> None:
     for layouts in (([S(0), S(1)], [B, S(0)]), ([S(1), P], [S(0), S(0)]), ([P, P], [S(1), B])):
         check_equal(four, FUNCTIONS[name], _inputs(), MESH, layouts)
 
 
-def test_operands_that_are_split_differently_are_redistributed(two: Threads) -> None:
+def test_operands_that_are_split_differently_are_redistributed(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x, y = (spread(torch.arange(16.0).view(4, 4), PAIR, S(d)) for d in (0, 1))
         z = x + y
@@ -71,14 +71,14 @@ def test_operands_that_are_split_differently_are_redistributed(two: Threads) -> 
     torch.testing.assert_close(made, 2 * torch.arange(16.0).view(4, 4))
 
 
-def test_uneven_and_missing_parts_are_right(four: Threads) -> None:
+def test_uneven_and_missing_parts_are_right(four: ThreadRanks) -> None:
     x = torch.arange(15.0, dtype=torch.float64).view(5, 3).requires_grad_()
     line = flow.placement("cpu", [0, 1, 2, 3])
     for sbp in (S(0), S(1)):  # 2, 1, 1, 1 rows; 1, 1, 1, 0 columns
         check_equal(four, lambda t: (t @ t.t()).relu().sum(0) + t.mean(), [x], line, [sbp])
 
 
-def test_sums_of_terms_pass_linear_ops_and_are_added_up_for_others(two: Threads) -> None:
+def test_sums_of_terms_pass_linear_ops_and_are_added_up_for_others(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x = flow.ones(2, 2).to_global(PAIR, P)  # 2, as each rank has a term of 1
         return (x * 3).sbp, value(x * 3), x.exp().sbp != (P,), value(x.exp()), value(x * x), value(x + 1)
@@ -92,7 +92,7 @@ def test_sums_of_terms_pass_linear_ops_and_are_added_up_for_others(two: Threads)
     torch.testing.assert_close(plus, torch.full((2, 2), 3.0))
 
 
-def test_a_gradient_comes_to_the_layout_of_its_leaf(two: Threads) -> None:
+def test_a_gradient_comes_to_the_layout_of_its_leaf(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         weight = spread(torch.ones(6, 3, requires_grad=True), PAIR, B)
         x = spread(torch.ones(4, 6), PAIR, S(0))
@@ -106,7 +106,7 @@ def test_a_gradient_comes_to_the_layout_of_its_leaf(two: Threads) -> None:
     torch.testing.assert_close(local, grad)
 
 
-def test_dropout_drops_the_same_elements_under_every_layout(two: Threads) -> None:
+def test_dropout_drops_the_same_elements_under_every_layout(two: ThreadRanks) -> None:
     def on_a_rank() -> list[Tensor]:
         found = []
         for sbp in (B, S(0), S(1)):
@@ -121,18 +121,18 @@ def test_dropout_drops_the_same_elements_under_every_layout(two: Threads) -> Non
         torch.testing.assert_close(other, whole)
 
 
-def test_a_second_call_is_planned_already(two: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_is_planned_already(two: ThreadRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(x: Tensor, y: Tensor, rate: float) -> Tensor:
         return F.gelu(x @ y.t()).mul(rate).add_(1.0, alpha=rate).sum(0)
 
     planned: list[int] = []
-    make = perform.make
+    make_plan = perform.make_plan
 
     def counted(func: Any, args: Any, kwargs: Any, operands: Any, *rest: Any) -> Any:
-        planned.append(operands[0]._spec.wires.rank)
-        return make(func, args, kwargs, operands, *rest)
+        planned.append(operands[0]._spec.comm.rank)
+        return make_plan(func, args, kwargs, operands, *rest)
 
-    monkeypatch.setattr(perform, "make", counted)
+    monkeypatch.setattr(perform, "make_plan", counted)
 
     def on_a_rank() -> tuple[int, int]:
         x, y = (spread(t.detach()[:3], PAIR, S(0)) for t in _inputs())
@@ -148,7 +148,7 @@ def test_a_second_call_is_planned_already(two: Threads, monkeypatch: pytest.Monk
 # ---- what is not an op
 
 
-def test_values_are_read_whole_on_every_rank(two: Threads) -> None:
+def test_values_are_read_whole_on_every_rank(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x = spread(torch.arange(6.0).view(2, 3), PAIR, S(1))
         assert float(x.sum()) == 15.0
@@ -162,7 +162,7 @@ def test_values_are_read_whole_on_every_rank(two: Threads) -> None:
     assert (text, rows, length) == ("15.0", [(3,), (3,)], 2)
 
 
-def test_printing_shows_layout_and_part_and_moves_nothing(two: Threads) -> None:
+def test_printing_shows_layout_and_part_and_moves_nothing(two: ThreadRanks) -> None:
     def on_a_rank() -> str:
         x = spread(torch.arange(4.0).view(2, 2), PAIR, S(0))
         return repr(x) if current().rank == 0 else ""  # one rank alone may print
@@ -172,7 +172,7 @@ def test_printing_shows_layout_and_part_and_moves_nothing(two: Threads) -> None:
     assert "rank 0's part, shape=(2, 2), placement=cpu:[0,1], sbp=S(0)" in text
 
 
-def test_a_copy_and_a_pickle_are_tensors_of_their_own(two: Threads) -> None:
+def test_a_copy_and_a_pickle_are_tensors_of_their_own(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x = torch.nn.Parameter(spread(torch.ones(4, 2), PAIR, S(0)))
         again = copy.deepcopy(x)
@@ -192,7 +192,7 @@ def test_a_copy_and_a_pickle_are_tensors_of_their_own(two: Threads) -> None:
     torch.testing.assert_close(loaded, torch.ones(4, 2))
 
 
-def test_a_part_is_loaded_by_its_own_rank_only(two: Threads) -> None:
+def test_a_part_is_loaded_by_its_own_rank_only(two: ThreadRanks) -> None:
     def save() -> bytes:
         file = io.BytesIO()
         torch.save(spread(torch.ones(4), PAIR, S(0)), file)
@@ -207,7 +207,7 @@ def test_a_part_is_loaded_by_its_own_rank_only(two: Threads) -> None:
         two.run(load)
 
 
-def test_a_device_is_a_matter_of_the_placement(two: Threads) -> None:
+def test_a_device_is_a_matter_of_the_placement(two: ThreadRanks) -> None:
     def on_a_rank() -> Tensor:
         return spread(torch.ones(2), PAIR, B).to("cpu", torch.float64)
 
@@ -219,7 +219,7 @@ def test_a_device_is_a_matter_of_the_placement(two: Threads) -> None:
 # ---- several placements
 
 
-def test_an_op_runs_where_the_fewest_bytes_have_to_move_to(four: Threads) -> None:
+def test_an_op_runs_where_the_fewest_bytes_have_to_move_to(four: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         big = spread(torch.ones(8, 8), flow.placement("cpu", [0, 1]), S(0))
         small = spread(torch.arange(8.0), flow.placement("cpu", [2, 3]), S(0))
@@ -232,7 +232,7 @@ def test_an_op_runs_where_the_fewest_bytes_have_to_move_to(four: Threads) -> Non
     torch.testing.assert_close(other, made)
 
 
-def test_where_both_ways_cost_the_same_the_choice_is_spelled_out(four: Threads) -> None:
+def test_where_both_ways_cost_the_same_the_choice_is_spelled_out(four: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x, y = (spread(torch.ones(4), flow.placement("cpu", ranks), B) for ranks in ([0, 1], [2, 3]))
         x + y
@@ -242,7 +242,7 @@ def test_where_both_ways_cost_the_same_the_choice_is_spelled_out(four: Threads) 
     assert "operand 1 of aten.add.Tensor: float32[4] B on cpu:[2,3]" in str(caught.value)
 
 
-def test_ranks_outside_of_a_placement_go_on_with_empty_parts(four: Threads) -> None:
+def test_ranks_outside_of_a_placement_go_on_with_empty_parts(four: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x = spread(torch.arange(6.0).view(2, 3).requires_grad_(), flow.placement("cpu", [1, 2]), S(0))
         y = (x.exp() @ x.t()).sum()
@@ -260,7 +260,7 @@ def test_ranks_outside_of_a_placement_go_on_with_empty_parts(four: Threads) -> N
     assert [tuple(part) for *_, part in found] == [(0,), (1, 3), (1, 3), (0,)]
 
 
-def test_ranks_that_run_different_ops_are_told_apart(two: Threads) -> None:
+def test_ranks_that_run_different_ops_are_told_apart(two: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x = spread(torch.ones(4, 4), PAIR, S(0))
         if current().rank == 0:
@@ -272,7 +272,7 @@ def test_ranks_that_run_different_ops_are_told_apart(two: Threads) -> None:
         two.run(on_a_rank)
 
 
-def test_it_is_a_tensor_to_pytorch(two: Threads) -> None:
+def test_it_is_a_tensor_to_pytorch(two: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x = spread(torch.ones(4, 4), PAIR, S(0))
         assert isinstance(x, Tensor)
@@ -287,7 +287,7 @@ def test_it_is_a_tensor_to_pytorch(two: Threads) -> None:
     two.run(on_a_rank)
 
 
-def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: ThreadRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     rules_of = perform.rules_of
     monkeypatch.setattr(perform, "rules_of", lambda call: asked.append(current().rank) or rules_of(call))
@@ -305,7 +305,7 @@ def test_all_ranks_use_what_the_first_finds_out_about_an_op(two: Threads, monkey
 @pytest.mark.parametrize("layout", [B, S(0)])
 @pytest.mark.parametrize("function", [torch.det, torch.logdet, torch.linalg.inv], ids=lambda f: f.__name__)
 def test_matrices_that_lie_column_by_column_have_their_gradients(
-    two: Threads, function: Callable[..., Any], layout: Any
+    two: ThreadRanks, function: Callable[..., Any], layout: Any
 ) -> None:
     x = (torch.rand(3, 4, 4, dtype=torch.float64) / 8 + torch.eye(4)).mT.requires_grad_()
     check_equal(two, function, [x], PAIR, [layout])

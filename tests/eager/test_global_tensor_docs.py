@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "global_tensors.md"
 
@@ -37,7 +37,7 @@ def test_every_example_does_what_the_page_shows() -> None:
         return [shown(example.source, names) for example in examples]
 
     torch.manual_seed(0)
-    with Threads(4) as threads:
+    with ThreadRanks(4) as threads:
         found, *_ = threads.run(on_a_rank)
     for example, text in zip(examples, found, strict=True):
         want = example.want

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import actorflow as flow
-from actorflow.eager.links import LinkedTensor
-from actorflow.eager.threads import Threads
+from actorflow.eager.linked_views import LinkedView
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
@@ -59,7 +59,7 @@ def _ops_that_keep_what_they_change(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "function", [_through_views, _through_lists_of_views, _views_follow_their_base, _ops_that_keep_what_they_change]
 )
-def test_changes_in_place_reach_all_that_share_memory(two: Threads, function: Callable[..., Any]) -> None:
+def test_changes_in_place_reach_all_that_share_memory(two: ThreadRanks, function: Callable[..., Any]) -> None:
     torch.manual_seed(1)
     needed = function in (_through_views, _views_follow_their_base)
     inputs = [torch.randn(4, 6, dtype=torch.float64, requires_grad=needed) for _ in range(2)]
@@ -67,14 +67,14 @@ def test_changes_in_place_reach_all_that_share_memory(two: Threads, function: Ca
         check_equal(two, function, inputs, PAIR, layouts)
 
 
-def test_changes_in_place_reach_their_base_on_a_mesh(four: Threads) -> None:
+def test_changes_in_place_reach_their_base_on_a_mesh(four: ThreadRanks) -> None:
     torch.manual_seed(1)
     inputs = [torch.randn(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     for layouts in (([S(0), S(1)], [B, S(0)]), ([S(1), P], [S(0), B])):
         check_equal(four, _through_views, inputs, MESH, layouts)
 
 
-def test_a_change_in_place_keeps_the_layout(two: Threads) -> None:
+def test_a_change_in_place_keeps_the_layout(two: ThreadRanks) -> None:
     def on_a_rank() -> Any:
         x, y = spread(torch.ones(4, 4), PAIR, S(0)), spread(torch.ones(4, 4), PAIR, S(1))
         part, storage = x._local, x._local.data_ptr()
@@ -92,18 +92,18 @@ def test_a_change_in_place_keeps_the_layout(two: Threads) -> None:
     torch.testing.assert_close(total, torch.ones(4).exp())
 
 
-def test_a_view_shares_memory_where_the_layout_lets_it(two: Threads) -> None:
+def test_a_view_shares_memory_where_the_layout_lets_it(two: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x = spread(torch.arange(16.0).view(4, 4), PAIR, S(0))
         for view in (x.t(), x.view(4, 2, 2), x[:, 1], x.unsqueeze(1), x.detach()):
-            assert not isinstance(view, LinkedTensor)
+            assert not isinstance(view, LinkedView)
             assert view._local.untyped_storage().data_ptr() == x._local.untyped_storage().data_ptr()
-        assert isinstance(x[1], LinkedTensor)  # rank 0 has this row, rank 1 gets it
+        assert isinstance(x[1], LinkedView)  # rank 0 has this row, rank 1 gets it
 
     two.run(on_a_rank)
 
 
-def test_what_cannot_be_brought_to_its_base_is_an_error(two: Threads) -> None:
+def test_what_cannot_be_brought_to_its_base_is_an_error(two: ThreadRanks) -> None:
     def on_a_rank() -> None:
         x = spread(torch.arange(16.0).view(4, 4), PAIR, S(0))
         x.unfold(0, 3, 3).mul_(2)
@@ -112,7 +112,7 @@ def test_what_cannot_be_brought_to_its_base_is_an_error(two: Threads) -> None:
         two.run(on_a_rank)
 
 
-def test_a_tensor_keeps_its_shape_and_its_kind(two: Threads) -> None:
+def test_a_tensor_keeps_its_shape_and_its_kind(two: ThreadRanks) -> None:
     def resized() -> None:
         spread(torch.ones(4), PAIR, S(0)).resize_(8)
 
@@ -125,7 +125,7 @@ def test_a_tensor_keeps_its_shape_and_its_kind(two: Threads) -> None:
         two.run(into_a_plain_one)
 
 
-def test_running_statistics_move_as_on_one_device(two: Threads) -> None:
+def test_running_statistics_move_as_on_one_device(two: ThreadRanks) -> None:
     torch.manual_seed(2)
     x = torch.randn(6, 3, 4, 4)
     plain = torch.nn.BatchNorm2d(3)
@@ -150,7 +150,7 @@ def test_running_statistics_move_as_on_one_device(two: Threads) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_of_short_floats_gives_torchs_dtypes_in_every_layout(
-    two: Threads, dtype: torch.dtype, training: bool, weights: torch.dtype | None
+    two: ThreadRanks, dtype: torch.dtype, training: bool, weights: torch.dtype | None
 ) -> None:
     random = torch.Generator().manual_seed(0)
     x, seed = (torch.randn(8, 4, 3, 3, generator=random).to(dtype) for _ in range(2))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actorflow as flow
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import PAIR, B, S, on, spread, value
 
@@ -43,13 +43,13 @@ INSIDE: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_plain_tensor_from_outside_is_an_error_that_shows_the_fix(two: Threads, name: str) -> None:
+def test_a_plain_tensor_from_outside_is_an_error_that_shows_the_fix(two: ThreadRanks, name: str) -> None:
     with pytest.raises(LayoutError, match=r"write x.to_global\(placement, sbp\)"):
         two.run(lambda: OUTSIDE[name](spread(torch.arange(20.0).view(4, 5), PAIR, S(0))))
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_numbers_and_what_torch_makes_inside_of_an_op_count_as_whole(two: Threads, name: str) -> None:
+def test_numbers_and_what_torch_makes_inside_of_an_op_count_as_whole(two: ThreadRanks, name: str) -> None:
     wanted = INSIDE[name](torch.arange(20.0).view(4, 5))
     made = on(two, lambda: value(INSIDE[name](spread(torch.arange(20.0).view(4, 5), PAIR, S(0)))))
     torch.testing.assert_close(made, wanted, equal_nan=True)
@@ -71,7 +71,7 @@ class _Positions(nn.Module):
         return self.inner(x + self.table(positions)) * mask
 
 
-def test_what_a_global_module_makes_in_its_forward_counts_as_whole(two: Threads) -> None:
+def test_what_a_global_module_makes_in_its_forward_counts_as_whole(two: ThreadRanks) -> None:
     model = _Positions()
     x = torch.randn(4, 5)
     wanted = model(x).detach()

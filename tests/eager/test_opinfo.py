@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import actorflow.eager.tensor  # noqa: F401 -- so that global tensors know their ops
+import actorflow.eager.tensor_methods  # noqa: F401 -- so that global tensors know their ops
 from opinfo_runs import PASSED, Ours, cases, judge, operators
 
 SOME = (

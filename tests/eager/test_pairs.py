@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actorflow.eager.group_communicator import GroupWires
+from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.eager.layout import Layout
-from actorflow.eager.pairs import SEAT, Pairs, apart
-from actorflow.eager.redistribution import box
+from actorflow.eager.pair_transfers import LOCATION_BYTES, PairCommunicators, can_use_nccl
+from actorflow.eager.redistribution import redistribute
 from actorflow.transport.communicators import over_gloo
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import Placement
@@ -77,13 +77,13 @@ class Ranks:
         self.gpus = ["0", "1", "2"]
         self.moved: list[list[tuple[int, int]]] = [[] for _ in range(WORLD)]  # of each rank's calls, bytes out and in
         self.make: Callable[..., Any] | None = None
-        self._wires: list[GroupWires] = []
+        self._comms: list[GroupCommunicator] = []
 
-    def seat(self, rank: int) -> bytes:
+    def location(self, rank: int) -> bytes:
         gpu = self.gpus[rank]
-        return VERSION + gpu.encode().ljust(SEAT - len(VERSION)) if gpu else bytes(SEAT)
+        return VERSION + gpu.encode().ljust(LOCATION_BYTES - len(VERSION)) if gpu else bytes(LOCATION_BYTES)
 
-    def run(self, *functions: Callable[[GroupWires], Any]) -> list[Any]:
+    def run(self, *functions: Callable[[GroupCommunicator], Any]) -> list[Any]:
         """What each has returned or raised."""
         store = dist.HashStore()
         found: list[Any] = [None] * WORLD
@@ -92,11 +92,11 @@ class Ranks:
             def make(store: Any, at: int, size: int) -> Any:
                 return self.make(rank) if self.make else Counting(over_gloo(store, at, size), self.moved[rank])
 
-            pairs = Pairs(dist.PrefixStore("pairs", store), rank, make, "cpu", lambda: self.seat(rank))
+            pairs = PairCommunicators(dist.PrefixStore("pairs", store), rank, make, "cpu", lambda: self.location(rank))
             try:
-                wires = GroupWires(dist.PrefixStore("test", store), rank, WORLD, pairs=pairs)
-                self._wires.append(wires)
-                found[rank] = functions[rank % len(functions)](wires)
+                comm = GroupCommunicator(dist.PrefixStore("test", store), rank, WORLD, pairs=pairs)
+                self._comms.append(comm)
+                found[rank] = functions[rank % len(functions)](comm)
             except Exception as error:
                 found[rank] = error
 
@@ -104,7 +104,7 @@ class Ranks:
         return found
 
     def close(self) -> None:
-        _together([wires.finish for wires in self._wires])
+        _together([comm.finish for comm in self._comms])
 
 
 def _together(calls: list[Callable[[], object]]) -> None:
@@ -126,14 +126,14 @@ def ranks() -> Iterator[Ranks]:
 GRID = torch.arange(35).view(5, 7)
 
 
-def layouts(wires: GroupWires) -> list[Tensor]:
-    mine = box(GRID, (5, 7), WHOLE, ROWS, wires)
-    other = box(mine, (5, 7), ROWS, COLUMNS, wires)
+def layouts(comm: GroupCommunicator) -> list[Tensor]:
+    mine = redistribute(GRID, (5, 7), WHOLE, ROWS, comm)
+    other = redistribute(mine, (5, 7), ROWS, COLUMNS, comm)
     far = Layout(Placement("cpu", (2, 0), (2,)), (Split(0),))
-    moved = box(other, (5, 7), COLUMNS, far, wires)
-    flags = box(torch.tensor([wires.rank == 1, False]), (2,), TERMS, WHOLE, wires)
-    sums = box(torch.full((40_000,), wires.rank + 1.0), (40_000,), TERMS, WHOLE, wires)
-    return [other, box(moved, (5, 7), far, WHOLE, wires), flags, sums]
+    moved = redistribute(other, (5, 7), COLUMNS, far, comm)
+    flags = redistribute(torch.tensor([comm.rank == 1, False]), (2,), TERMS, WHOLE, comm)
+    sums = redistribute(torch.full((40_000,), comm.rank + 1.0), (40_000,), TERMS, WHOLE, comm)
+    return [other, redistribute(moved, (5, 7), far, WHOLE, comm), flags, sums]
 
 
 @pytest.mark.parametrize("gpus", [["0", "1", "2"], ["0", "1", "0"], ["0", "", "2"], ["0", "0", "0"]])
@@ -147,21 +147,21 @@ def test_parts_arrive_from_device_to_device_or_where_that_cannot_be_over_gloo(ra
         assert torch.equal(whole, GRID)
         assert flags.tolist() == [True, False]
         assert torch.equal(sums, torch.full((40_000,), 6.0))
-    peers = [sum(apart(ranks.seat(a), ranks.seat(b)) for b in range(WORLD)) for a in range(WORLD)]
+    peers = [sum(can_use_nccl(ranks.location(a), ranks.location(b)) for b in range(WORLD)) for a in range(WORLD)]
     assert [bool(calls) for calls in ranks.moved] == [n > 0 for n in peers]
     assert sum(out for calls in ranks.moved for out, _ in calls) == sum(n for calls in ranks.moved for _, n in calls)
 
 
 def test_ranks_apart_are_those_with_one_nccl_and_two_gpus() -> None:
     one, other = VERSION + b"0" * 24, VERSION + b"1" * 24
-    assert apart(one, other)
-    assert not apart(one, one)
-    assert not apart(one, bytes(SEAT))
-    assert not apart(one, b"another " + b"1" * 24)
+    assert can_use_nccl(one, other)
+    assert not can_use_nccl(one, one)
+    assert not can_use_nccl(one, bytes(LOCATION_BYTES))
+    assert not can_use_nccl(one, b"another " + b"1" * 24)
 
 
-def summed(wires: GroupWires, why: str = "a sum") -> Tensor:
-    return box(torch.ones(6), (6,), TERMS, WHOLE, wires, why)
+def summed(comm: GroupCommunicator, why: str = "a sum") -> Tensor:
+    return redistribute(torch.ones(6), (6,), TERMS, WHOLE, comm, why)
 
 
 def test_ranks_in_different_ops_are_named_before_a_device_waits(ranks: Ranks) -> None:
@@ -175,11 +175,11 @@ def test_ranks_in_different_ops_are_named_before_a_device_waits(ranks: Ranks) ->
 def test_a_rank_that_fails_between_devices_does_not_leave_the_others_waiting(ranks: Ranks) -> None:
     ranks.make = lambda rank: Failing() if rank == 1 else Stuck()
 
-    def on_a_rank(wires: GroupWires) -> Tensor:
+    def on_a_rank(comm: GroupCommunicator) -> Tensor:
         try:
-            return summed(wires)
+            return summed(comm)
         except Exception as error:
-            wires.finish(f"raised {type(error).__name__}: {error}")
+            comm.finish(f"raised {type(error).__name__}: {error}")
             raise
 
     errors = ranks.run(on_a_rank)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 
 LINE = flow.placement("cpu", [0, 1, 2, 3])
 MESH = flow.placement("cpu", [[0, 1], [2, 3]])
@@ -34,13 +34,13 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads(4) as made:
+def threads() -> Iterator[ThreadRanks]:
+    with ThreadRanks(4) as made:
         yield made
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_a_random_op_gives_the_same_under_every_layout(threads: Threads, name: str) -> None:
+def test_a_random_op_gives_the_same_under_every_layout(threads: ThreadRanks, name: str) -> None:
     values = torch.linspace(-2, 2, 30, dtype=torch.float64).view(5, 6)
 
     def on_a_rank(where: Any, sbp: Any) -> Tensor:
@@ -54,7 +54,7 @@ def test_a_random_op_gives_the_same_under_every_layout(threads: Threads, name: s
             torch.testing.assert_close(found, expected)
 
 
-def test_one_device_alone_has_the_numbers_of_four(threads: Threads) -> None:
+def test_one_device_alone_has_the_numbers_of_four(threads: ThreadRanks) -> None:
     def draw(ranks: list[int]) -> Tensor:
         flow.manual_seed(1)
         where = flow.placement("cpu", ranks)

@@ -16,10 +16,10 @@ from actorflow.live.meter import Meter, Reading
 from actorflow.live.pulse import Pulse, row, take
 from actorflow.live.view import View
 from actorflow.rendezvous.settings import Settings
-from actorflow.runtime.local import LocalCluster
 from actorflow.session.five_lines import five_lines
 from actorflow.support import progress
 from actorflow.support.progress import Work, working
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.core.sbp import B, P

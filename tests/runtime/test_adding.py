@@ -6,7 +6,7 @@ import torch
 
 from actorflow.runtime.bodies.adding import adding, products
 from actorflow.runtime.bodies.kernels import Kernels
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput, OfPiece
 from runtime.programs import MM, V0, V1, V2, V3, V4, V5, Program, body, on, spec, step

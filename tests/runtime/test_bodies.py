@@ -18,7 +18,7 @@ from actorflow.devices import Cpu
 from actorflow.runtime.bodies.divide import CHANGES, PLAIN, divide
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Runs
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actorflow.rendezvous.settings import cores_of
-from actorflow.runtime.local import MemoryTransport
 from actorflow.runtime.worker import Worker
+from actorflow.testing.local_cluster import MemoryTransport
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import OfInput
 from runtime.programs import V0, Program, body, on, spec, step

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.worker import Worker
 from actorflow.session.planes import share, unshare
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow.transport import shared
 from actorflow.transport.messages import Credit, Filled, Message, Ready, Region
 from actorflow.transport.redistribution import dtype_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from actorflow.devices import Cpu, Device
 from actorflow.runtime.collective_order import calls
-from actorflow.runtime.local import LocalCluster
 from actorflow.session.planes import Spot, choose
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow.transport.memory import MemoryPlane, Switchboard
 from actorflow.transport.messages import DataPlane
 from actorflow_compiler.core.sbp import Split

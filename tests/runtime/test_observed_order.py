@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actorflow.runtime import trace
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler import schedule
 from actorflow_scheduler.notation import frozen, observed, text

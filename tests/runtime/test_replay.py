@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.hints.goal import Goal

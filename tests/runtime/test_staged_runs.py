@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from actorflow.devices import Cpu, Device
-from actorflow.runtime.local import LocalCluster
 from actorflow.session.planes import Spot, choose
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.plan.plan import Plan
 from models import CASES
 from runtime.fake_device import Bench, staged

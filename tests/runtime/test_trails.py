@@ -17,8 +17,8 @@ from torch import Tensor
 
 from actorflow.runtime import job as jobs
 from actorflow.runtime.call import Call
-from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.stream_events import Passage, Trail, Trails, Waits
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.capture.optimizer_state import FUSABLE
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.custom_ops.optimizers import SCALARS

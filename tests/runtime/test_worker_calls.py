@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.worker import Worker
+from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
 from actorflow.transport import abandon
 from actorflow.transport.abandon import Decision, Failed, Vote, Word
 from actorflow.transport.memory import MemoryPlane, Switchboard

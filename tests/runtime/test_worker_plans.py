@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from actorflow.runtime.local import LocalCluster, MemoryTransport
 from actorflow.runtime.worker import Worker
+from actorflow.testing.local_cluster import LocalCluster, MemoryTransport
 from actorflow.transport.memory import Switchboard
 from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.plan.plan import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.runtime.local import LocalCluster
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import DeadlockError
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.verify import verify

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from actorflow.runtime.local import LocalCluster
 from actorflow.runtime.recorder import Recorder
+from actorflow.testing.local_cluster import LocalCluster
 from actorflow.tracing.chrome import Recorded, events, joined
 from actorflow.tracing.folder import Ran, RankInfo, Traced
 from actorflow.tracing.measured import Measured

@@ -11,11 +11,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, show_rank, write
+from actorflow.eager.mismatch import (
+    CollectiveWait,
+    RankState,
+    ScriptEnd,
+    decode_state,
+    encode_state,
+    find_mismatch,
+    show_rank,
+)
 from actorflow.script_state.user_code import line_of
 from actorflow.support import background
 
-__all__ = ["Store", "Watch"]
+__all__ = ["StatusStore", "MismatchWatch"]
 
 TICK = 0.5  # seconds between two looks
 PATIENCE = 1.0  # seconds in one collective after which a rank asks what the others do
@@ -25,8 +33,8 @@ NEWS = 6.0  # seconds in which the cause of a broken connection becomes known
 GONE = 2.5  # seconds without a sign of life, when a connection has broken, after which a rank is what was lost
 
 
-class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
+class StatusStore(Protocol):
+    """What is used of ``torch.distributed.StatusStore``."""
 
     def set(self, key: str, value: str, /) -> None:
         """Put a value there."""
@@ -38,34 +46,34 @@ class Store(Protocol):
         """Whether there is something at all of them."""
 
 
-class Watch:
+class MismatchWatch:
     """Tells the other ranks what this one is in, and finds out when it waits in vain.
 
     ``store`` is this thread's own connection.  ``wake`` is called once, on the watching thread, when there is a
     verdict: it has to make the main thread's blocked call fail.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, wake: Callable[[], object]) -> None:
+    def __init__(self, store: StatusStore, rank: int, world: int, wake: Callable[[], object]) -> None:
         self._store, self._rank, self._world, self._wake = store, rank, world, wake
         self._main = threading.get_ident()
-        self._now: tuple[Waiting, float] | None = None
+        self._now: tuple[CollectiveWait, float] | None = None
         self._entered: dict[tuple[int, ...], int] = {}
-        self._ended: Ended | None = None
+        self._ended: ScriptEnd | None = None
         self._beat = 0
-        self._heard: dict[int, tuple[int, float]] = {}  # rank → its last beat, and when it was new
+        self._last_beats: dict[int, tuple[int, float]] = {}  # rank → its last beat, and when it was new
         self._suspected: tuple[str, int] | None = None  # what was thought at the last look, and in which collective
         self._entries = 0
-        self._told = False  # that it takes long
+        self._printed_wait = False  # that it takes long
         self._close = threading.Event()
         self._lost_store = False
         self.verdict: str | None = None
         self.lost = False  # whether the verdict is that a rank was lost
-        self._judged = threading.Event()
+        self._decided = threading.Event()
         self._thread = background.start(self._run, "actorflow-pace", self._close.set)
 
     # -- the main thread -------------------------------------------------------------------------
 
-    def enter(self, waiting: Waiting) -> None:
+    def enter(self, waiting: CollectiveWait) -> None:
         """This rank is in a collective from now on."""
         self._entered[waiting.ranks] = waiting.number + 1
         self._entries += 1
@@ -75,7 +83,7 @@ class Watch:
         """It is through with it."""
         self._now = None
 
-    def give_up(self, waiting: Waiting) -> None:
+    def give_up(self, waiting: CollectiveWait) -> None:
         """It is not through with it, and never will be."""
         self._entered[waiting.ranks] = waiting.number
 
@@ -83,16 +91,18 @@ class Watch:
         """This rank takes part in nothing more; it stays for a moment, so that those that wait for it hear why."""
         if self._ended is not None:
             return
-        self._ended = Ended(how)
+        self._ended = ScriptEnd(how)
         self._close.set()
         self._thread.join(NEWS)
 
-    def why(self, error: BaseException, waiting: Waiting) -> tuple[str, bool]:
+    def why(self, error: BaseException, waiting: CollectiveWait) -> tuple[str, bool]:
         """Why a transfer has failed, and whether it is that a rank was lost; takes a few seconds at most."""
         begun = time.monotonic()
         silent: list[int] = []
-        while not self._judged.wait(TICK) and not silent and time.monotonic() - begun < NEWS:
-            silent = [r for r in waiting.peers if time.monotonic() - max(begun, self._heard.get(r, (0, 0.0))[1]) > GONE]
+        while not self._decided.wait(TICK) and not silent and time.monotonic() - begun < NEWS:
+            silent = [
+                r for r in waiting.peers if time.monotonic() - max(begun, self._last_beats.get(r, (0, 0.0))[1]) > GONE
+            ]
         if self.verdict is not None:
             return self.verdict, self.lost
         if self._lost_store:
@@ -108,39 +118,39 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            self._say()
+            self._publish()
             while not self._close.wait(TICK):
-                self._look()
-            self._say()
+                self._check_peers()
+            self._publish()
             begun = time.monotonic()
-            while self._ended and (staying := self._is_wanted()) is not False and time.monotonic() - begun < NEWS:
+            while self._ended and (staying := self._is_awaited()) is not False and time.monotonic() - begun < NEWS:
                 if staying is None and time.monotonic() - begun > 2 * TICK:
                     break
                 time.sleep(TICK / 10)  # a store has no event to wait for that could be given up
         except Exception:  # the store is gone, and whoever kept it
             self._lost_store = True
-            self._judged.set()
+            self._decided.set()
 
-    def _look(self) -> None:
+    def _check_peers(self) -> None:
         now = self._now
-        self._say()
+        self._publish()
         if self.verdict is not None:
             return
         waited = time.monotonic() - now[1] if now else 0.0
         if now is None or waited < PATIENCE:
-            self._suspected, self._told = None, False
+            self._suspected, self._printed_wait = None, False
             return
         states = self._read(now[0])
-        why = blame(states) or self._silent(states, waited)
+        why = find_mismatch(states) or self._silent(states, waited)
         suspicion = (why, self._entries) if why else None
         if why and suspicion == self._suspected and self._now is now:
-            self._judge(why)
+            self._decide(why)
         self._suspected = suspicion
-        if waited > SLOW and not self._told:
-            self._told = True
-            self._tell(now[0], states, waited)
+        if waited > SLOW and not self._printed_wait:
+            self._printed_wait = True
+            self._print_wait(now[0], states, waited)
 
-    def _is_wanted(self) -> bool | None:
+    def _is_awaited(self) -> bool | None:
         """Whether a rank waits for this one, and does not know yet that it waits in vain.
 
         None where some may begin to: what they say of themselves is up to a tick old.  False where nobody will.
@@ -149,34 +159,34 @@ class Watch:
             return False
         me = self._state(None)
         others = [str(r) for r in range(self._world) if r != self._rank and self._store.check([str(r)])]
-        states = [read(self._store.get(key).decode())[0].doing for key in others]
-        if any(isinstance(d, Waiting) and self._rank in d.peers and not me.has_passed(d) for d in states):
+        states = [decode_state(self._store.get(key).decode())[0].doing for key in others]
+        if any(isinstance(d, CollectiveWait) and self._rank in d.peers and not me.has_passed(d) for d in states):
             return True
-        return False if all(isinstance(d, Ended) for d in states) else None
+        return False if all(isinstance(d, ScriptEnd) for d in states) else None
 
-    def _judge(self, why: str) -> None:
+    def _decide(self, why: str) -> None:
         if self._store.check(["verdict"]):  # another rank was first: all say the same
             why = self._store.get("verdict").decode()
         else:
             self._store.set("verdict", why)
         self.verdict = why
-        self._judged.set()
+        self._decided.set()
         self._wake()
 
-    def _say(self) -> None:
+    def _publish(self) -> None:
         self._beat += 1
         now = self._now
-        self._store.set(str(self._rank), write(self._state(now[0] if now else None), self._beat))
+        self._store.set(str(self._rank), encode_state(self._state(now[0] if now else None), self._beat))
         broken = self._store.check(["verdict"]) if self.verdict is None and now else False
         if broken:
             self.verdict = self._store.get("verdict").decode()
-            self._judged.set()
+            self._decided.set()
             self._wake()
 
-    def _state(self, waiting: Waiting | None) -> State:
-        return State(self._ended or waiting, dict(self._entered), line_of(self._main))
+    def _state(self, waiting: CollectiveWait | None) -> RankState:
+        return RankState(self._ended or waiting, dict(self._entered), line_of(self._main))
 
-    def _read(self, waiting: Waiting) -> dict[int, State]:
+    def _read(self, waiting: CollectiveWait) -> dict[int, RankState]:
         """What the ranks say that matter: those that this one waits for, those that they wait for, and so on."""
         states = {self._rank: self._state(waiting)}
         wanted = list(waiting.peers)
@@ -185,28 +195,28 @@ class Watch:
             key = str(rank)
             if rank in states or not self._store.check([key]):
                 continue
-            states[rank], beat = read(self._store.get(key).decode())
-            if self._heard.get(rank, (0, 0.0))[0] != beat:
-                self._heard[rank] = (beat, time.monotonic())
+            states[rank], beat = decode_state(self._store.get(key).decode())
+            if self._last_beats.get(rank, (0, 0.0))[0] != beat:
+                self._last_beats[rank] = (beat, time.monotonic())
             doing = states[rank].doing
-            if isinstance(doing, Waiting):
+            if isinstance(doing, CollectiveWait):
                 wanted += doing.peers
         fresh = time.monotonic() - 4 * TICK
         return {
             rank: state
             for rank, state in states.items()
-            if rank == self._rank or isinstance(state.doing, Ended) or self._heard[rank][1] > fresh
+            if rank == self._rank or isinstance(state.doing, ScriptEnd) or self._last_beats[rank][1] > fresh
         }
 
     def _silent(self, states: Iterable[int], waited: float) -> str | None:
-        for rank, (_, heard) in self._heard.items():
+        for rank, (_, heard) in self._last_beats.items():
             silent = time.monotonic() - heard
             if rank not in states and silent > SILENT and waited > SILENT:
                 self.lost = True
                 return f"rank {rank} was lost: it has given no sign of life for {silent:.0f} s"
         return None
 
-    def _tell(self, waiting: Waiting, states: dict[int, State], waited: float) -> None:
+    def _print_wait(self, waiting: CollectiveWait, states: dict[int, RankState], waited: float) -> None:
         late = [r for r in waiting.peers if r not in states or not states[r].is_in(waiting)]
         lines = [show_rank(r, states[r]) if r in states else f"  rank {r} says nothing" for r in late]
         print(

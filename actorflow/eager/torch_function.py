@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from actorflow.eager.convert import moved
-from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
-from actorflow.eager.learning import UNKNOWN, Together, fill, known, learn, leaves
-from actorflow.eager.links import LinkedTensor, refresh
-from actorflow.eager.plain import taken_whole
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
+from actorflow.eager.linked_views import LinkedView, refresh
+from actorflow.eager.partwise import UNKNOWN, PartwiseCall, fill, known, learn, leaves
+from actorflow.eager.plain_tensors import plain_as_whole
 from actorflow_compiler.core.torch_internals import (
     end_of_graph,
     gradients,
@@ -39,7 +39,7 @@ def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: di
         if prepare is not None:
             return prepare(func, args, kwargs or {})
         first = args[0] if args else None
-        if type(first) is not GlobalTensor or func in first._spec.wires.one_by_one or not _free(first._spec):
+        if type(first) is not GlobalTensor or func in first._spec.comm.stepwise or not _free(first._spec):
             return func(*args, **kwargs) if kwargs else func(*args)
         grad = torch.is_grad_enabled()
         recorded = False
@@ -85,7 +85,7 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _with_its_own(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function that makes a plain tensor in an argument's place: whole where all that is given is global."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    with taken_whole() if all(isinstance(t, GlobalTensor) for t in given) else contextlib.nullcontext():
+    with plain_as_whole() if all(isinstance(t, GlobalTensor) for t in given) else contextlib.nullcontext():
         return func(*args, **kwargs)
 
 
@@ -105,67 +105,67 @@ if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
     _PREPARED[torch.nn.functional.linear_cross_entropy] = _without_chunks
 
 
-def _free(spec: Spec) -> bool:
+def _free(spec: GlobalSpec) -> bool:
     """Whether nothing is about that has to see each op."""
-    return not (spec.wires.checks or torch.is_autocast_enabled(spec.device.type) or packs_saved() or in_transform())
+    return not (spec.comm.checks or torch.is_autocast_enabled(spec.device.type) or packs_saved() or in_transform())
 
 
-def _run(together: Together, operands: list[GlobalTensor], recorded: bool) -> Any:
+def _run(partwise: PartwiseCall, operands: list[GlobalTensor], recorded: bool) -> Any:
     """The call on the parts; NotImplemented where a result is a view of an operand."""
     parts = leaves(operands) if recorded else [t._local for t in operands]
-    made = fill(together, parts)
-    outs = (made,) if together.form is None else tuple(made)
+    made = fill(partwise, parts)
+    outs = (made,) if partwise.form is None else tuple(made)
     for t in outs:
         if t._is_view() and any(t._base is p or t._base is p._base for p in parts):
             return NotImplemented
     if recorded:
-        wrapped = _call(_Recorded(together, parts, outs), *operands)
+        wrapped = _call(_RecordedCall(partwise, parts, outs), *operands)
     else:
-        wrapped = tuple([wrap(t, spec) for t, spec in zip(outs, together.outs, strict=True)])
-    return wrapped[0] if together.form is None else together.form(wrapped)
+        wrapped = tuple([wrap(t, spec) for t, spec in zip(outs, partwise.outs, strict=True)])
+    return wrapped[0] if partwise.form is None else partwise.form(wrapped)
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _RecordedCall:
     """A call that was made on the parts, to be gone back through."""
 
-    together: Together
+    partwise: PartwiseCall
     parts: list[Tensor]  # those that need a gradient are leaves
     outs: tuple[Tensor, ...]
 
 
-class _Call(torch.autograd.Function):
+class _PartwiseFunction(torch.autograd.Function):
     """What was called on the parts, as one node of the graph of global tensors."""
 
     @staticmethod
-    def forward(ctx: Any, recorded: _Recorded, *operands: GlobalTensor) -> tuple[GlobalTensor, ...]:
-        together, outs = recorded.together, recorded.outs
+    def forward(ctx: Any, recorded: _RecordedCall, *operands: GlobalTensor) -> tuple[GlobalTensor, ...]:
+        partwise, outs = recorded.partwise, recorded.outs
         recorded.outs = ()  # their memory belongs to whoever holds the results; the graph needs only where it ends
-        made = tuple([wrap(t.detach(), spec) for t, spec in zip(outs, together.outs, strict=True)])
+        made = tuple([wrap(t.detach(), spec) for t, spec in zip(outs, partwise.outs, strict=True)])
         ctx.set_materialize_grads(False)
         ctx.recorded, ctx.ends = recorded, [end_of_graph(t) for t in outs]
         # what changes a global tensor in place is not counted by its part: of what the graph keeps, it is seen here
-        ctx.save_for_backward(*[operands[i] for i in together.kept_ins], *[made[i] for i in together.kept_outs])
+        ctx.save_for_backward(*[operands[i] for i in partwise.kept_ins], *[made[i] for i in partwise.kept_outs])
         ctx.others = [
             (i, t, None if t.is_inference() else t._version)
             for i, t in enumerate(operands)
-            if i not in together.kept_ins
+            if i not in partwise.kept_ins
         ]
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        together: Together = ctx.recorded.together
+        partwise: PartwiseCall = ctx.recorded.partwise
         needs = ctx.needs_input_grad[1:]
         kept = ctx.saved_tensors  # raises where one was changed, or the graph is gone
         if ctx.ends is None:
             raise RuntimeError("Trying to backward through the graph a second time: give retain_graph=True the first")
         if torch.is_grad_enabled():
-            return None, *_differentiable(together, _operands(ctx, kept), needs, grads)
+            return None, *_differentiable(partwise, _operands(ctx, kept), needs, grads)
         ends, given = [], []
-        for end, g, layout in zip(ctx.ends, grads, together.back, strict=True):
+        for end, g, layout in zip(ctx.ends, grads, partwise.back, strict=True):
             if g is not None:
-                if isinstance(g, LinkedTensor):
+                if isinstance(g, LinkedView):
                     refresh(g)
                 ends.append(end)
                 given.append(g._local if g._spec.layout is layout else moved(g, layout, "the backward pass")._local)
@@ -178,17 +178,17 @@ class _Call(torch.autograd.Function):
             for i, g in zip(which, gradients(ends, given, [parts[i] for i in which], keep), strict=True):
                 if g is not None:
                     # what two tensors get must not be one memory: each may be added to in place
-                    made[1 + i] = _wrapped(g.clone() if any(g is s for s in seen) else g, together.grads[i])
+                    made[1 + i] = _wrapped(g.clone() if any(g is s for s in seen) else g, partwise.grads[i])
                     seen.append(g)
         if not keep:
             ctx.ends, ctx.recorded.parts, ctx.others = None, [], []
         return tuple(made)
 
 
-_call: Callable[..., Any] = plain_apply(_Call)
+_call: Callable[..., Any] = plain_apply(_PartwiseFunction)
 
 
-def _wrapped(part: Tensor, spec: Spec) -> GlobalTensor:
+def _wrapped(part: Tensor, spec: GlobalSpec) -> GlobalTensor:
     """A gradient, which may lie in memory otherwise than what it is a gradient of."""
     if not part.is_contiguous():
         steps = part.stride()
@@ -200,31 +200,31 @@ def _wrapped(part: Tensor, spec: Spec) -> GlobalTensor:
             for d in reversed(order):
                 strides[d] = step
                 step *= max(spec.shape[d], 1)
-            spec = spec_of(spec.wires, spec.layout, spec.shape, tuple(strides), spec.dtype, spec.device)
+            spec = spec_of(spec.comm, spec.layout, spec.shape, tuple(strides), spec.dtype, spec.device)
     return wrap(part, spec)
 
 
 def _operands(ctx: Any, kept: Sequence[Any]) -> list[Any]:
     """What the function was called with."""
-    found = dict(zip(ctx.recorded.together.kept_ins, kept, strict=False))
+    found = dict(zip(ctx.recorded.partwise.kept_ins, kept, strict=False))
     for i, t, version in ctx.others:
         if version is not None and t._version != version:
             raise RuntimeError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"operand {i} of {ctx.recorded.together.func}, of shape {tuple(t.shape)}"
+                f"operand {i} of {ctx.recorded.partwise.func}, of shape {tuple(t.shape)}"
             )
         found[i] = t
     return [found[i] for i in sorted(found)]
 
 
 def _differentiable(
-    together: Together, operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
+    partwise: PartwiseCall, operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
 ) -> list[Any]:
     """The gradients as results of ops on global tensors, op by op, so that they can be differentiated as well."""
     with torch.enable_grad(), only_dispatch():
         given = [t.view_as(t) for t in operands]  # one that is given twice gets a gradient for each
-        made = fill(together, given)
-        pairs = [(t, g) for t, g in zip([made] if together.form is None else made, grads, strict=True) if g is not None]
+        made = fill(partwise, given)
+        pairs = [(t, g) for t, g in zip([made] if partwise.form is None else made, grads, strict=True) if g is not None]
         found: list[Any] = [None] * len(given)
         which = [i for i, need in enumerate(needs) if need]
         if pairs:

@@ -23,7 +23,7 @@ from actorflow_compiler.signatures import OpCall, Signature, localised, signatur
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class OpOperand:
     """What is known of one operand."""
 
     meta: Meta  # of the whole
@@ -33,7 +33,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayoutChoice:
     """How an op is run."""
 
     needs: tuple[Layout, ...]  # of each operand
@@ -41,7 +41,7 @@ class Choice:
     local: OpCall | None  # what this rank runs; None outside of the placement
 
 
-def placement_for(operands: Sequence[Operand], fixed: Placement | None = None) -> Placement:
+def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None) -> Placement:
     """Where an op runs: where its operands are, else where the fewest bytes have to move to.
 
     ``fixed`` is the placement of what the op changes in place.  Raises LayoutError where two placements cost the same.
@@ -73,7 +73,7 @@ def _spelled(p: Placement) -> str:
     return f'flow.placement("{p.type}", {ranks})'
 
 
-def _move_bytes(o: Operand, to: Placement) -> float:
+def _move_bytes(o: OpOperand, to: Placement) -> float:
     here = o.layout.placement
     if here == to:
         return 0.0
@@ -82,8 +82,8 @@ def _move_bytes(o: Operand, to: Placement) -> float:
 
 
 def choose(
-    call: OpCall, operands: Sequence[Operand], placement: Placement, rank: int, kept: Sequence[tuple[int, int]] = ()
-) -> Choice:
+    call: OpCall, operands: Sequence[OpOperand], placement: Placement, rank: int, kept: Sequence[tuple[int, int]] = ()
+) -> LayoutChoice:
     """Choose a signature for each mesh axis.
 
     ``kept`` are (operand, output) pairs that have to lie as the operand does now, because the op changes it in place;
@@ -105,7 +105,7 @@ def choose(
         first = localised(first, s, parts, 0)
         if at is not None:
             mine = localised(mine, s, parts, at[axis])
-    return Choice(
+    return LayoutChoice(
         tuple(Layout(placement, tuple(need)) for need in needs),
         tuple(
             Layout(placement, tuple(out)) if meta is not None else None
@@ -115,7 +115,7 @@ def choose(
     )
 
 
-def _entry(o: Operand, placement: Placement, axis: int) -> Sbp:
+def _entry(o: OpOperand, placement: Placement, axis: int) -> Sbp:
     here: NdSbp = o.layout.sbp
     if o.layout.placement == placement:
         return here[axis]
@@ -124,7 +124,7 @@ def _entry(o: Operand, placement: Placement, axis: int) -> Sbp:
 
 def _cheapest(
     call: OpCall,
-    operands: Sequence[Operand],
+    operands: Sequence[OpOperand],
     have: Sequence[Sbp],
     placement: Placement,
     axis: int,

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actorflow as flow
 from actorflow.eager.current import checked
-from actorflow.eager.threads import Threads
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.core.errors import LayoutError
 from eager.ranks import MESH, PAIR, B, P, S, check_equal, on, spread, value
 
@@ -37,7 +37,7 @@ def _inputs() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_call_on_the_parts_is_the_ops_one_by_one(two: Threads, four: Threads, name: str) -> None:
+def test_a_call_on_the_parts_is_the_ops_one_by_one(two: ThreadRanks, four: ThreadRanks, name: str) -> None:
     for layouts in itertools.product([B, S(0), S(2), P], repeat=2):
         for _ in range(2):  # op by op, then as it was learned
             check_equal(two, FUNCTIONS[name], _inputs(), PAIR, layouts)
@@ -61,7 +61,7 @@ def _linear(x: Any, w: Any, b: Any) -> tuple[Tensor, Any]:
     ],
 )
 def test_what_nobody_has_to_move_is_one_call_and_gradients_lie_as_parts_do(
-    two: Threads, x: Any, w: Any, b: Any, result: str, gradients: tuple[str, ...]
+    two: ThreadRanks, x: Any, w: Any, b: Any, result: str, gradients: tuple[str, ...]
 ) -> None:
     def run() -> tuple[str, str, list[str]]:
         leaves = [
@@ -73,18 +73,18 @@ def test_what_nobody_has_to_move_is_one_call_and_gradients_lie_as_parts_do(
         found = torch.autograd.grad(made.sum(), given)
         return node, str(made.sbp[0]), [str(g.sbp[0]) for g in found]
 
-    assert on(two, run) == ("_CallBackward", result, list(gradients))
+    assert on(two, run) == ("_PartwiseFunctionBackward", result, list(gradients))
 
 
-def test_what_has_to_be_moved_goes_op_by_op(two: Threads) -> None:
+def test_what_has_to_be_moved_goes_op_by_op(two: ThreadRanks) -> None:
     def run() -> str:
         x, w, b = (spread(torch.randn(4, 4, requires_grad=True), PAIR, S(1)) for _ in range(3))
         return _linear(x, w, b[0])[1]
 
-    assert on(two, run) != "_CallBackward"
+    assert on(two, run) != "_PartwiseFunctionBackward"
 
 
-def test_gradients_of_gradients(two: Threads) -> None:
+def test_gradients_of_gradients(two: ThreadRanks) -> None:
     torch.manual_seed(0)
     x, w, b = torch.randn(2, 4, 4).double(), torch.randn(4, 4).double(), torch.randn(4).double()
 
@@ -97,14 +97,14 @@ def test_gradients_of_gradients(two: Threads) -> None:
 
     def run() -> list[Tensor]:
         given = [spread(t.clone().requires_grad_(), PAIR, sbp) for t, sbp in ((x, S(0)), (w, B), (b, B))]
-        assert _linear(*given)[1] == "_CallBackward"
+        assert _linear(*given)[1] == "_PartwiseFunctionBackward"
         return [value(t.detach()) for t in twice(*given)]
 
     for made, want in zip(on(two, run), wanted, strict=True):
         torch.testing.assert_close(made, want.detach())
 
 
-def test_a_graph_can_be_kept_and_is_gone_otherwise(two: Threads) -> None:
+def test_a_graph_can_be_kept_and_is_gone_otherwise(two: ThreadRanks) -> None:
     def run() -> None:
         x, w, b = (spread(torch.ones(*s, requires_grad=True), PAIR, B) for s in ((4, 4), (4, 4), (4,)))
         made, _ = _linear(x, w, b)
@@ -117,7 +117,7 @@ def test_a_graph_can_be_kept_and_is_gone_otherwise(two: Threads) -> None:
     on(two, run)
 
 
-def test_a_change_of_what_the_backward_pass_needs_is_noticed(two: Threads) -> None:
+def test_a_change_of_what_the_backward_pass_needs_is_noticed(two: ThreadRanks) -> None:
     def run() -> None:
         x, w, b = (spread(torch.ones(*s, requires_grad=True), PAIR, B) for s in ((4, 4), (4, 4), (4,)))
         made, _ = _linear(x, w, b)
@@ -133,7 +133,7 @@ def test_a_change_of_what_the_backward_pass_needs_is_noticed(two: Threads) -> No
             made = torch.einsum("ij,j->i", x, b).softmax(0)
         for _ in range(2):
             made = F.softmin(made, 0)
-        assert type(made.grad_fn).__name__ == "_CallBackward"
+        assert type(made.grad_fn).__name__ == "_PartwiseFunctionBackward"
         made.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             made.sum().backward()
@@ -141,7 +141,7 @@ def test_a_change_of_what_the_backward_pass_needs_is_noticed(two: Threads) -> No
     on(two, run)
 
 
-def test_results_can_be_changed_hooked_and_asked_for_their_gradients(two: Threads) -> None:
+def test_results_can_be_changed_hooked_and_asked_for_their_gradients(two: ThreadRanks) -> None:
     def use(x: Tensor, w: Tensor, b: Tensor) -> list[float]:
         made, _ = _linear(x, w, b)
         seen: list[float] = []
@@ -160,7 +160,7 @@ def test_results_can_be_changed_hooked_and_asked_for_their_gradients(two: Thread
     assert on(two, run) == use(*(torch.ones(*s, requires_grad=True) for s in sizes))
 
 
-def test_gradients_of_two_tensors_are_two_memories(two: Threads) -> None:
+def test_gradients_of_two_tensors_are_two_memories(two: ThreadRanks) -> None:
     def run() -> tuple[float, float]:
         x, w, b = (spread(torch.ones(*s, requires_grad=True), PAIR, B) for s in ((4,), (4, 4), (4,)))
         made, _ = _linear(x, w, b)
@@ -172,7 +172,7 @@ def test_gradients_of_two_tensors_are_two_memories(two: Threads) -> None:
     assert on(two, run) == (5.0, 0.0)
 
 
-def test_checkpointing_and_the_check_of_each_op_see_the_ops(two: Threads) -> None:
+def test_checkpointing_and_the_check_of_each_op_see_the_ops(two: ThreadRanks) -> None:
     def run() -> tuple[str, str, Tensor, Tensor]:
         x, w, b = (spread(torch.ones(*s, requires_grad=True), PAIR, B) for s in ((4, 4), (4, 4), (4,)))
         made, _ = _linear(x, w, b)
@@ -190,11 +190,11 @@ def test_checkpointing_and_the_check_of_each_op_see_the_ops(two: Threads) -> Non
         return node, inside[0], value(recomputed), value(usual)
 
     node, inside, recomputed, usual = on(two, run)
-    assert "_CallBackward" not in (node, inside)
+    assert "_PartwiseFunctionBackward" not in (node, inside)
     torch.testing.assert_close(recomputed, usual)
 
 
-def test_mixed_precision_goes_op_by_op(two: Threads) -> None:
+def test_mixed_precision_goes_op_by_op(two: ThreadRanks) -> None:
     def run() -> tuple[torch.dtype, torch.dtype]:
         x, w, b = (spread(torch.ones(*s), PAIR, B) for s in ((4, 4), (4, 4), (4,)))
         for _ in range(2):
@@ -205,7 +205,7 @@ def test_mixed_precision_goes_op_by_op(two: Threads) -> None:
     assert on(two, run) == (torch.float32, torch.bfloat16)
 
 
-def test_a_result_that_shares_memory_with_an_operand_stays_a_view(two: Threads) -> None:
+def test_a_result_that_shares_memory_with_an_operand_stays_a_view(two: ThreadRanks) -> None:
     def run() -> Tensor:
         for _ in range(3):
             x = flow.zeros(4, 4, placement=PAIR, sbp=S(0))
@@ -216,7 +216,7 @@ def test_a_result_that_shares_memory_with_an_operand_stays_a_view(two: Threads) 
     torch.testing.assert_close(on(two, run), torch.ones(4, 4))
 
 
-def test_a_tensor_is_split_where_a_global_tensor_says(two: Threads) -> None:
+def test_a_tensor_is_split_where_a_global_tensor_says(two: ThreadRanks) -> None:
     x = torch.arange(12.0).view(6, 2)
 
     def run() -> list[list[Tensor]]:
@@ -232,7 +232,7 @@ def test_a_tensor_is_split_where_a_global_tensor_says(two: Threads) -> None:
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch does not have it")
-def test_losses_that_are_computed_in_chunks_have_gradients(two: Threads) -> None:
+def test_losses_that_are_computed_in_chunks_have_gradients(two: ThreadRanks) -> None:
     torch.manual_seed(0)
     x, w = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
     target, seed = torch.tensor([0, 4, 2, 1]), torch.randn(4)
@@ -251,7 +251,7 @@ def test_losses_that_are_computed_in_chunks_have_gradients(two: Threads) -> None
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_rows_need_no_offsets_where_they_are_of_one_size(two: Threads, mode: str) -> None:
+def test_bags_of_rows_need_no_offsets_where_they_are_of_one_size(two: ThreadRanks, mode: str) -> None:
     torch.manual_seed(0)
     rows, table = torch.randint(10, (5, 5)), torch.randn(10, 4, requires_grad=True)
 

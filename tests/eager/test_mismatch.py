@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actorflow.eager import watch
-from actorflow.eager.communicator import Doing
-from actorflow.eager.group_communicator import GroupWires
+from actorflow.eager import mismatch_watch
+from actorflow.eager.communicator import CollectiveLabel
+from actorflow.eager.group_communicator import GroupCommunicator
 from actorflow.eager.layout import Layout
-from actorflow.eager.mismatch import Ended, State, Waiting, blame, read, write
-from actorflow.eager.redistribution import box
+from actorflow.eager.mismatch import CollectiveWait, RankState, ScriptEnd, decode_state, encode_state, find_mismatch
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.errors import CallError, ClusterError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
@@ -31,25 +31,25 @@ from cluster.runs import Run
 LIMIT = 200.0  # seconds
 
 
-def waiting(number: int, what: str, ranks: tuple[int, ...] = (0, 1), me: int = 0) -> State:
+def waiting(number: int, what: str, ranks: tuple[int, ...] = (0, 1), me: int = 0) -> RankState:
     """In a collective with all others of its ranks."""
     peers = tuple(r for r in ranks if r != me)
-    return State(Waiting(ranks, number, what, peers), {ranks: number + 1})
+    return RankState(CollectiveWait(ranks, number, what, peers), {ranks: number + 1})
 
 
 # ---- what is thought of states
 
 
 def test_ranks_in_one_collective_are_not_blamed() -> None:
-    assert blame({0: waiting(3, "mm"), 1: waiting(3, "mm", me=1)}) is None
+    assert find_mismatch({0: waiting(3, "mm"), 1: waiting(3, "mm", me=1)}) is None
 
 
 def test_a_rank_that_computes_is_not_blamed() -> None:
-    assert blame({0: waiting(3, "mm"), 1: State(None, {(0, 1): 3}, "train.py:7")}) is None
+    assert find_mismatch({0: waiting(3, "mm"), 1: RankState(None, {(0, 1): 3}, "train.py:7")}) is None
 
 
 def test_ranks_in_different_ops_are_both_named_with_their_ops() -> None:
-    why = blame({0: waiting(3, "mm"), 1: waiting(3, "add", me=1), 2: State(None)})
+    why = find_mismatch({0: waiting(3, "mm"), 1: waiting(3, "add", me=1), 2: RankState(None)})
     assert why is not None
     assert why.startswith("rank 0 and rank 1 wait for each other")
     assert "rank 0 is in collective 3 of ranks [0,1]: mm" in why
@@ -57,34 +57,36 @@ def test_ranks_in_different_ops_are_both_named_with_their_ops() -> None:
 
 
 def test_a_rank_that_is_through_with_a_collective_is_not_waited_for() -> None:
-    here = Waiting((0, 1, 2), 4, "mm", (1, 2))  # rank 1 has given its part and waits for rank 0 elsewhere
+    here = CollectiveWait((0, 1, 2), 4, "mm", (1, 2))  # rank 1 has given its part and waits for rank 0 elsewhere
     states = {
-        0: State(here, {(0, 1, 2): 5}),
-        1: State(Waiting((0, 1), 0, "add", (0,)), {(0, 1, 2): 5, (0, 1): 1}),
-        2: State(None, {(0, 1, 2): 4}),
+        0: RankState(here, {(0, 1, 2): 5}),
+        1: RankState(CollectiveWait((0, 1), 0, "add", (0,)), {(0, 1, 2): 5, (0, 1): 1}),
+        2: RankState(None, {(0, 1, 2): 4}),
     }
-    assert blame(states) is None
-    behind = State(Waiting((0, 1), 0, "add", (0,)), {(0, 1, 2): 4, (0, 1): 1})  # it has not
-    assert blame({**states, 1: behind}) is not None
+    assert find_mismatch(states) is None
+    behind = RankState(CollectiveWait((0, 1), 0, "add", (0,)), {(0, 1, 2): 4, (0, 1): 1})  # it has not
+    assert find_mismatch({**states, 1: behind}) is not None
 
 
 def test_a_circle_of_three_ranks_is_found() -> None:
     states = {
-        rank: State(Waiting(group, 0, "mm", (other,)), {group: 1})
+        rank: RankState(CollectiveWait(group, 0, "mm", (other,)), {group: 1})
         for rank, group, other in ((0, (0, 1), 1), (1, (1, 2), 2), (2, (0, 2), 0))
     }
-    assert "rank 0 and rank 1 and rank 2 wait for each other" in (blame(states) or "")
+    assert "rank 0 and rank 1 and rank 2 wait for each other" in (find_mismatch(states) or "")
 
 
 def test_a_rank_that_has_ended_is_named_unless_it_was_through() -> None:
-    ended = State(Ended("raised ValueError: no"), {(0, 1): 3})
-    assert "rank 0 waits for rank 1, which raised ValueError: no" in (blame({0: waiting(3, "mm"), 1: ended}) or "")
-    assert blame({0: waiting(2, "mm"), 1: ended}) is None
+    ended = RankState(ScriptEnd("raised ValueError: no"), {(0, 1): 3})
+    assert "rank 0 waits for rank 1, which raised ValueError: no" in (
+        find_mismatch({0: waiting(3, "mm"), 1: ended}) or ""
+    )
+    assert find_mismatch({0: waiting(2, "mm"), 1: ended}) is None
 
 
 def test_states_survive_being_written_down() -> None:
-    for state in (waiting(3, "mm"), State(Ended("has ended"), {(0, 2): 7}, "a.py:1"), State(None)):
-        assert read(write(state, 5)) == (state, 5)
+    for state in (waiting(3, "mm"), RankState(ScriptEnd("has ended"), {(0, 2): 7}, "a.py:1"), RankState(None)):
+        assert decode_state(encode_state(state, 5)) == (state, 5)
 
 
 # ---- Gloo, two ranks as threads
@@ -92,18 +94,18 @@ def test_states_survive_being_written_down() -> None:
 
 @pytest.fixture
 def pair() -> Iterator[Callable[..., list[Any]]]:
-    """Run a function of wires on two ranks; what each has returned or raised."""
-    made: list[GroupWires] = []
+    """Run a function of comm on two ranks; what each has returned or raised."""
+    made: list[GroupCommunicator] = []
 
-    def both(*functions: Callable[[GroupWires], Any]) -> list[Any]:
+    def both(*functions: Callable[[GroupCommunicator], Any]) -> list[Any]:
         store = dist.HashStore()
         found: list[Any] = [None, None]
 
         def on_rank(rank: int) -> None:
             try:
-                wires = GroupWires(dist.PrefixStore("test", store), rank, 2)
-                made.append(wires)
-                found[rank] = functions[rank % len(functions)](wires)
+                comm = GroupCommunicator(dist.PrefixStore("test", store), rank, 2)
+                made.append(comm)
+                found[rank] = functions[rank % len(functions)](comm)
             except Exception as error:
                 found[rank] = error
 
@@ -127,31 +129,33 @@ LINE = Placement("cpu", (0, 1), (2,))
 SMALL, LARGE = 6, 40_000
 
 
-def summed(wires: GroupWires, why: str = "a sum", size: int = SMALL) -> Tensor:
-    return box(torch.full((size,), wires.rank + 1.0), (size,), Layout(LINE, (P,)), Layout(LINE, (B,)), wires, why)
+def summed(comm: GroupCommunicator, why: str = "a sum", size: int = SMALL) -> Tensor:
+    return redistribute(
+        torch.full((size,), comm.rank + 1.0), (size,), Layout(LINE, (P,)), Layout(LINE, (B,)), comm, why
+    )
 
 
 def test_gloo_brings_one_element_of_several(pair: Callable[..., list[Any]]) -> None:
-    def on_a_rank(wires: GroupWires) -> Tensor:
-        column = torch.arange(6.0).view(3, 2)[:1, wires.rank : wires.rank + 1].t()[0]  # its stride is 2
-        return box(column, (2,), Layout(LINE, (Split(0),)), Layout(LINE, (B,)), wires)
+    def on_a_rank(comm: GroupCommunicator) -> Tensor:
+        column = torch.arange(6.0).view(3, 2)[:1, comm.rank : comm.rank + 1].t()[0]  # its stride is 2
+        return redistribute(column, (2,), Layout(LINE, (Split(0),)), Layout(LINE, (B,)), comm)
 
     for whole in pair(on_a_rank):
         assert torch.equal(whole, torch.tensor([0.0, 1.0]))
 
 
 def test_gloo_brings_every_part_where_it_belongs(pair: Callable[..., list[Any]]) -> None:
-    def on_a_rank(wires: GroupWires) -> list[Tensor]:
+    def on_a_rank(comm: GroupCommunicator) -> list[Tensor]:
         rows, columns, whole = (Layout(LINE, (s,)) for s in (Split(0), Split(1), B))
         grid = torch.arange(15).view(3, 5)
-        mine = box(grid, (3, 5), whole, rows, wires)
-        other = box(mine, (3, 5), rows, columns, wires)
+        mine = redistribute(grid, (3, 5), whole, rows, comm)
+        other = redistribute(mine, (3, 5), rows, columns, comm)
         far = Layout(Placement("cpu", (1,), (1,)), (B,))
-        moved = box(other, (3, 5), columns, far, wires)
+        moved = redistribute(other, (3, 5), columns, far, comm)
         return [
-            summed(wires), summed(wires, size=LARGE), other, box(other, (3, 5), columns, whole, wires),
-            box(moved, (3, 5), far, whole, wires),
-            box(torch.tensor([True, False]), (2,), Layout(LINE, (P,)), whole, wires),
+            summed(comm), summed(comm, size=LARGE), other, redistribute(other, (3, 5), columns, whole, comm),
+            redistribute(moved, (3, 5), far, whole, comm),
+            redistribute(torch.tensor([True, False]), (2,), Layout(LINE, (P,)), whole, comm),
         ]  # fmt: skip
 
     for rank, (small, large, columns, whole, back, flags) in enumerate(pair(on_a_rank)):
@@ -165,7 +169,7 @@ def test_gloo_brings_every_part_where_it_belongs(pair: Callable[..., list[Any]])
 
 
 def test_payloads_of_any_length_are_gathered_by_gloo(pair: Callable[..., list[Any]]) -> None:
-    doing = Doing.of("payloads")
+    doing = CollectiveLabel.of("payloads")
     texts = [b"", b"abc" * 100]
     assert pair(lambda w: w.gather(doing, (0, 1), texts[w.rank])) == [texts, texts]
 
@@ -197,20 +201,20 @@ def test_a_rank_that_has_raised_is_named_with_its_error(pair: Callable[..., list
 def test_a_slow_rank_is_waited_for_and_told_of(
     pair: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "SLOW", 0.2)
-    monkeypatch.setattr(watch, "PATIENCE", 0.1)
+    monkeypatch.setattr(mismatch_watch, "SLOW", 0.2)
+    monkeypatch.setattr(mismatch_watch, "PATIENCE", 0.1)
     told = threading.Event()
-    show = watch.Watch._tell
+    show = mismatch_watch.MismatchWatch._print_wait
 
     def tell(*args: Any) -> None:
         show(*args)
         told.set()
 
-    monkeypatch.setattr(watch.Watch, "_tell", tell)
+    monkeypatch.setattr(mismatch_watch.MismatchWatch, "_print_wait", tell)
 
-    def late(wires: GroupWires) -> Tensor:
+    def late(comm: GroupCommunicator) -> Tensor:
         assert told.wait(LIMIT)
-        return summed(wires)
+        return summed(comm)
 
     found = pair(summed, late)
     assert all(torch.equal(x, torch.full((SMALL,), 3.0)) for x in found)
@@ -225,9 +229,9 @@ def test_a_slow_rank_is_waited_for_and_told_of(
 DIES = """
 import sys, os, signal, torch
 import torch.distributed as dist
-from actorflow.eager.group_communicator import GroupWires
+from actorflow.eager.group_communicator import GroupCommunicator
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), None, False)
-wires = GroupWires(dist.PrefixStore("test", store), 1, 2)
+comm = GroupCommunicator(dist.PrefixStore("test", store), 1, 2)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -238,16 +242,16 @@ def test_a_rank_that_dies_while_another_waits_for_it_is_named() -> None:
         [sys.executable, "-c", DIES, str(store.port)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    wires = GroupWires(dist.PrefixStore("test", store), 0, 2)
-    with closing(_Finished(wires)), pytest.raises(ClusterError, match="rank 1 was lost while rank 0 waited") as error:
-        summed(wires, "aten.mm.default")
+    comm = GroupCommunicator(dist.PrefixStore("test", store), 0, 2)
+    with closing(_Finished(comm)), pytest.raises(ClusterError, match="rank 1 was lost while rank 0 waited") as error:
+        summed(comm, "aten.mm.default")
     assert "aten.mm.default: float32[6]" in str(error.value)
     assert child.wait(LIMIT) == -signal.SIGKILL
 
 
 class _Finished:
-    def __init__(self, wires: GroupWires) -> None:
-        self.close = wires.finish
+    def __init__(self, comm: GroupCommunicator) -> None:
+        self.close = comm.finish
 
 
 # ---- a whole run

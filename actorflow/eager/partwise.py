@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actorflow.eager import dispatch
-from actorflow.eager.held import GlobalTensor, Spec, spec_of
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of
 from actorflow.eager.layout import Layout, local_shape
+from actorflow.eager.op_plans import RESHAPES
 from actorflow.eager.perform import plan_of
-from actorflow.eager.plain import flat
-from actorflow.eager.plans import RESHAPES
+from actorflow.eager.plain_tensors import flat
 from actorflow_compiler.core.sbp import B, P, Sbp
 from actorflow_compiler.core.torch_internals import memory_of
 
@@ -38,29 +38,29 @@ _DETACH = torch.ops.aten.detach.default  # autograd calls it or not for what it 
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class PartwiseCall:
     """A call that can be made on the parts."""
 
     func: Any
-    args: tuple[Any, ...]  # with a Slot for each operand
+    args: tuple[Any, ...]  # with a OperandRef for each operand
     kwargs: dict[str, Any]
     form: type | None  # list or tuple of results; None: one
-    outs: tuple[Spec, ...]
+    outs: tuple[GlobalSpec, ...]
     back: tuple[Layout, ...]  # how the gradients of the results have to lie
-    grads: tuple[Spec, ...]  # what those of the operands then are
+    grads: tuple[GlobalSpec, ...]  # what those of the operands then are
     kept_ins: tuple[int, ...] = ()  # operands whose memory the graph of the parts keeps
     kept_outs: tuple[int, ...] = ()  # and results
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class OperandRef:
     """Stands for an operand."""
 
     number: int
 
 
 UNKNOWN: Any = object()
-_calls: dict[tuple[Any, ...], Together | None] = {}  # None: op by op
+_calls: dict[tuple[Any, ...], PartwiseCall | None] = {}  # None: op by op
 
 
 def known(key: tuple[Any, ...]) -> Any:
@@ -68,13 +68,13 @@ def known(key: tuple[Any, ...]) -> Any:
     return _calls.get(key, UNKNOWN)
 
 
-def fill(together: Together, tensors: Sequence[Any]) -> Any:
+def fill(partwise: PartwiseCall, tensors: Sequence[Any]) -> Any:
     """Call the function with tensors in the place of its operands."""
-    args = [tensors[a.number] if type(a) is Slot else a for a in together.args]
-    if not together.kwargs:
-        return together.func(*args)
-    kwargs = {k: tensors[a.number] if type(a) is Slot else a for k, a in together.kwargs.items()}
-    return together.func(*args, **kwargs)
+    args = [tensors[a.number] if type(a) is OperandRef else a for a in partwise.args]
+    if not partwise.kwargs:
+        return partwise.func(*args)
+    kwargs = {k: tensors[a.number] if type(a) is OperandRef else a for k, a in partwise.kwargs.items()}
+    return partwise.func(*args, **kwargs)
 
 
 def leaves(operands: Sequence[GlobalTensor]) -> list[Tensor]:
@@ -98,20 +98,20 @@ def learn(
     recorded: bool,
 ) -> Any:  # fmt: skip
     """Make a call op by op, return what it returns, and remember whether it can be made on the parts."""
-    watched = _Watched()
+    watched = _OpRecorder()
     with dispatch.watched_by(watched.run):
         made = func(*args, **kwargs)
     found = _examine(watched, func, args, kwargs, operands, made, recorded)
     if len(_calls) > MOST:
         _calls.clear()
     _calls[key] = found
-    wires = operands[0]._spec.wires
+    comm = operands[0]._spec.comm
     if found is not None:
-        wires.tried[func] = -(1 << 60)
+        comm.stepwise_kinds[func] = -(1 << 60)
     else:
-        wires.tried[func] = wires.tried.get(func, 0) + 1
-        if wires.tried[func] >= TRIES:
-            wires.one_by_one.add(func)
+        comm.stepwise_kinds[func] = comm.stepwise_kinds.get(func, 0) + 1
+        if comm.stepwise_kinds[func] >= TRIES:
+            comm.stepwise.add(func)
     return made
 
 
@@ -121,7 +121,7 @@ _Op = tuple[Any, ...]  # an op and its arguments, with a description in the plac
 
 
 @dataclass(slots=True)
-class _Watched:
+class _OpRecorder:
     """The ops of a function, as far as they run on the parts alone."""
 
     ops: list[_Op] = field(default_factory=list)
@@ -200,9 +200,9 @@ class _Parts(TorchDispatchMode):
 
 
 def _examine(
-    watched: _Watched, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
+    watched: _OpRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor],
     made: Any, recorded: bool,
-) -> Together | None:  # fmt: skip
+) -> PartwiseCall | None:  # fmt: skip
     form = type(made) if isinstance(made, list | tuple) else None
     outs: list[Any] = list(made) if form is not None else [made]
     if not watched.alone or len(watched.ops) < LEAST or form not in (None, list, tuple):
@@ -218,19 +218,19 @@ def _examine(
             return None
         layouts = [s.layout for s in results], [s.layout for s in ins]
     numbers = iter(range(len(operands)))
-    grads = tuple(spec_of(s.wires, g, s.shape, None, s.dtype, s.device) for s, g in zip(ins, layouts[1], strict=True))
-    found = Together(
-        func, tuple(Slot(next(numbers)) if isinstance(a, Tensor) else a for a in args),
-        {k: Slot(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
+    grads = tuple(spec_of(s.comm, g, s.shape, None, s.dtype, s.device) for s, g in zip(ins, layouts[1], strict=True))
+    found = PartwiseCall(
+        func, tuple(OperandRef(next(numbers)) if isinstance(a, Tensor) else a for a in args),
+        {k: OperandRef(next(numbers)) if isinstance(a, Tensor) else a for k, a in kwargs.items()},
         form, tuple(results), tuple(layouts[0]), grads,
     )  # fmt: skip
     return _same_on_parts(found, watched, operands, outs, recorded)
 
 
-def _alike_on_all_ranks(spec: Spec, first: Spec) -> bool:
+def _alike_on_all_ranks(spec: GlobalSpec, first: GlobalSpec) -> bool:
     """Whether each rank of the run has a part, all of one shape, on the same mesh."""
     place = spec.layout.placement
-    if place != first.layout.placement or len(place.ranks) != spec.wires.world:
+    if place != first.layout.placement or len(place.ranks) != spec.comm.world:
         return False
     return len({local_shape(spec.layout, spec.shape, rank) for rank in place.ranks}) == 1
 
@@ -256,8 +256,8 @@ def _gradients(ins: Sequence[Layout], outs: Sequence[Layout]) -> tuple[list[Layo
 
 
 def _same_on_parts(
-    together: Together, watched: _Watched, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
-) -> Together | None:
+    partwise: PartwiseCall, watched: _OpRecorder, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
+) -> PartwiseCall | None:
     """The same with what its graph keeps, if the function does on parts what it does on the whole."""
     parts = leaves(operands) if recorded else [t._local for t in operands]
     kept: set[int] = set()
@@ -268,12 +268,12 @@ def _same_on_parts(
 
     try:
         with _Parts(parts) as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            made = fill(together, parts)
+            made = fill(partwise, parts)
     except Exception:  # what the function has to say of the parts does not matter: it goes op by op
         return None
-    if seen.ops != watched.ops or (type(made) if isinstance(made, list | tuple) else None) is not together.form:
+    if seen.ops != watched.ops or (type(made) if isinstance(made, list | tuple) else None) is not partwise.form:
         return None
-    results = [made] if together.form is None else list(made)
+    results = [made] if partwise.form is None else list(made)
     if len(seen.constants) != len(watched.constants) or not all(
         a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
         for a, b in zip(seen.constants, watched.constants, strict=True)
@@ -286,7 +286,7 @@ def _same_on_parts(
         if memory_of(t) in memory:
             return None
     return replace(
-        together,
+        partwise,
         kept_ins=tuple(i for i, p in enumerate(parts) if memory_of(p) in kept),
         kept_outs=tuple(i for i, t in enumerate(results) if memory_of(t) in kept),
     )

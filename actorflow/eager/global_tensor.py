@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Wires
+from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.layout import Layout
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.torch_internals import make_wrapper, no_torch_function
@@ -19,13 +19,13 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spec:
+class GlobalSpec:
     """All that is known of a global tensor without its values; one object for equal ones, on each rank.
 
     What an op does is looked up by the specs of its operands, so they hash by identity.
     """
 
-    wires: Wires  # of this rank
+    comm: EagerCommunicator  # of this rank
     layout: Layout
     shape: Shape  # of the whole
     strides: Shape  # of the whole, as one device would have it
@@ -41,7 +41,7 @@ class Spec:
             about["strides"] = self.strides
         object.__setattr__(self, "make", partial(make_wrapper, GlobalTensor, self.shape, **about))
         object.__setattr__(self, "size", torch.Size(self.shape))
-        object.__setattr__(self, "here", self.wires.rank in self.layout.placement)
+        object.__setattr__(self, "here", self.comm.rank in self.layout.placement)
 
     @property
     def meta(self) -> Meta:
@@ -52,17 +52,22 @@ class Spec:
         return f"{self.meta}, {self.layout}"
 
 
-_specs: dict[tuple[Any, ...], Spec] = {}
+_specs: dict[tuple[Any, ...], GlobalSpec] = {}
 
 
 def spec_of(
-    wires: Wires, layout: Layout, shape: Shape, strides: Shape | None, dtype: torch.dtype, device: torch.device
-) -> Spec:
-    """The one Spec; strides left out are those of a new tensor."""
-    key = (wires, layout, shape, strides, dtype, device)
+    comm: EagerCommunicator,
+    layout: Layout,
+    shape: Shape,
+    strides: Shape | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> GlobalSpec:
+    """The one GlobalSpec; strides left out are those of a new tensor."""
+    key = (comm, layout, shape, strides, dtype, device)
     found = _specs.get(key)
     if found is None:
-        made = Spec(wires, layout, shape, dense_strides(shape) if strides is None else strides, dtype, device)
+        made = GlobalSpec(comm, layout, shape, dense_strides(shape) if strides is None else strides, dtype, device)
         found = _specs.setdefault(key if strides is not None else (*key[:3], made.strides, *key[4:]), made)
         _specs[key] = found
     return found
@@ -84,7 +89,7 @@ class GlobalTensor(torch.Tensor):
     """
 
     _local: Tensor
-    _spec: Spec
+    _spec: GlobalSpec
     _leaf: tuple[Tensor, Tensor]  # this part, and the same as the beginning of a graph; missing until it is needed
 
     __slots__ = ("_leaf", "_local", "_spec")
@@ -98,7 +103,7 @@ class GlobalTensor(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def wrap(local: Tensor, spec: Spec) -> GlobalTensor:
+def wrap(local: Tensor, spec: GlobalSpec) -> GlobalTensor:
     """The global tensor of which ``local`` is this rank's part; nothing is checked, nothing is differentiated."""
     made: GlobalTensor = spec.make()
     made._local = local

@@ -1,6 +1,6 @@
 """An op and the specs of its operands go in; what has to be moved, and what each rank runs on its parts, come out.
 
-Pure: nothing is communicated, so that all ranks make the same plan, each by itself and once.
+Pure: nothing is communicated, so that all ranks make_plan the same plan, each by itself and once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.choose import Operand, choose, placement_for
-from actorflow.eager.held import GlobalTensor, Spec, spec_of
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of
 from actorflow.eager.layout import NOWHERE, Layout, everywhere, is_whole
+from actorflow.eager.layout_choice import OpOperand, choose, placement_for
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow_compiler.core.errors import LayoutError, SignatureError
 from actorflow_compiler.core.ops import ITEM_BYTES, Arg, Meta, Ref, Symbol
@@ -36,12 +36,12 @@ _kernels: dict[torch.device, Kernels] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OpPlan:
     """How an op is run on tensors of given specs."""
 
     moves: tuple[tuple[int, Layout], ...]  # operands that have to lie otherwise
     run: Run  # on this rank's parts: what the op returns
-    outs: tuple[Spec | None, ...] | None  # of each output; None: seen when it is there
+    outs: tuple[GlobalSpec | None, ...] | None  # of each output; None: seen when it is there
     form: type | None  # list or tuple of outputs; None: one
     view: bool  # the results share the memory of the first operand, if they can
     same: bool  # what runs takes the arguments that it is given, not those that the plan was made for
@@ -54,10 +54,10 @@ def is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
-def make(
+def make_plan(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor], small: Sequence[bool],
     changed: Any = None,
-) -> Plan:  # fmt: skip
+) -> OpPlan:  # fmt: skip
     """Plan an op; of one that changes its first operand in place, ``changed`` is the op and ``func`` what it computes.
 
     An op of which nothing is known runs on whole tensors.
@@ -71,11 +71,11 @@ def make(
         form, metas, strides = outputs
         call = OpCall(described.op, described.args, described.kwargs, described.ins, metas)
         known = [
-            Operand(t._spec.meta, t._spec.layout, f"operand {i} of {func}", s)
+            OpOperand(t._spec.meta, t._spec.layout, f"operand {i} of {func}", s)
             for i, (t, s) in enumerate(zip(operands, small, strict=True))
         ]
         try:
-            choice = choose(call, known, place, operands[0]._spec.wires.rank, ((0, 0),) if changed is not None else ())
+            choice = choose(call, known, place, operands[0]._spec.comm.rank, ((0, 0),) if changed is not None else ())
         except (LayoutError, SignatureError):
             raise
         except Exception:  # a rule that does not know this form of the op: whole tensors are never wrong
@@ -87,13 +87,13 @@ def make(
     device = device_of(operands, place)
     outs = tuple(
         None if meta is None or layout is None
-        else spec_of(first.wires, layout, meta.shape, stride, getattr(torch, meta.dtype), device)
+        else spec_of(first.comm, layout, meta.shape, stride, getattr(torch, meta.dtype), device)
         for meta, layout, stride in zip(metas, choice.outs, strides, strict=True)
     )  # fmt: skip
     stays = changed is not None and choice.needs[0] is first.layout and choice.outs[0] is first.layout
     if choice.local is None:
         dtypes = [None if meta is None else getattr(torch, meta.dtype) for meta in metas]
-        return Plan(moves, _nothing(dtypes, device, form), outs, form, is_view(func), True, stays)
+        return OpPlan(moves, _nothing(dtypes, device, form), outs, form, is_view(func), True, stays)
     same = (choice.local.op, choice.local.args, choice.local.kwargs) == (call.op, call.args, call.kwargs)
     quick = None
     if same and changed is not None:
@@ -105,7 +105,7 @@ def make(
         run = _localised(choice.local, device, form, changed is not None and stays)
         if changed is None:
             quick = _quick_view(choice.local, is_view(func))
-    return Plan(moves, run, outs, form, is_view(func), same, stays, quick)
+    return OpPlan(moves, run, outs, form, is_view(func), same, stays, quick)
 
 
 def unknown_call(
@@ -138,21 +138,21 @@ def where(func: Any, operands: Sequence[GlobalTensor], small: Sequence[bool], fi
         return operands[0]._spec.layout.placement
     return placement_for(
         [
-            Operand(t._spec.meta, t._spec.layout, f"operand {i} of {func}", s)
+            OpOperand(t._spec.meta, t._spec.layout, f"operand {i} of {func}", s)
             for i, (t, s) in enumerate(zip(operands, small, strict=True))
         ]
     )
 
 
-def whole(func: Any, operands: Sequence[GlobalTensor], place: Placement) -> Plan:
+def whole(func: Any, operands: Sequence[GlobalTensor], place: Placement) -> OpPlan:
     """Run the op itself on whole tensors, on every rank that is to know the shape of what comes out."""
-    wires = operands[0]._spec.wires
-    if any(rank not in place for rank in wires.everybody):
-        place = Placement(place.type, wires.everybody, (wires.world,))
+    comm = operands[0]._spec.comm
+    if any(rank not in place for rank in comm.all_ranks):
+        place = Placement(place.type, comm.all_ranks, (comm.world,))
     target = everywhere(place)
     moves = tuple((i, target) for i, t in enumerate(operands) if t._spec.layout is not target)
     run = _as_strided(func, [t._spec for t in operands]) if str(func) in STRIDED else direct(func)
-    return Plan(moves, run, None, None, is_view(func), True)
+    return OpPlan(moves, run, None, None, is_view(func), True)
 
 
 def device_of(operands: Sequence[GlobalTensor], place: Placement) -> torch.device:
@@ -160,14 +160,14 @@ def device_of(operands: Sequence[GlobalTensor], place: Placement) -> torch.devic
     for t in operands:
         if t._spec.layout.placement.type == place.type:
             return t._spec.device
-    return operands[0]._spec.wires.device(place)
+    return operands[0]._spec.comm.device(place)
 
 
 # ---- what is known of the op
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _OpDescription:
     op: str
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...]
@@ -180,7 +180,7 @@ class _Unknown(Exception):
 
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
-) -> _Described | None:
+) -> _OpDescription | None:
     """The call in the compiler's words; None where it has none for an argument or a dtype."""
     numbers = iter(range(len(operands)))
 
@@ -201,7 +201,9 @@ def describe(
     if any(m.dtype not in ITEM_BYTES for m in ins) or str(func) in STRIDED:
         return None
     try:
-        return _Described(op_name(func), tuple(map(plain, args)), tuple((k, plain(v)) for k, v in kwargs.items()), ins)
+        return _OpDescription(
+            op_name(func), tuple(map(plain, args)), tuple((k, plain(v)) for k, v in kwargs.items()), ins
+        )
     except _Unknown:
         return None
 
@@ -333,7 +335,7 @@ def _reshaped(shape: tuple[int, ...]) -> Callable[..., Any]:
     return quick
 
 
-def _as_strided(func: Any, specs: Sequence[Spec]) -> Run:
+def _as_strided(func: Any, specs: Sequence[GlobalSpec]) -> Run:
     """The op on parts that lie in memory as the whole does."""
     run = direct(func)
 

@@ -1,4 +1,4 @@
-"""A tensor that goes from one layout to another by wires stays the same tensor."""
+"""A tensor that goes from one layout to another by comm stays the same tensor."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from actorflow.eager.current import current
 from actorflow.eager.layout import NOWHERE, Layout, local_shape
-from actorflow.eager.redistribution import box, plan
-from actorflow.eager.threads import Threads
+from actorflow.eager.redistribution import hop_steps, redistribute
+from actorflow.testing.thread_ranks import ThreadRanks
 from actorflow_compiler.boxing.routes import bytes_of, route
 from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import B, P, Split, numel, parse_nd
@@ -25,8 +25,8 @@ DTYPES = (torch.float64, torch.int64, torch.complex64, torch.uint8)
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads(4) as made:
+def threads() -> Iterator[ThreadRanks]:
+    with ThreadRanks(4) as made:
         yield made
 
 
@@ -36,23 +36,23 @@ def layout(text: str) -> Layout:
     return Layout(placement("cpu", eval(ranks)), parse_nd(sbp))
 
 
-def boxed(threads: Threads, whole: Tensor, source: Layout, target: Layout) -> list[Tensor]:
+def boxed(threads: ThreadRanks, whole: Tensor, source: Layout, target: Layout) -> list[Tensor]:
     """The new parts on the ranks of the target, in its order."""
     old = dict(zip(source.placement.ranks, spread(whole, source.placement, source.sbp), strict=True))
     before = {rank: part.clone() for rank, part in old.items()}
 
     def on_a_rank() -> Tensor:
-        wires = current()
-        local = old.get(wires.rank, torch.empty(0, dtype=whole.dtype))
-        out = box(local, tuple(whole.shape), source, target, wires)
-        assert out.shape == local_shape(target, tuple(whole.shape), wires.rank)
+        comm = current()
+        local = old.get(comm.rank, torch.empty(0, dtype=whole.dtype))
+        out = redistribute(local, tuple(whole.shape), source, target, comm)
+        assert out.shape == local_shape(target, tuple(whole.shape), comm.rank)
         assert out.dtype == whole.dtype
         assert out.is_contiguous()
         return out
 
     parts = threads.run(on_a_rank)
     for rank, part in before.items():
-        assert torch.equal(part, old[rank]), "a box changed what it was given"
+        assert torch.equal(part, old[rank]), "a redistribute changed what it was given"
     return [parts[rank] for rank in target.placement.ranks]
 
 
@@ -65,7 +65,7 @@ def layouts(draw: st.DrawFn, rank: int) -> Layout:
 
 @given(st.data())
 @settings(max_examples=150)
-def test_any_pair_of_layouts_keeps_the_value(threads: Threads, data: Any) -> None:
+def test_any_pair_of_layouts_keeps_the_value(threads: ThreadRanks, data: Any) -> None:
     shape = data.draw(st.sampled_from([(), (1,), (5,), (4, 6), (2, 3, 4), (6, 1), (0, 3), (8, 8)]))
     even = [n % 4 == 0 for n in shape]
     source, target = data.draw(layouts(len(shape))), data.draw(layouts(len(shape)))
@@ -78,14 +78,14 @@ def test_any_pair_of_layouts_keeps_the_value(threads: Threads, data: Any) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.bfloat16, torch.float16])
-def test_sums_of_every_dtype_are_those_of_torch(threads: Threads, dtype: torch.dtype) -> None:
+def test_sums_of_every_dtype_are_those_of_torch(threads: ThreadRanks, dtype: torch.dtype) -> None:
     terms = [torch.tensor([1, 0, 1, 0]).to(dtype), torch.tensor([1, 0, 0, 1]).to(dtype)]
     pair = Placement("cpu", (0, 1), (2,))
 
     def on_a_rank() -> Tensor:
-        wires = current()
-        local = terms[wires.rank] if wires.rank < 2 else torch.empty(0, dtype=dtype)
-        return box(local, (4,), Layout(pair, (P,)), Layout(pair, (B,)), wires)
+        comm = current()
+        local = terms[comm.rank] if comm.rank < 2 else torch.empty(0, dtype=dtype)
+        return redistribute(local, (4,), Layout(pair, (P,)), Layout(pair, (B,)), comm)
 
     first, second, *outside = threads.run(on_a_rank)
     assert torch.equal(first, terms[0] + terms[1])
@@ -93,33 +93,33 @@ def test_sums_of_every_dtype_are_those_of_torch(threads: Threads, dtype: torch.d
     assert all(part.shape == NOWHERE and part.dtype == dtype for part in outside)
 
 
-def test_a_large_sum_is_made_in_two_steps_and_equal_on_every_rank(threads: Threads) -> None:
+def test_a_large_sum_is_made_in_two_steps_and_equal_on_every_rank(threads: ThreadRanks) -> None:
     line = Placement("cpu", (0, 1, 2, 3), (4,))
     terms = [torch.randn(30_001) for _ in range(4)]
     parts = threads.run(
-        lambda: box(terms[current().rank], (30_001,), Layout(line, (P,)), Layout(line, (B,)), current())
+        lambda: redistribute(terms[current().rank], (30_001,), Layout(line, (P,)), Layout(line, (B,)), current())
     )
     torch.testing.assert_close(parts[0], sum(terms, torch.zeros(())))
     assert all(torch.equal(parts[0], part) for part in parts[1:])
 
 
-def test_half_precision_terms_are_added_up_in_single_precision(threads: Threads) -> None:
+def test_half_precision_terms_are_added_up_in_single_precision(threads: ThreadRanks) -> None:
     line = Placement("cpu", (0, 1, 2, 3), (4,))
     terms = [torch.tensor([x], dtype=torch.bfloat16) for x in (256.0, 1.0, 1.0, 1.0)]  # 256 + 1 is 256 in bfloat16
     for target in (B, Split(0)):
         parts = threads.run(
-            lambda target=target: box(
+            lambda target=target: redistribute(
                 terms[current().rank], (1,), Layout(line, (P,)), Layout(line, (target,)), current()
             )
         )
         assert parts[0].item() == 260.0
 
 
-def test_a_box_of_a_transposed_part_is_right(threads: Threads) -> None:
+def test_a_box_of_a_transposed_part_is_right(threads: ThreadRanks) -> None:
     line = Placement("cpu", (0, 1, 2, 3), (4,))
     whole = torch.arange(32.0).view(4, 8)
     parts = threads.run(
-        lambda: box(
+        lambda: redistribute(
             whole.t()[current().rank * 2 : current().rank * 2 + 2],
             (8, 4),
             Layout(line, (Split(0),)),
@@ -145,7 +145,7 @@ def test_what_a_box_moves_is_what_boxing_has_planned(source: str, target: str) -
     shape, a, b = (8, 4), layout(source), layout(target)
     moved = 0
     for rank in range(4):
-        for step in plan(shape, a, b, rank):
+        for step in hop_steps(shape, a, b, rank):
             if step.kind == "all_reduce":
                 part = numel(local_shape(a, shape, rank))
                 moved += 2 * (len(step.ranks) - 1) * part // len(step.ranks)
@@ -153,9 +153,11 @@ def test_what_a_box_moves_is_what_boxing_has_planned(source: str, target: str) -
     assert moved == bytes_of(route(shape, a.placement, a.sbp, b.placement, b.sbp), 1)
 
 
-def test_a_split_that_does_not_fit_is_an_error_on_every_rank(threads: Threads) -> None:
+def test_a_split_that_does_not_fit_is_an_error_on_every_rank(threads: ThreadRanks) -> None:
     from actorflow_compiler.core.errors import LayoutError
 
     line = Placement("cpu", (0, 1, 2, 3), (4,))
     with pytest.raises(LayoutError, match=r"S\(0,2\) does not fit a dimension of 5"):
-        threads.run(lambda: box(torch.ones(5), (5,), Layout(line, (B,)), Layout(line, (Split(0, 2),)), current()))
+        threads.run(
+            lambda: redistribute(torch.ones(5), (5,), Layout(line, (B,)), Layout(line, (Split(0, 2),)), current())
+        )

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.changes import put
 from actorflow.eager.dispatch import HANDLERS, Handler
-from actorflow.eager.held import GlobalTensor, Spec, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, spec_of, wrap
+from actorflow.eager.in_place import assign
 from actorflow.eager.layout import Layout, everywhere, has_terms, local_shape
-from actorflow.eager.links import LinkedTensor, write_back
+from actorflow.eager.linked_views import LinkedView, write_back
 from actorflow.eager.op_cache import CACHE
+from actorflow.eager.op_plans import is_spread
 from actorflow.eager.perform import as_whole, operands_of
-from actorflow.eager.plans import is_spread
-from actorflow.eager.redistribution import box
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P
@@ -41,9 +41,9 @@ def whole_part(x: GlobalTensor) -> Tensor:
     """
     spec = x._spec
     place = spec.layout.placement
-    if any(rank not in place for rank in spec.wires.everybody):
-        place = Placement(place.type, spec.wires.everybody, (spec.wires.world,))
-    return box(x._local, spec.shape, spec.layout, everywhere(place), spec.wires, "reading the value")
+    if any(rank not in place for rank in spec.comm.all_ranks):
+        place = Placement(place.type, spec.comm.all_ranks, (spec.comm.world,))
+    return redistribute(x._local, spec.shape, spec.layout, everywhere(place), spec.comm, "reading the value")
 
 
 # ---- values
@@ -133,7 +133,7 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 # ---- new tensors like others
 
 
-def like(spec: Spec, shape: tuple[int, ...]) -> Layout:
+def like(spec: GlobalSpec, shape: tuple[int, ...]) -> Layout:
     """How a new tensor lies that is made beside one: as that, if they have the same shape; never as terms."""
     if shape != spec.shape:
         return everywhere(spec.layout.placement)
@@ -173,8 +173,8 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         strides = tuple(
             torch.empty_like(torch.empty_strided(shape, spec.strides, device="meta"), **_format(kwargs)).stride()
         )
-    made = spec_of(spec.wires, layout, shape, strides, dtype, spec.device)
-    here = local_shape(layout, shape, spec.wires.rank)
+    made = spec_of(spec.comm, layout, shape, strides, dtype, spec.device)
+    here = local_shape(layout, shape, spec.comm.rank)
     part = torch.empty(here, dtype=dtype, device=spec.device)
     if fill is not None:
         part.fill_(fill)
@@ -198,7 +198,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source = as_whole(source, self._spec)
     if source.shape != self.shape:
         source = aten.expand.default(source, self.shape)
-    put(self, source)
+    assign(self, source)
     return self
 
 
@@ -206,7 +206,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _zero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (self,) = args
     self._local.zero_()
-    if isinstance(self, LinkedTensor):
+    if isinstance(self, LinkedView):
         write_back(self)
     return self
 
@@ -215,10 +215,10 @@ def _zero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     self, value = args
     if has_terms(self._spec.layout):
-        put(self, aten.full_like.default(self, value))
+        assign(self, aten.full_like.default(self, value))
         return self
     self._local.fill_(value)
-    if isinstance(self, LinkedTensor):
+    if isinstance(self, LinkedView):
         write_back(self)
     return self
 
@@ -315,7 +315,7 @@ def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
             if has_terms(target):
                 raise LayoutError(f"a parameter that lies as {target} was given to {func}; split or broadcast expected")
-            row.append(box(t._local, t._spec.shape, t._spec.layout, target, t._spec.wires, str(func)))
+            row.append(redistribute(t._local, t._spec.shape, t._spec.layout, target, t._spec.comm, str(func)))
         parts.append(row)
     named = {k: whole_part(v) if isinstance(v, GlobalTensor) else v for k, v in kwargs.items()}
     func(*parts, **named)
@@ -324,7 +324,7 @@ def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             t, p = value[i], parameters[i]
             if isinstance(t, GlobalTensor) and part is not t._local:
                 target = p._spec.layout if t.shape == p.shape else everywhere(p._spec.layout.placement)
-                put(t, wrap(part, spec_of(t._spec.wires, target, t._spec.shape, None, part.dtype, t._spec.device)))
+                assign(t, wrap(part, spec_of(t._spec.comm, target, t._spec.shape, None, part.dtype, t._spec.device)))
     return None
 
 

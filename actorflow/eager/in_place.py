@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import everywhere
-from actorflow.eager.links import LinkedTensor, write_back
+from actorflow.eager.linked_views import LinkedView, write_back
+from actorflow.eager.op_plans import device_of, direct
 from actorflow.eager.perform import operands_of, perform, spec_seen
-from actorflow.eager.plans import device_of, direct
-from actorflow.eager.redistribution import box
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import without_dispatch
 
 
-def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An op that changes some of its arguments."""
-    changed: list[GlobalTensor] = written(func, args, kwargs)
+    changed: list[GlobalTensor] = written_tensors(func, args, kwargs)
     computes = _computes(func)
     if torch.Tag.inplace_view in func.tags and computes is not None:
         return _reshaped(func, computes, args, kwargs)
@@ -28,8 +28,8 @@ def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self = args[0]
         made = perform(computes, args, kwargs, changed=func)
         if made is not self:
-            put(self, made)
-        elif isinstance(self, LinkedTensor):
+            assign(self, made)
+        elif isinstance(self, LinkedView):
             write_back(self)
         return self
     return _change_whole(func, args, kwargs, changed)
@@ -39,7 +39,7 @@ def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str,
     """``transpose_`` and its like: a tensor becomes a view of what it was."""
     self = args[0]
     new = computes(*args, **kwargs)
-    if isinstance(new, LinkedTensor) and (self._is_view() or isinstance(self, LinkedTensor)):
+    if isinstance(new, LinkedView) and (self._is_view() or isinstance(self, LinkedView)):
         raise LayoutError(
             f"{func} on a view that lies as {self._spec.layout} would cut it from its base: clone() it first"
         )
@@ -49,21 +49,21 @@ def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str,
     return self
 
 
-def put(self: GlobalTensor, value: GlobalTensor) -> None:
+def assign(self: GlobalTensor, value: GlobalTensor) -> None:
     """Let a tensor have the values of another of its shape, and keep its layout and dtype."""
     spec, new = self._spec, value._spec
     part = value._local
     if new.dtype != spec.dtype and new.layout is not spec.layout:
         value = torch.ops.aten._to_copy.default(value, dtype=spec.dtype)
         new, part = value._spec, value._local
-    part = box(part, spec.shape, new.layout, spec.layout, spec.wires, "a change in place")
+    part = redistribute(part, spec.shape, new.layout, spec.layout, spec.comm, "a run_in_place in place")
     if spec.here:
         self._local.copy_(part)
-    if isinstance(self, LinkedTensor):
+    if isinstance(self, LinkedView):
         write_back(self)
 
 
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors that an op changes; raises LayoutError where one is plain."""
     found: list[Any] = []
     for i, a in enumerate(func._schema.arguments):
@@ -113,12 +113,12 @@ def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], chan
     operands, _ = operands_of(args, kwargs)
     first = changed[0]._spec
     place = first.layout.placement
-    if any(rank not in place for rank in first.wires.everybody):
-        place = type(place)(place.type, first.wires.everybody, (first.wires.world,))
+    if any(rank not in place for rank in first.comm.all_ranks):
+        place = type(place)(place.type, first.comm.all_ranks, (first.comm.world,))
     target = everywhere(place)
     parts = []
     for t in operands:
-        part = box(t._local, t._spec.shape, t._spec.layout, target, t._spec.wires, str(func))
+        part = redistribute(t._local, t._spec.shape, t._spec.layout, target, t._spec.comm, str(func))
         parts.append(part.clone() if any(t is c for c in changed) else part)
     made = direct(func)(parts, args, kwargs)
     where = {id(t): part for t, part in zip(operands, parts, strict=True)}
@@ -129,7 +129,7 @@ def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], chan
                 f"{func} gives a tensor of shape {tuple(part.shape)} another shape than it had, {spec.shape}; a global "
                 f"tensor keeps its shape: take the result as a new tensor"
             )
-        put(t, wrap(part, spec_of(spec.wires, target, spec.shape, None, part.dtype, device_of([t], place))))
+        assign(t, wrap(part, spec_of(spec.comm, target, spec.shape, None, part.dtype, device_of([t], place))))
     by_part = {id(part): t for t, part in zip(operands, parts, strict=True) if any(t is c for c in changed)}
 
     def result(x: Any) -> Any:

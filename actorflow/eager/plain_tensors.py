@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow.eager.communicator import NoWires
-from actorflow.eager.held import GlobalTensor, spec_of, wrap
+from actorflow.eager.communicator import SingleRankCommunicator
+from actorflow.eager.global_tensor import GlobalTensor, spec_of, wrap
 from actorflow.eager.layout import Layout
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.placement import Placement
@@ -29,7 +29,7 @@ from actorflow_compiler.core.torch_internals import MODULE_CALL, in_backward
 
 
 class _Inside(threading.local):
-    depth = 0  # bodies of ``taken_whole`` that this thread is in
+    depth = 0  # bodies of ``plain_as_whole`` that this thread is in
     counting = False  # whether the references to a tensor that torch makes are being counted
 
 
@@ -37,7 +37,7 @@ _inside = _Inside()
 
 
 @contextlib.contextmanager
-def taken_whole() -> Iterator[None]:
+def plain_as_whole() -> Iterator[None]:
     """Plain tensors of the body are the same on every rank."""
     _inside.depth += 1
     try:
@@ -119,7 +119,7 @@ def _references_inside() -> int:
     """How many references there are to a tensor that torch makes inside of an op: of a list, in ``x[[0]]``."""
     if not _known:
         layout = Layout(Placement("cpu", (0,), (1,)), (B,))
-        spec = spec_of(NoWires(), layout, (2,), None, torch.float32, torch.device("cpu"))
+        spec = spec_of(SingleRankCommunicator(), layout, (2,), None, torch.float32, torch.device("cpu"))
         _inside.counting = True
         try:
             with torch.no_grad():

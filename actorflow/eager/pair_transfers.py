@@ -21,13 +21,13 @@ from actorflow.transport.communicators import CommunicatorRegistry, Maker, Scope
 from actorflow.transport.nccl import nccl_version
 from actorflow_compiler.core.flat import as_bytes
 
-__all__ = ["SEAT", "Pairs", "Trade", "apart", "seat_of_gpu"]
+__all__ = ["LOCATION_BYTES", "PairCommunicators", "PairTransfer", "can_use_nccl", "gpu_location"]
 
-SEAT = 32  # bytes that say where a rank computes: the first 8 which NCCL it has, the others which GPU
-_NOWHERE = bytes(SEAT)  # a rank without NCCL
+LOCATION_BYTES = 32  # bytes that say where a rank computes: the first 8 which NCCL it has, the others which GPU
+_NOWHERE = bytes(LOCATION_BYTES)  # a rank without NCCL
 
 
-def seat_of_gpu() -> bytes:
+def gpu_location() -> bytes:
     """Where this rank computes."""
     version = nccl_version()
     if not version:
@@ -36,13 +36,13 @@ def seat_of_gpu() -> bytes:
     return hashlib.sha256(version.encode()).digest()[:8] + hashlib.sha256(gpu.encode()).digest()[8:]
 
 
-def apart(one: bytes, other: bytes) -> bool:
+def can_use_nccl(one: bytes, other: bytes) -> bool:
     """Whether two ranks can use NCCL between them: both have the same, and not the same GPU; the same for both."""
     return _NOWHERE not in (one, other) and one[:8] == other[:8] and one[8:] != other[8:]
 
 
 @dataclass(frozen=True, slots=True)
-class Trade:
+class PairTransfer:
     """What this rank gives one peer and takes from it: flat tensors, None for nothing."""
 
     peer: int
@@ -50,11 +50,11 @@ class Trade:
     coming: Tensor | None  # memory to be filled
 
 
-class Pairs:
-    """One rank's communicators, each made when its pair first trades.
+class PairCommunicators:
+    """One rank's communicators, each made when its pair first transfers.
 
     ``store`` is shared by all ranks and used by nobody else.  ``kind`` is the type of the devices whose tensors go this
-    way, ``seat`` says where this rank computes; it is asked once, at the first trade.
+    way, ``location`` says where this rank computes; it is asked once, at the first transfer.
     """
 
     def __init__(
@@ -63,33 +63,33 @@ class Pairs:
         rank: int,
         make: Maker = over_nccl,
         kind: str = "cuda",
-        seat: Callable[[], bytes] = seat_of_gpu,
+        location: Callable[[], bytes] = gpu_location,
     ) -> None:
-        self._rank, self._find = rank, seat
+        self._rank, self._find = rank, location
         self._communicators = CommunicatorRegistry(rank, store, make)
         self.kind = kind
-        self._seat: bytes | None = None
-        self._aborted = self._trading = False
+        self._location: bytes | None = None
+        self._aborted = self._transferring = False
 
     @property
-    def seat(self) -> bytes:
+    def location(self) -> bytes:
         """This rank's."""
-        if self._seat is None:
-            self._seat = self._find()
-        return self._seat
+        if self._location is None:
+            self._location = self._find()
+        return self._location
 
-    def swap(self, trades: Sequence[Trade], device: torch.device) -> None:
+    def exchange(self, transfers: Sequence[PairTransfer], device: torch.device) -> None:
         """Give and take; returns when all is there.
 
-        Every peer is known to make the same trades now.  Raises RuntimeError where the communicator fails, and after
+        Every peer is known to make the same transfers now.  Raises RuntimeError where the communicator fails, and after
         ``abort``.
         """
-        self._trading = True
-        for trade in sorted(trades, key=lambda t: _ordered(self._rank, t.peer)):
-            communicator = self._communicators.open(Scope.PAIR, _ordered(self._rank, trade.peer))
-            self._go_on()
-            out, into = _bytes(trade.leaving, device), _bytes(trade.coming, device)
-            first = trade.peer < self._rank
+        self._transferring = True
+        for transfer in sorted(transfers, key=lambda t: _ordered(self._rank, t.peer)):
+            communicator = self._communicators.open(Scope.PAIR, _ordered(self._rank, transfer.peer))
+            self._check_aborted()
+            out, into = _bytes(transfer.leaving, device), _bytes(transfer.coming, device)
+            first = transfer.peer < self._rank
             give, take = [out.numel(), 0], [into.numel(), 0]
             communicator.alltoall_base(
                 into, out, take if first else take[::-1], give if first else give[::-1]
@@ -97,23 +97,23 @@ class Pairs:
         mark = make_device(device).here().mark()
         if mark is not None:
             mark.wait_on_host()  # here, where a peer that is lost is noticed
-        self._go_on()
-        self._trading = False
+        self._check_aborted()
+        self._transferring = False
 
     def abort(self) -> None:
-        """Make a trade that is under way, and any later one, fail; called on another thread, returns at once."""
+        """Make a transfer that is under way, and any later one, fail; called on another thread, returns at once."""
         self._aborted = True
         self._communicators.abort("actorflow pair end")
 
     def close(self) -> None:
-        """End the communicators; a trade that has failed is given up."""
-        if self._trading:
+        """End the communicators; a transfer that has failed is given up."""
+        if self._transferring:
             self.abort()
             return
         self._communicators.shut_down()
         self._communicators.clear()
 
-    def _go_on(self) -> None:
+    def _check_aborted(self) -> None:
         if self._aborted:
             raise RuntimeError("the transfer between devices was given up")
 

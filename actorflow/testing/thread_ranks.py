@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from actorflow.eager.communicator import Wires
+from actorflow.eager.communicator import EagerCommunicator
 from actorflow.eager.current import use
-from actorflow.eager.mismatch import Ended, State, Waiting, blame, show_rank
+from actorflow.eager.mismatch import CollectiveWait, RankState, ScriptEnd, find_mismatch, show_rank
 from actorflow.script_state import seeds
 from actorflow.support import background
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["ThreadWires", "Threads"]
+__all__ = ["ThreadCommunicator", "ThreadRanks"]
 
 T = TypeVar("T")
 Key = tuple[tuple[int, ...], int]  # the ranks of a collective, and its number
@@ -34,7 +34,7 @@ class _Hub:
 
     def __init__(self, world: int) -> None:
         self.changed = threading.Condition()
-        self.states = {rank: State(None) for rank in range(world)}
+        self.states = {rank: RankState(None) for rank in range(world)}
         self.posted: dict[tuple[Key, int, int], tuple[str, Tensor | None]] = {}  # (collective, from, to) → what for
         self.verdict: str | None = None  # why nothing works any more
 
@@ -47,7 +47,7 @@ class _Hub:
             raise CallError(self.verdict)
 
 
-class ThreadWires(Wires):
+class ThreadCommunicator(EagerCommunicator):
     """One of several ranks that are threads of this process.
 
     Each has a generator of its own for random global tensors, which ``flow.manual_seed`` seeds as well.
@@ -58,8 +58,8 @@ class ThreadWires(Wires):
         self._hub = hub
         self.generator: torch.Generator = torch.Generator().manual_seed(seed)
 
-    def _swap(
-        self, waiting: Waiting, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
+    def _transfer(
+        self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
         hub, me = self._hub, self.rank
         key = (waiting.ranks, waiting.number)
@@ -68,10 +68,10 @@ class ThreadWires(Wires):
         with hub.changed:
             for peer, tensor in given:
                 hub.posted[key, me, peer] = (waiting.what, tensor)
-            hub.states[me] = State(waiting, dict(self._entered))
+            hub.states[me] = RankState(waiting, dict(self._entered))
             hub.changed.notify_all()
             while hub.verdict is None and not all((key, r, me) in hub.posted for r in wanted):
-                if (why := blame(hub.states)) is not None:
+                if (why := find_mismatch(hub.states)) is not None:
                     hub.fail(why)
                     break
                 hub.changed.wait()
@@ -79,20 +79,20 @@ class ThreadWires(Wires):
             taken = {r: hub.posted.pop((key, r, me)) for r in wanted}
             for peer, (what, _) in taken.items():
                 if what != waiting.what:
-                    other = State(replace(waiting, what=what))
+                    other = RankState(replace(waiting, what=what))
                     hub.fail(
                         f"rank {me} and rank {peer} exchange tensors in different ops: all ranks have to run the same "
                         f"ops on global tensors in the same order\n{show_rank(me, hub.states[me])}\n"
                         f"{show_rank(peer, other)}"
                     )
                     hub.check()
-            hub.states[me] = State(None, dict(self._entered))
+            hub.states[me] = RankState(None, dict(self._entered))
         return [taken[r][1] if r in taken else None for r in waiting.ranks]
 
     def finish(self, how: str = "has ended its script") -> None:
         """Tell the peers that this rank takes part in nothing more."""
         with self._hub.changed:
-            self._hub.states[self.rank] = State(Ended(how), dict(self._entered))
+            self._hub.states[self.rank] = RankState(ScriptEnd(how), dict(self._entered))
             self._hub.changed.notify_all()
 
     def has_failed(self) -> bool:
@@ -101,13 +101,13 @@ class ThreadWires(Wires):
 
     def go_on(self) -> None:
         """Take part again after ``finish``."""
-        self._hub.states[self.rank] = State(None, dict(self._entered))
+        self._hub.states[self.rank] = RankState(None, dict(self._entered))
 
 
-class Threads:
-    """``world`` ranks as threads that stay until ``close``; each has its own wires.
+class ThreadRanks:
+    """``world`` ranks as threads that stay until ``close``; each has its own comm.
 
-    >>> with Threads(2) as threads:
+    >>> with ThreadRanks(2) as threads:
     ...     threads.run(lambda: current().rank)
     [0, 1]
     """
@@ -116,7 +116,7 @@ class Threads:
         self.world = world
         self._tasks: list[SimpleQueue[Callable[[], None] | None]] = [SimpleQueue() for _ in range(world)]
         self._seed = torch.initial_seed()
-        self._wires = self._connected()
+        self._comms = self._connected()
         self._threads = [
             background.start(partial(self._serve, tasks), f"rank {rank}", partial(tasks.put, None))
             for rank, tasks in enumerate(self._tasks)
@@ -133,16 +133,16 @@ class Threads:
         done: SimpleQueue[int] = SimpleQueue()
 
         def task(rank: int) -> Callable[[], None]:
-            wires = self._wires[rank]
+            comm = self._comms[rank]
 
             def do() -> None:
                 try:
-                    with use(wires), seeds.use_generator(wires.generator):
+                    with use(comm), seeds.use_generator(comm.generator):
                         results[rank] = function()
-                    wires.finish()
+                    comm.finish()
                 except BaseException as error:
                     errors[rank] = error
-                    wires.finish(f"raised {type(error).__name__}: {error}")
+                    comm.finish(f"raised {type(error).__name__}: {error}")
                 finally:
                     done.put(rank)
 
@@ -152,13 +152,13 @@ class Threads:
             tasks.put(task(rank))
         for _ in self._tasks:
             done.get()
-        if errors or self._wires[0].has_failed():
-            self._wires = self._connected()
+        if errors or self._comms[0].has_failed():
+            self._comms = self._connected()
         if errors:
             own = [r for r in sorted(errors) if not isinstance(errors[r], CallError)]
             raise errors[own[0] if own else min(errors)]
-        for wires in self._wires:
-            wires.go_on()
+        for comm in self._comms:
+            comm.go_on()
         return [results[rank] for rank in range(self.world)]
 
     def close(self) -> None:
@@ -168,15 +168,15 @@ class Threads:
         for thread in self._threads:
             thread.join()
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> ThreadRanks:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _connected(self) -> list[ThreadWires]:
+    def _connected(self) -> list[ThreadCommunicator]:
         hub = _Hub(self.world)
-        return [ThreadWires(rank, self.world, hub, self._seed) for rank in range(self.world)]
+        return [ThreadCommunicator(rank, self.world, hub, self._seed) for rank in range(self.world)]
 
     @staticmethod
     def _serve(tasks: SimpleQueue[Callable[[], None] | None]) -> None:

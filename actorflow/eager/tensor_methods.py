@@ -12,10 +12,10 @@ from torch import Tensor
 
 from actorflow.eager.convert import moved_gradient, without_terms
 from actorflow.eager.current import current
-from actorflow.eager.held import GlobalTensor, Shape, Spec, spec_of, wrap
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor, Shape, spec_of, wrap
 from actorflow.eager.layout import Layout, is_whole
-from actorflow.eager.links import LinkedTensor, refresh
-from actorflow.eager.special import whole_part
+from actorflow.eager.linked_views import LinkedView, refresh
+from actorflow.eager.special_ops import whole_part
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import only_dispatch
 
@@ -38,7 +38,7 @@ def _set_data(x: GlobalTensor, new: Tensor) -> None:
     """``x.data = …``, as ``module.double()`` does; the new values are a global tensor's, with its layout."""
     if not isinstance(new, GlobalTensor):
         raise LayoutError("x.data of a global tensor was given a plain tensor; a global one was expected: to_global it")
-    if isinstance(new, LinkedTensor):
+    if isinstance(new, LinkedView):
         refresh(new)
     _data.__set__(x, new)
     x._local, x._spec = new._local, new._spec
@@ -48,7 +48,7 @@ def _whole(x: GlobalTensor) -> Tensor:
     """The whole as a plain tensor on every rank; collective unless every rank has it.  Do not change it: it may share
     memory with this rank's part.  No gradient flows.
     """
-    if isinstance(x, LinkedTensor):
+    if isinstance(x, LinkedView):
         refresh(x)
     return whole_part(x).detach()
 
@@ -70,7 +70,7 @@ def _tolist(x: GlobalTensor) -> Any:
 def _show(x: GlobalTensor, **_: Any) -> str:
     """Shape, layout and this rank's part; nothing is moved, so one rank may print by itself."""
     spec = x._spec
-    if isinstance(x, LinkedTensor) and not x._moved:
+    if isinstance(x, LinkedView) and not x._moved:
         refresh(x)
     extra = ", requires_grad=True" if x.requires_grad and x.is_leaf else ""
     grad = x.grad_fn
@@ -78,12 +78,12 @@ def _show(x: GlobalTensor, **_: Any) -> str:
         extra = f", grad_fn=<{type(grad).__name__}>"
     about = f"shape={tuple(spec.shape)}, placement={spec.layout.placement}, sbp={_sbp_text(spec.layout)}{extra}"
     if not spec.here:
-        return f"global_tensor(no part on rank {spec.wires.rank}, {about})"
+        return f"global_tensor(no part on rank {spec.comm.rank}, {about})"
     inner = repr(x._local.detach())
     inner = inner.removeprefix("tensor(").removesuffix(")")
     if is_whole(spec.layout):
         return f"global_tensor({inner}, {about})"
-    return f"global_tensor({inner}, which is rank {spec.wires.rank}'s part, {about})"
+    return f"global_tensor({inner}, which is rank {spec.comm.rank}'s part, {about})"
 
 
 def _sbp_text(layout: Layout) -> str:
@@ -98,7 +98,7 @@ def _deepcopy(x: GlobalTensor, memo: dict[int, Any]) -> Any:
         raise RuntimeError(
             "only global tensors that users made can be deep-copied; this one has a grad_fn: detach() it"
         )
-    if isinstance(x, LinkedTensor):
+    if isinstance(x, LinkedView):
         refresh(x)
     made: Any = wrap(x._local.detach().clone(), x._spec)
     torch.Tensor.requires_grad_(made, x.requires_grad)
@@ -117,15 +117,15 @@ def _rebuild(
     local: Tensor, layout: Layout, shape: Shape, strides: Shape, rank: int, requires_grad: bool, extra: dict[str, Any]
 ) -> Any:
     """What was pickled."""
-    wires = current()
-    if wires.rank != rank:
+    comm = current()
+    if comm.rank != rank:
         raise LayoutError(
-            f"rank {wires.rank} has loaded rank {rank}'s part of a global tensor of shape {shape}, {layout}; each rank "
+            f"rank {comm.rank} has loaded rank {rank}'s part of a global tensor of shape {shape}, {layout}; each rank "
             f"can load what it has saved: save under a name with the rank, or save x.numpy()"
         )
-    wires.know(layout.placement)
-    device = wires.device(layout.placement)
-    made: Any = wrap(local.to(device), spec_of(wires, layout, shape, strides, local.dtype, device))
+    comm.check_placement(layout.placement)
+    device = comm.device(layout.placement)
+    made: Any = wrap(local.to(device), spec_of(comm, layout, shape, strides, local.dtype, device))
     made.requires_grad_(requires_grad)
     made.__dict__.update(extra)
     return made
@@ -133,11 +133,11 @@ def _rebuild(
 
 def _reduce(x: GlobalTensor, protocol: Any) -> Any:
     """A pickle of this rank's part, which the same rank can load."""
-    if isinstance(x, LinkedTensor):
+    if isinstance(x, LinkedView):
         refresh(x)
-    spec: Spec = x._spec
+    spec: GlobalSpec = x._spec
     extra = {k: v for k, v in x.__dict__.items() if k == "_is_param"}
-    args = (x._local.detach(), spec.layout, spec.shape, spec.strides, spec.wires.rank, x.requires_grad, extra)
+    args = (x._local.detach(), spec.layout, spec.shape, spec.strides, spec.comm.rank, x.requires_grad, extra)
     return _rebuild, args
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actorflow.eager.held import GlobalTensor, Spec
-from actorflow.eager.redistribution import box
+from actorflow.eager.global_tensor import GlobalSpec, GlobalTensor
+from actorflow.eager.redistribution import redistribute
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.torch_internals import make_wrapper
 
 aten = torch.ops.aten
 
 
-class LinkedTensor(GlobalTensor):
+class LinkedView(GlobalTensor):
     """A view that has its own copy of what it shows."""
 
     __slots__ = ("_args", "_func", "_index", "_kwargs", "_moved", "_parent", "_seen")
@@ -32,24 +32,22 @@ class LinkedTensor(GlobalTensor):
     _seen: int | None  # the version of the base that it shows
 
 
-def link(
-    local: Tensor, spec: Spec, parent: GlobalTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+def link_view(
+    local: Tensor, spec: GlobalSpec, parent: GlobalTensor, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     index: int | None, moved: bool,
-) -> LinkedTensor:  # fmt: skip
+) -> LinkedView:  # fmt: skip
     """The view that ``func`` makes of ``parent``; ``local`` is a copy."""
-    made: LinkedTensor = make_wrapper(
-        LinkedTensor, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device
-    )
+    made: LinkedView = make_wrapper(LinkedView, spec.shape, strides=spec.strides, dtype=spec.dtype, device=spec.device)
     made._local, made._spec, made._parent = local, spec, parent
     made._func, made._args, made._kwargs, made._index, made._moved = func, args[1:], kwargs, index, moved
     made._seen = _version(parent)
     return made
 
 
-def refresh(view: LinkedTensor) -> None:
+def refresh(view: LinkedView) -> None:
     """Make the view again if its base has changed since."""
     parent = view._parent
-    if isinstance(parent, LinkedTensor):
+    if isinstance(parent, LinkedView):
         refresh(parent)
     now = _version(parent)
     if now is not None and now == view._seen:
@@ -58,14 +56,14 @@ def refresh(view: LinkedTensor) -> None:
         made = view._func(parent, *view._args, **view._kwargs)
     found = made if view._index is None else made[view._index]
     spec = found._spec
-    view._local = box(found._local, spec.shape, spec.layout, view._spec.layout, spec.wires, str(view._func))
+    view._local = redistribute(found._local, spec.shape, spec.layout, view._spec.layout, spec.comm, str(view._func))
     view._seen = now
 
 
-def write_back(view: LinkedTensor) -> None:
+def write_back(view: LinkedView) -> None:
     """Bring what the view's part has become to its base."""
     parent = view._parent
-    if isinstance(parent, LinkedTensor):
+    if isinstance(parent, LinkedView):
         refresh(parent)
     if not view._moved and str(view._func) in _RESHAPES:  # a copy on this rank only, and so without the others
         if parent._spec.here:
@@ -81,10 +79,10 @@ def write_back(view: LinkedTensor) -> None:
         with torch.no_grad():
             new = put(parent, view, view._args, view._index or 0)
         spec = new._spec
-        local = box(new._local, spec.shape, spec.layout, parent._spec.layout, spec.wires, str(view._func))
+        local = redistribute(new._local, spec.shape, spec.layout, parent._spec.layout, spec.comm, str(view._func))
         if parent._spec.here:
             parent._local.copy_(local)
-    if isinstance(parent, LinkedTensor):
+    if isinstance(parent, LinkedView):
         write_back(parent)
 
 
