@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from actorflow.eager.modules import to_local as to_local
     from actorflow.job import Job as Job
     from actorflow.job import global_function as global_function
-    from actorflow.live.shown import progress as progress
+    from actorflow.live.observer import progress as progress
     from actorflow.placements import placement as placement
     from actorflow.plan_view import plan as plan
     from actorflow.script_state.seeds import manual_seed as manual_seed
@@ -131,7 +131,7 @@ _HOMES = {
     **dict.fromkeys(("deferred_init", "materialize"), "actorflow.deferred"),
     "global_function": "actorflow.job",
     **dict.fromkeys(("explain", "explain_recompiles"), "actorflow.session.process"),
-    "progress": "actorflow.live.shown",
+    "progress": "actorflow.live.observer",
     "manual_seed": "actorflow.script_state.seeds",
     "plan": "actorflow.plan_view",
     "constrain": "actorflow_compiler.hints.constrain",

@@ -1,4 +1,4 @@
-"""``torch.Tensor`` goes in; it comes out with ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global``.
+"""Attach ``to_global``, ``to_local``, ``placement``, ``sbp`` and ``is_global`` to ``torch.Tensor``.
 
 This is all that is changed in torch.  What they do is in ``actorflow.eager``, which is imported when one is used.
 """

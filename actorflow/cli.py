@@ -1,4 +1,4 @@
-"""The command line goes in; a run is started, or a plan is shown, and an exit status comes out."""
+"""The ``actorflow`` command: the group, and its commands ``plan`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actorflow.commands.run import run
 from actorflow.commands.script import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
 from actorflow.commands.status import status
 from actorflow.commands.trace import trace
-from actorflow.rendezvous.places import NODE
+from actorflow.rendezvous.node_list import NODE
 from actorflow.rendezvous.settings import Settings
 
 
@@ -182,7 +182,7 @@ def doctor(
 
     from actorflow.doctor import report
     from actorflow.doctor.here import Here
-    from actorflow.rendezvous.places import own_place
+    from actorflow.rendezvous.node_list import own_node
     from actorflow.rendezvous.ticket import own_ticket
     from actorflow_compiler.core.errors import ClusterError
 
@@ -190,7 +190,7 @@ def doctor(
     if len(listed) > 1 and master_port is None:
         raise click.UsageError("several nodes need --master-port, the port that the run will use.")
     try:
-        here = Here(listed, own_place(listed, None if node_rank is None else str(node_rank)), master_port or 0)
+        here = Here(listed, own_node(listed, None if node_rank is None else str(node_rank)), master_port or 0)
     except ClusterError as e:
         raise click.ClickException(str(e)) from None
     rank, world = here.node or 0, len(listed)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from actorflow import config
-from actorflow.control.cluster import current, place
+from actorflow.control.cluster import current, process_settings
 from actorflow.rendezvous import start
-from actorflow.rendezvous.places import check_distinct
+from actorflow.rendezvous.node_list import check_distinct
 from actorflow_compiler.core.errors import ClusterError
 
 __all__ = [
@@ -34,32 +34,32 @@ __all__ = [
 
 def rank() -> int:
     """This process's number, 0 … ``world_size() - 1``."""
-    return place().rank
+    return process_settings().rank
 
 
 def world_size() -> int:
     """The number of ranks; 1 under plain ``python``."""
-    return place().world
+    return process_settings().world
 
 
 def is_master() -> bool:
     """Whether this is rank 0."""
-    return place().rank == 0
+    return process_settings().rank == 0
 
 
 def local_rank() -> int:
     """This process's number on its node."""
-    return place().local_rank
+    return process_settings().local_rank
 
 
 def node() -> int:
     """The number of this process's node."""
-    return place().node
+    return process_settings().node
 
 
 def node_count() -> int:
     """The number of nodes."""
-    return place().nnodes
+    return process_settings().nnodes
 
 
 # -- the second generation's names -----------------------------------------------------------------

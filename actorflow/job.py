@@ -11,15 +11,15 @@ from typing import Any, overload
 from actorflow.classic.callbacks import CallbackObserver
 from actorflow.classic.config import FunctionConfig
 from actorflow.classic.job_body import ClassicJobBody
-from actorflow.live.shown import Live
+from actorflow.live.observer import LiveObserver
 from actorflow.session.body import JobBody
-from actorflow.session.jobs import Compiled
-from actorflow.session.keys import Keys
-from actorflow.session.known import Known
-from actorflow.session.outside import step_in_jobs
+from actorflow.session.jobs import InstalledPlan, JobType
+from actorflow.session.optimizer_steps import step_in_jobs
+from actorflow.session.plan_cache import PlanCache
+from actorflow.session.plan_keys import PlanKeys
 from actorflow.session.process import current, observed_by
 from actorflow.standins.beside import beside, beside_parts
-from actorflow.tracing.observer import Tracing
+from actorflow.tracing.observer import TracingObserver
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.goal import goal_of
 from actorflow_compiler.plan.modes import EAGER, mode_name
@@ -57,7 +57,7 @@ class Job:
             raise CallError(f"micro_batches={micro_batches} was found; 1 or more was expected")
         functools.update_wrapper(self, function)
         self.function = function
-        self.type = type
+        self.type = JobType(type)
         self.micro_batches = micro_batches
         self.parallel, self.memory_budget = parallel, memory_budget
         self.goal = goal_of(parallel, memory_budget)
@@ -67,13 +67,13 @@ class Job:
         self.name: str = name or getattr(function, "__name__", None) or "job"
         self.signature = inspect.signature(function)
         self.function_config = function_config
-        body = ClassicJobBody(function, self.name, type == "train", function_config)
+        body = ClassicJobBody(function, self.name, self.type == JobType.TRAIN, function_config)
         self.body: JobBody = body
         if body.mirrored:
             self._check_mirrored()
-        self.plans: Known[Compiled] = Known(self.name)
-        self.keys: Keys | None = None  # of what the last search found
-        self.last: Compiled | None = None
+        self.plans: PlanCache[InstalledPlan] = PlanCache(self.name)
+        self.keys: PlanKeys | None = None  # of what the last search found
+        self.last: InstalledPlan | None = None
         self._bound: dict[int, Job] = {}  # by id, for objects that take no attributes and hold nothing that does
 
     def _check_mirrored(self) -> None:
@@ -266,5 +266,5 @@ def global_function(
 
 
 step_in_jobs(Job)
-observed_by(lambda cluster, _: (Live(cluster), CallbackObserver()))
-observed_by(lambda cluster, gates: (Tracing(cluster, gates),) if cluster.settings.trace else ())
+observed_by(lambda cluster, _: (LiveObserver(cluster), CallbackObserver()))
+observed_by(lambda cluster, barrier: (TracingObserver(cluster, barrier),) if cluster.settings.trace else ())

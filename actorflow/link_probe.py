@@ -1,4 +1,4 @@
-"""Nothing enters; what a send between two ranks of this machine costs is printed, as JSON: latency and bandwidth.
+"""Measure latency and bandwidth of a send between two ranks of this machine, and print them as JSON.
 
 ``actorflow run link_probe.py --devices 2`` is how it is used: what it measures is the whole way that a
 register's tokens take in a run.

@@ -152,7 +152,7 @@ def test_nan_that_stays_is_no_change() -> None:
         return x + table.nan_to_num()
 
     read(torch.ones(2))
-    running = current().running
+    running = current().runtime
     assert running is not None
     variables = running.variables
     before = variables.writes

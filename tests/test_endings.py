@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.support import endings
+from actorflow.support import exit_hooks
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(endings, "_finished", [])
-    monkeypatch.setattr(endings, "_failed", [])
+    monkeypatch.setattr(exit_hooks, "_finished", [])
+    monkeypatch.setattr(exit_hooks, "_failed", [])
     return []
 
 
 @pytest.mark.parametrize("eager_is_used_first", [True, False])
 def test_what_peers_wait_for_ends_before_what_waits_for_peers(told: list[str], eager_is_used_first: bool) -> None:
     begun = [
-        lambda: endings.when_finished(lambda: told.append("global tensors"), first=True),
-        lambda: endings.when_finished(lambda: told.append("calls of jobs")),
+        lambda: exit_hooks.when_finished(lambda: told.append("global tensors"), first=True),
+        lambda: exit_hooks.when_finished(lambda: told.append("calls of jobs")),
     ]
     for begin in begun if eager_is_used_first else reversed(begun):
         begin()
-    endings.when_failed(lambda: told.append("bar"))
-    endings.after_script()
+    exit_hooks.when_failed(lambda: told.append("bar"))
+    exit_hooks.after_script()
     assert told == ["global tensors", "calls of jobs"]
-    endings.after_error()
+    exit_hooks.after_error()
     assert told[2:] == ["bar"]
 
 
@@ -33,6 +33,6 @@ def test_a_call_that_failed_ends_the_script_with_its_error(told: list[str]) -> N
     def fails() -> None:
         raise ValueError("a call failed")
 
-    endings.when_finished(fails)
+    exit_hooks.when_finished(fails)
     with pytest.raises(ValueError, match="a call failed"):
-        endings.after_script()
+        exit_hooks.after_script()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adamax, AdamW
 
 from actorflow.devices import Cpu, Device
-from actorflow.session.planes import Spot, choose
+from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -247,7 +247,8 @@ def test_a_device_that_runs_ahead_trains_with_parameters_in_host_memory(
     plan, values, optimizer = plan_of(CASES["mlp"], layout, 8)
     bench = Bench(seed=5)
     monkeypatch.setattr("trained.LocalCluster", functools.partial(LocalCluster, stage=staged))
-    monkeypatch.setattr("trained.share", lambda plan, _: choose(plan, (Spot("here", "GPU 0", nccl=True), Spot("here"))))
+    locations = RankLocation("here", "GPU 0", nccl=True), RankLocation("here")
+    monkeypatch.setattr("trained.share", lambda plan, _: choose_planes(plan, locations))
     losses, found = train(CASES["mlp"], plan, values, optimizer, [8] * STEPS, offloaded(bench))
     assert losses == pytest.approx(wanted, rel=1e-5)
     for key, value in state.items():

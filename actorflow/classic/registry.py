@@ -17,7 +17,7 @@ from actorflow.deferred import deferred_init
 from actorflow.regularizers import Regularizer
 from actorflow.script_state.seeds import call_seeds
 from actorflow.script_state.user_code import user_line
-from actorflow.session.keys import GrowingModule
+from actorflow.session.plan_keys import GrowingModule
 from actorflow.standins.owned_tensor import real_value
 from actorflow_compiler.core.errors import LayoutError, StateError
 from actorflow_compiler.core.sbp import Sbp

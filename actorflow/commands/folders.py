@@ -1,10 +1,10 @@
-"""The name of a folder or a file for output goes in; it can be written to, or the command ends before it begins."""
+"""Click callbacks that check, before a command begins, that a folder or file for output can be written."""
 
 from __future__ import annotations
 
 import click
 
-from actorflow.support.places_to_write import fault
+from actorflow.support.output_paths import why_not_writable
 
 __all__ = ["writable_file", "writable_folder"]
 
@@ -20,7 +20,7 @@ def writable_file(context: click.Context, parameter: click.Parameter, value: str
 
 
 def _writable(context: click.Context, parameter: click.Parameter, value: str | None, folder: bool) -> str | None:
-    why = "" if value is None else fault(value, folder=folder)
+    why = "" if value is None else why_not_writable(value, folder=folder)
     if why:
         raise click.BadParameter(why, context, parameter)
     return value

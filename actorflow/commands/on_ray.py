@@ -23,13 +23,13 @@ def starts_on_ray(on: str, environ: Mapping[str, str]) -> bool:
 
 def on_ray(context: click.Context, flags: LaunchFlags) -> int:
     """Start the run and see it to its end; raises UsageError where it cannot be started."""
-    from actorflow.launch.ray_run import OnRay, run_on_ray
+    from actorflow.launch.ray_run import RayRun, run_on_ray
 
     parameters = context.params
     try:
         _check(flags)
         return run_on_ray(
-            OnRay(
+            RayRun(
                 script=os.path.abspath(parameters["script"]),
                 argv=tuple(parameters["arguments"]),
                 options=tuple(_passed_on(context)),

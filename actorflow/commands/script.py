@@ -1,4 +1,4 @@
-"""What commands that take a script have in common: the script, and its arguments after ``--``."""
+"""What the commands that take a script share: the script, its arguments after ``--``, and the kind of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``actorflow status``: runs of this machine are looked for; what their ranks do, and who waits for whom, comes out."""
+"""``actorflow status``: print what the ranks of this machine's runs do, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def status(pid: int | None) -> None:
     \b
       actorflow status
     """  # noqa: D301 -- click's own mark
-    from actorflow.status.sockets import ask, runs
+    from actorflow.status.sockets import ask_ranks, find_runs
     from actorflow.status.text import to_text
 
-    found = runs()
+    found = find_runs()
     if pid is not None:
         known = ", ".join(str(about.pid) for _, about in found) or "none"
         found = [(launcher, about) for launcher, about in found if about.pid == pid]
@@ -30,4 +30,4 @@ def status(pid: int | None) -> None:
             )
     if not found:
         raise click.ClickException("no run of this machine and user was found (of one started with the same TMPDIR).")
-    click.echo("\n".join(to_text(about, ask(launcher, about)) for launcher, about in found), nl=False)
+    click.echo("\n".join(to_text(about, ask_ranks(launcher, about)) for launcher, about in found), nl=False)

@@ -1,4 +1,4 @@
-"""``actorflow trace``: the folder of a run that was traced goes in; what the run waited for, and a page, come out."""
+"""``actorflow trace``: report what a traced run waited for, and write the page of its timeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from actorflow.commands.folders import writable_file
-from actorflow.support.places_to_write import fault
+from actorflow.support.output_paths import why_not_writable
 
 
 @click.command(short_help="Say what a run that was traced waited for, beside its forecast.")
@@ -36,19 +36,19 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
         raise click.BadParameter(f"{out!r} does not end in .html.", param_hint="--out")
 
     from actorflow.tracing import folder as folders
-    from actorflow.tracing.cut_short import gather
-    from actorflow.tracing.report import report, to_text
+    from actorflow.tracing.partial_trace import merge_rank_traces
+    from actorflow.tracing.report import make_report, to_text
     from actorflow_compiler.core.errors import ActorflowError, TraceError
 
     try:
-        gather(folder)
+        merge_rank_traces(folder)
         traced = folders.read(folder)
         if not traced.ran:
             raise click.ClickException(f"{folder} holds no plan: the script that ran called no job.")
         reports, silent = [], []
         for ran in traced.ran:
             try:
-                reports.append(report(traced, ran))
+                reports.append(make_report(traced, ran))
             except TraceError as e:
                 if not traced.cut:
                     raise
@@ -65,7 +65,7 @@ def trace(folder: str, out: str | None, number: int | None, text: bool) -> None:
         from actorflow.tracing.view import html
 
         path = Path(folder, "trace.html") if out is None else Path(out)
-        if out is None and (why := fault(path)):
+        if out is None and (why := why_not_writable(path)):
             raise click.ClickException(f"{why} with --out.")
         path.write_text(html(traced, shown), encoding="utf-8")
         click.echo(f"\npage written to {path}")

@@ -1,4 +1,4 @@
-"""The face of a cluster for a process without peers: everything goes in, and what this process gave comes back."""
+"""The interface of ``Cluster`` for a process without peers, and for a pretended cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from actorflow.control.dropped import NOTHING, Dropped
-from actorflow.control.feed import Feed
-from actorflow.control.pull import Pulls
-from actorflow.rendezvous.failure import Failure, LastThings
+from actorflow.control.buffered_callback import BufferedCallback
+from actorflow.control.drops import NO_DROPS, DropSet
+from actorflow.control.pull import PullService
+from actorflow.rendezvous.failure import Failure, FailureCallbacks, FailureKind
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.settings import Settings
 from actorflow.support.requests import AnyRequest, Request
@@ -20,9 +20,9 @@ from actorflow_compiler.core.errors import ClusterError
 
 
 class Alone:
-    """The same face where there are no peers: plain ``python script.py``, or a pretended cluster.
+    """The interface of ``Cluster`` for plain ``python script.py``, and for a pretended cluster.
 
-    In a pretended cluster of n ranks every other rank is taken to do what this one does.
+    A pretended cluster of n ranks assumes that every other rank does what this one does.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -32,9 +32,9 @@ class Alone:
         self.failed = threading.Event()
         self.failure: Failure | None = None
         self.calls = 0
-        self._go: Feed[[int, Dropped]] = Feed()
-        self._pulls = Pulls()
-        self._last = LastThings()
+        self._agreed_calls: BufferedCallback[[int, DropSet]] = BufferedCallback()
+        self._pulls = PullService()
+        self._last = FailureCallbacks()
 
     def join(self) -> None:
         """Nobody to wait for."""
@@ -48,21 +48,21 @@ class Alone:
         assert payloads is not None
         return payloads[0]
 
-    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
-        """Let the call go at once."""
+    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> None:
+        """Report at once that all ranks have made the call."""
         self.calls += 1
-        self._go(call, dropped)
+        self._agreed_calls(call, dropped)
 
     def goodbye(self) -> None:
         """Nobody to wait for."""
         report_to_launcher(self.settings.launcher, RankFinished(self.rank))
 
-    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+    def on_call_agreed(self, callback: Callable[[int, DropSet], object]) -> None:
         """Call back with the number of each call, and what was dropped."""
-        self._go.attach(callback)
+        self._agreed_calls.attach(callback)
 
-    def forget(self, dropped: Dropped) -> None:
-        """Nobody else has told of anything."""
+    def forget(self, dropped: DropSet) -> None:
+        """Nothing to do: no other rank has reported drops."""
 
     def connect(self, peers: Sequence[int]) -> None:
         """There are no peers."""
@@ -78,7 +78,7 @@ class Alone:
         """No peer connects."""
 
     @property
-    def near(self) -> frozenset[int]:
+    def local_peers(self) -> frozenset[int]:
         """There are no peers."""
         return frozenset()
 
@@ -113,10 +113,10 @@ class Alone:
         """No other rank can fail."""
 
     def at_failure(self, callback: Callable[[], object]) -> None:
-        """Call back on a thread of its own when this process has failed, which ``abort`` waits for a while."""
+        """Call back on a thread of its own when this process has failed; ``abort`` waits for it, up to a limit."""
         self._last.add(callback)
 
-    def abort(self, kind: str, cause: str) -> None:
+    def abort(self, kind: FailureKind, cause: str) -> None:
         """Tell the launcher, if there is one."""
         self.failure = Failure(0, socket.gethostname(), os.getpid(), kind, cause, 0)
         self.failed.set()

@@ -1,4 +1,4 @@
-"""A token and an address go in; a gRPC server and channels with our health checks and our door-keeper come out.
+"""gRPC servers and channels with keepalive settings that notice dead peers, and the check of the run's token.
 
 The only file, with the generated stubs, that knows how gRPC is configured.
 """
@@ -18,6 +18,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from actorflow.doctor.ports import CHOOSE, unusable
+from actorflow.rendezvous.failure import FailureKind
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2_grpc
 
@@ -33,7 +34,7 @@ __all__ = [
     "grpc",
     "is_accepted",
     "make_channel",
-    "make_plain_channel",
+    "make_blocking_channel",
     "make_server",
     "metadata",
     "probe",
@@ -74,8 +75,8 @@ _CHANNEL = (
 )
 
 
-class DoorKeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns away callers without the run's token before anything else that they send is parsed."""
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Rejects callers without the run's token before anything else that they send is parsed."""
 
     def __init__(self, token: str, turned_away: Callable[[str], None]) -> None:
         self._token = token.encode()
@@ -103,7 +104,7 @@ def make_server(
     ``reserved``: the launcher holds the port for us, so sharing it is right.
     """
     options = [*_HEALTH, *_SERVER, ("grpc.so_reuseport", int(reserved))]
-    server = grpc.aio.server(interceptors=[DoorKeeper(token, turned_away)], options=options)
+    server = grpc.aio.server(interceptors=[TokenInterceptor(token, turned_away)], options=options)
     try:
         bound = server.add_insecure_port(f"{_bracket(host)}:{port}")
     except RuntimeError:
@@ -119,7 +120,7 @@ def make_channel(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
 
 
-def make_plain_channel(address: str) -> Any:
+def make_blocking_channel(address: str) -> Any:
     """A channel to a peer for threads without an event loop."""
     return grpc.insecure_channel(address, options=[*_HEALTH, *_CHANNEL])
 
@@ -144,8 +145,8 @@ def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def probe(address: str) -> str:
-    """Ask the host of a lost peer what became of it: a kind of ``failure.LOST``.
+async def probe(address: str) -> FailureKind:
+    """Ask the host of a lost peer what became of it: one of ``failure.LOST``.
 
     A dead process refuses, a stopped one is connected by its kernel but says nothing, a live server
     greets at once with its HTTP/2 settings.
@@ -154,15 +155,15 @@ async def probe(address: str) -> str:
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), 0.5)
     except (ConnectionRefusedError, ConnectionResetError):
-        return "killed"
+        return FailureKind.KILLED
     except (OSError, TimeoutError):
-        return "unreachable"
+        return FailureKind.UNREACHABLE
     try:
         greeting = await asyncio.wait_for(reader.read(1), 0.3)
     except TimeoutError:
-        return "stopped"
+        return FailureKind.STOPPED
     except OSError:
-        return "killed"
+        return FailureKind.KILLED
     finally:
         writer.close()
-    return "broken" if greeting else "killed"
+    return FailureKind.BROKEN if greeting else FailureKind.KILLED

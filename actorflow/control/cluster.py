@@ -1,4 +1,4 @@
-"""The main thread's calls go in: join, common steps, messages, pulls; its peers' answers, or one error, come out."""
+"""One rank's access to its run, for the main thread: joining, common steps, messages, pulls, failure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any, ParamSpec, TypeVar
 import uvloop
 
 from actorflow.control.alone import Alone
-from actorflow.control.dropped import NOTHING, Dropped
-from actorflow.control.feed import Feed
-from actorflow.control.ledger import CommonStep
-from actorflow.control.master import Control
+from actorflow.control.buffered_callback import BufferedCallback
+from actorflow.control.control_plane import ControlPlane
+from actorflow.control.drops import NO_DROPS, DropSet
+from actorflow.control.ledger import CommonStep, StepKind
 from actorflow.rendezvous import start
 from actorflow.rendezvous.elastic import meeting_point, torch_place
-from actorflow.rendezvous.failure import Ending, Failure
+from actorflow.rendezvous.failure import Failure, FailureKind, ProcessEnd
 from actorflow.rendezvous.network import interface_of, route_to
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
@@ -36,7 +36,7 @@ from actorflow.transport.abandon import Order, Word
 from actorflow.transport.messages import Filled, Line, Message, Region
 from actorflow_compiler.core.errors import ActorflowError, ClusterError
 
-__all__ = ["Alone", "Cluster", "current", "joined", "place", "use"]
+__all__ = ["Alone", "Cluster", "current", "joined", "process_settings", "use"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,8 +49,8 @@ _BROKEN = re.compile(r"gloo|nccl|connection|broken pipe|reset by peer", re.IGNOR
 class Cluster:
     """This process as one rank of a run with others.
 
-    Call everything on the main thread, in the same order on every rank, but for ``send`` and
-    ``pull``, which are free.  What blocks raises the run's error (ClusterError, or CallError when
+    Call everything on the main thread, in the same order on every rank; only ``send`` and ``pull`` may be called on
+    any thread, in any order.  What blocks raises the run's error (ClusterError, or CallError when
     ranks did different things) as soon as any rank has failed; about two seconds later the process
     ends, because a blocked receive cannot be aborted.  Callbacks run on the gRPC thread and must be quick.
     """
@@ -60,16 +60,16 @@ class Cluster:
         self.rank = settings.rank
         self.world = settings.world
         self.failed = threading.Event()
-        self.calls = 0  # gated so far
+        self.calls = 0  # announced so far
         self._host = settings.local_host
         self._base = own_ticket(settings)
         self._steps = 0  # common steps so far
-        self._ending = Ending(exit)
-        self._go: Feed[[int, Dropped]] = Feed()
-        self._messages: Feed[[int, Message]] = Feed()
-        self._lines: Feed[[Line]] = Feed()
-        self._failures: Feed[[Failure]] = Feed()
-        self._orders: Feed[[Order]] = Feed()
+        self._ending = ProcessEnd(exit)
+        self._agreed_calls: BufferedCallback[[int, DropSet]] = BufferedCallback()
+        self._messages: BufferedCallback[[int, Message]] = BufferedCallback()
+        self._lines: BufferedCallback[[Line]] = BufferedCallback()
+        self._failures: BufferedCallback[[Failure]] = BufferedCallback()
+        self._orders: BufferedCallback[[Order]] = BufferedCallback()
         self._ends: list[Callable[[], object]] = []
         self._store: Any = None
         self._store_socket: socket.socket | None = None
@@ -80,10 +80,17 @@ class Cluster:
         if self.rank == 0:  # listens now, so that its port can be told before torch is imported
             self._store_socket = _listen(settings.bind_host())
             where = (settings.master_host, self._store_socket.getsockname()[1])
-        self._control = Control(
-            settings, self._ticket, where, self._go, self._messages, self._lines, self._on_failure, self._orders
+        self._control_plane = ControlPlane(
+            settings,
+            self._ticket,
+            where,
+            self._agreed_calls,
+            self._messages,
+            self._lines,
+            self._on_failure,
+            self._orders,
         )
-        self._near = self._control.near.links
+        self._local_links = self._control_plane.local_links.links
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -104,7 +111,7 @@ class Cluster:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # ends what is under way, then the loop
-            runner.run(self._control.run(self._joined))
+            runner.run(self._control_plane.run(self._joined))
 
     def _ticket(self, port: int) -> Ticket:
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -114,27 +121,27 @@ class Cluster:
 
     def gather(self, tag: str, payload: bytes) -> list[bytes] | None:
         """Bring every rank's payload to the master: all of them in order of rank there, None elsewhere."""
-        return self._wait(self._control.gather(self._next(), tag, payload))
+        return self._wait(self._control_plane.gather(self._next(), tag, payload))
 
     def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
         """Give every rank its payload; the master has one for each rank, the others None."""
-        return self._wait(self._control.scatter(self._next(), tag, payloads))
+        return self._wait(self._control_plane.scatter(self._next(), tag, payloads))
 
-    def gate(self, call: int, digest: str, text: str, dropped: Dropped = NOTHING) -> None:
-        """Say that this rank makes a call, and what its script has ``dropped`` since the last one; returns at once.
+    def announce_call(self, call: int, digest: str, text: str, dropped: DropSet = NO_DROPS) -> None:
+        """Announce that this rank makes a call, and what its script has ``dropped`` since the last; returns at once.
 
-        ``on_go`` hears of it when every rank has made it with the same digest.  ``call`` is any
+        The callback of ``on_call_agreed`` is called when every rank has made it with the same digest.  ``call`` is any
         number that is equal on all ranks; ``text`` is the call as people write it.  A difference ends
         the run with a CallError that shows both ranks' texts.
         """
         self._next()
         self.calls += 1
-        self._soon(self._control.issue, CommonStep("call", f"{call} {digest}", text, call, dropped))
+        self._soon(self._control_plane.issue, CommonStep(StepKind.CALL, f"{call} {digest}", text, call, dropped))
 
     def goodbye(self) -> None:
         """Block until every rank has come to the end of its script, serving meanwhile; then close all links."""
         self._next()
-        self._wait(self._control.goodbye())
+        self._wait(self._control_plane.goodbye())
         for end in self._ends:
             end()
         self._thread.join(5.0)
@@ -145,28 +152,28 @@ class Cluster:
         self._ends.append(callback)
 
     def _next(self) -> int:
-        if self._control.failure is not None:
-            raise self._control.failure.error()
+        if self._control_plane.failure is not None:
+            raise self._control_plane.failure.error()
         number = self._steps
         self._steps += 1
         return number
 
-    def on_go(self, callback: Callable[[int, Dropped], object]) -> None:
+    def on_call_agreed(self, callback: Callable[[int, DropSet], object]) -> None:
         """Call back with the number of each call that all ranks have made, in order, and what all have dropped."""
-        self._go.attach(callback)
+        self._agreed_calls.attach(callback)
 
     def say(self, word: Word) -> None:
-        """Tell the master of a call that has failed, here or elsewhere; any thread, returns at once."""
-        self._soon(self._control.say, word)
+        """Tell the master about a call that has failed, here or elsewhere; any thread, returns at once."""
+        self._soon(self._control_plane.say, word)
 
     def on_order(self, callback: Callable[[Order], object]) -> None:
-        """Call back with what the master tells every rank of such a call."""
+        """Call back with the master's orders about calls that have failed."""
         self._orders.attach(callback)
 
-    def forget(self, dropped: Dropped) -> None:
-        """These are gone on all ranks, which have agreed on it otherwise than by calls."""
+    def forget(self, dropped: DropSet) -> None:
+        """Forget plans and variables that all ranks have dropped by an agreement other than ``announce_call``."""
         if self.rank == 0:
-            self._soon(self._control.forget, dropped)
+            self._soon(self._control_plane.forget, dropped)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -175,18 +182,18 @@ class Cluster:
 
         Ranks of one machine get a Unix socket for their register messages as well, if they can.
         """
-        self._wait(self._control.connect(peers))
+        self._wait(self._control_plane.connect(peers))
 
     def send(self, peer: int, message: Message) -> None:
         """Queue a register message to a connected rank; any thread, returns at once, keeps its order."""
-        near = self._near.get(peer)
+        near = self._local_links.get(peer)
         if near is not None:
             near.send(message)
             return
         if isinstance(message, Filled | Region):
             raise ClusterError(f"rank {self.rank} shares no memory with rank {peer}: they have no Unix socket")
         try:
-            self._control.links[peer].send(message)
+            self._control_plane.links[peer].send(message)
         except KeyError:
             raise ClusterError(f"rank {self.rank} has no link to rank {peer}; connect first") from None
 
@@ -199,26 +206,26 @@ class Cluster:
         self._lines.attach(callback)
 
     @property
-    def near(self) -> frozenset[int]:
+    def local_peers(self) -> frozenset[int]:
         """The connected ranks with which this one has a Unix socket, so that they can share memory."""
-        return frozenset(self._near)
+        return frozenset(self._local_links)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """For each rank what it has in common with those that it can share memory with; empty where it cannot."""
-        return tuple(self._control.tickets[rank].machine for rank in range(self.world))
+        """For each rank, an id that is equal for ranks that can share memory; empty where a rank cannot."""
+        return tuple(self._control_plane.tickets[rank].machine for rank in range(self.world))
 
     # -- pulls -----------------------------------------------------------------------------------
 
     def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
         """Answer requests of a kind in chunks; the handler may block, and runs on a small pool of threads."""
-        self._control.pulls.requests.serve(kind, handler)
+        self._control_plane.pulls.requests.serve(kind, handler)
 
     def pull(self, rank: int, request: Request) -> bytes:
         """What a rank answers; any thread.  Raises ClusterError with its text where that rank cannot."""
         if rank == self.rank:
-            return b"".join(self._control.pulls.requests.answer(request.text()))
-        return self._wait(self._control.pull(rank, request))
+            return b"".join(self._control_plane.pulls.requests.answer(request.text()))
+        return self._wait(self._control_plane.pull(rank, request))
 
     # -- data ------------------------------------------------------------------------------------
 
@@ -234,7 +241,7 @@ class Cluster:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
             if card and not self.settings.one_node:  # left to itself it may take a virtual card
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
-            host, port = self._control.store
+            host, port = self._control_plane.store
             limit = timedelta(seconds=self.settings.join_timeout)
             torch_distributed: Any = distributed  # its stubs lack what follows
             make = torch_distributed.TCPStore
@@ -253,7 +260,7 @@ class Cluster:
         if s.interface:
             return s.interface
         # others reach the master by a name that may mean something else here: the way to them is asked for
-        other = next(t for _, t in sorted(self._control.tickets.items()) if t.node != s.node)
+        other = next(t for _, t in sorted(self._control_plane.tickets.items()) if t.node != s.node)
         return interface_of(route_to(other.address.rpartition(":")[0].strip("[]")))
 
     def connect_data(self) -> None:
@@ -271,7 +278,7 @@ class Cluster:
     @property
     def failure(self) -> Failure | None:
         """Why the run is over, if it is."""
-        return self._control.failure
+        return self._control_plane.failure
 
     def on_failure(self, callback: Callable[[Failure], object]) -> None:
         """Call back once when the run has failed, on any rank, so that waiters wake."""
@@ -281,9 +288,11 @@ class Cluster:
         """Call back on a thread of its own when the run has failed; the process ends soon, done or not."""
         self._ending.at_failure(callback)
 
-    def abort(self, kind: str, cause: str) -> None:
-        """End the whole run because of this rank: "raised", "raised ValueError: … (train.py:12)"."""
-        self._soon(self._control.fail, Failure(self.rank, self._base.host, self._base.pid, kind, cause, self.rank))
+    def abort(self, kind: FailureKind, cause: str) -> None:
+        """End the whole run because of this rank: ``RAISED``, "raised ValueError: … (train.py:12)"."""
+        self._soon(
+            self._control_plane.fail, Failure(self.rank, self._base.host, self._base.pid, kind, cause, self.rank)
+        )
         if self._thread.is_alive():
             self.failed.wait(NEWS)
 
@@ -309,7 +318,7 @@ class Cluster:
 
     def _on_failure(self, failure: Failure) -> None:
         report_to_launcher(self.settings.launcher, failure)
-        self._ending.begin(self._control.told)
+        self._ending.begin(self._control_plane.told)
         self.failed.set()
         self._failures(failure)
 
@@ -361,7 +370,7 @@ def joined() -> Cluster | Alone | None:
     return _current
 
 
-def place() -> Settings:
+def process_settings() -> Settings:
     """What this process knows of its place in its run; begins the run as ``current`` does, but joins no other ranks.
 
     Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
@@ -378,7 +387,7 @@ def _leave(run: Cluster) -> None:
             run.goodbye()
             return
         if run.explain(error) is error:
-            run.abort("raised", f"raised {type(error).__name__}: {error}")
+            run.abort(FailureKind.RAISED, f"raised {type(error).__name__}: {error}")
     except ActorflowError as failure:
         print(f"actorflow: {failure}", file=sys.stderr)
     sys.stdout.flush()

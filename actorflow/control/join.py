@@ -1,4 +1,4 @@
-"""Tickets of ranks come in at the master's; all of them, or an error that says who is missing or differs, comes out."""
+"""The master's wait for all ranks to join; errors name the ranks that are missing or differ."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOOKING = 1.0  # seconds in which what may be wrong on this machine is seen, or 
 
 
 class UnlessFailed(Protocol):
-    """Await something; raises the run's error as soon as it has failed, or TimeoutError."""
+    """Awaits something; raises the run's error as soon as the run has failed, or TimeoutError."""
 
     def __call__(self, awaitable: Awaitable[object], timeout: float) -> Awaitable[object]:
         """Await it for that many seconds."""
 
 
 class Reception:
-    """The master's desk while ranks come together; lives on the gRPC thread."""
+    """The master's list of ranks while they join; used on the gRPC thread alone."""
 
     def __init__(self, own: Ticket, limit: float, doubts: Callable[[], str] = str) -> None:
         self.roster = Roster(own)

@@ -1,35 +1,45 @@
-"""The common steps that ranks issue go in, one rank at a time; which are complete, or a CallError, comes out.
+"""Check that all ranks issue the same common steps in the same order.
 
 Pure: no clock, no I/O.  The master keeps it.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from dataclasses import dataclass
 
-from actorflow.control.dropped import NOTHING, Dropped
+from actorflow.control.drops import NO_DROPS, DropSet
 from actorflow_compiler.core.errors import CallError
+
+
+class StepKind(enum.StrEnum):
+    """What ranks do together."""
+
+    CALL = "call"  # of a job
+    GATHER = "gather"
+    SCATTER = "scatter"
+    END = "end"  # of the script
 
 
 @dataclass(frozen=True, slots=True)
 class CommonStep:
     """Something that every rank must do in the same order: a call, a gather, a scatter, or the end of its script."""
 
-    kind: str  # "call" | "gather" | "scatter" | "end"
+    kind: StepKind
     tag: str = ""  # what must be equal on all ranks
     text: str = ""  # a call as people write it
     call: int = 0  # number of the call, as the frontend counts
-    dropped: Dropped = NOTHING  # with a call: what this rank's script has let go of
+    dropped: DropSet = NO_DROPS  # with a call: what this rank's script has let go of
 
 
 class Ledger:
     """Compares the n-th step of every rank with the n-th of all others.
 
     >>> ledger = Ledger(world=2)
-    >>> ledger.issue(0, CommonStep("gather", "plans"))
+    >>> ledger.issue(0, CommonStep(StepKind.GATHER, "plans"))
     False
-    >>> ledger.issue(1, CommonStep("gather", "plans"))
+    >>> ledger.issue(1, CommonStep(StepKind.GATHER, "plans"))
     True
     """
 
@@ -37,7 +47,7 @@ class Ledger:
         self._issued = [0] * world  # steps of each rank
         self._calls = [0] * world  # calls of each rank
         self._ended = [False] * world
-        self._open: deque[_Open] = deque()  # steps that some ranks have yet to issue
+        self._open: deque[_OpenStep] = deque()  # steps that some ranks have yet to issue
         self._completed = 0
 
     def issue(self, rank: int, step: CommonStep) -> bool:
@@ -47,11 +57,11 @@ class Ledger:
         """
         number = self._issued[rank]
         self._issued[rank] += 1
-        self._calls[rank] += step.kind == "call"
-        self._ended[rank] |= step.kind == "end"
+        self._calls[rank] += step.kind == StepKind.CALL
+        self._ended[rank] |= step.kind == StepKind.END
         place = number - self._completed
         if place == len(self._open):
-            self._open.append(_Open(rank, step, self._describe(rank, step)))
+            self._open.append(_OpenStep(rank, step, self._describe(rank, step)))
             self._check_ended(rank)
         entry = self._open[place]
         if (entry.step.kind, entry.step.tag) != (step.kind, step.tag):
@@ -71,31 +81,31 @@ class Ledger:
         """A step that is new to all cannot complete when a rank has ended before it."""
         for other, ended in enumerate(self._ended):
             if ended and other != rank:
-                entry, step = self._open[-1], CommonStep("end")
+                entry, step = self._open[-1], CommonStep(StepKind.END)
                 raise CallError(_differs(entry, other, step, self._describe(other, step)))
 
     def _describe(self, rank: int, step: CommonStep) -> str:
         count = self._calls[rank]
-        if step.kind == "end":
+        if step.kind == StepKind.END:
             return f"came to the end of its script after {count} call{'s' * (count != 1)}"
-        if step.kind == "call":
+        if step.kind == StepKind.CALL:
             return f"made call {count}: {step.text}"
         return f"is at {step.kind} {step.tag!r}, after {count} call{'s' * (count != 1)}"
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenStep:
     rank: int  # the first that issued it
     step: CommonStep
     text: str
     count: int = 0  # ranks that have issued it
 
 
-def _differs(entry: _Open, rank: int, step: CommonStep, text: str) -> str:
+def _differs(entry: _OpenStep, rank: int, step: CommonStep, text: str) -> str:
     both = f"rank {entry.rank} {entry.text}\n  rank {rank} {text}"
-    if "end" in (entry.step.kind, step.kind):
+    if StepKind.END in (entry.step.kind, step.kind):
         head = "a script ended while another rank went on"
-    elif entry.step.kind == step.kind == "call":
+    elif entry.step.kind == step.kind == StepKind.CALL:
         head = "a call differs between ranks"
     else:
         head = "ranks do different things"

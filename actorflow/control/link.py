@@ -1,4 +1,4 @@
-"""Items for one peer go in on any thread; batches of them go out on one stream, and what the peer sends comes back."""
+"""The gRPC stream to one peer: items are queued from any thread and written in batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from actorflow.control.wire import message_to_item
+from actorflow.control.proto import message_to_item
 from actorflow.transport.messages import Message
 from actorflow_protos import runtime_pb2 as pb
 
@@ -15,7 +15,7 @@ BATCH_BYTES = 1 << 20  # about the most that one write carries; a larger single 
 BATCH_ITEMS = 1024
 
 
-class Link:
+class PeerLink:
     """The stream between this rank and one peer.
 
     ``put`` and ``send`` queue and return at once, on any thread; what was queued while a write was
@@ -76,7 +76,7 @@ class Link:
             batch.items.append(item)
         return batch, False
 
-    async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[Link, pb.Item], None]) -> None:
+    async def read(self, read: Callable[[], Awaitable[Any]], handle: Callable[[PeerLink, pb.Item], None]) -> None:
         """Hand every item of the peer to ``handle`` until the stream ends; raises what gRPC raises when it breaks."""
         while isinstance(batch := await read(), pb.Batch):  # else it is gRPC's end marker
             for item in batch.items:

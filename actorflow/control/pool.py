@@ -1,4 +1,4 @@
-"""Functions go in; their results come out as futures, from threads that serve until the process has quite ended.
+"""A thread pool of daemon threads that serves until the process has ended.
 
 ``concurrent.futures.ThreadPoolExecutor`` takes nothing more once the script's last line is done, when a
 rank may still have to serve its peers.

@@ -1,4 +1,4 @@
-"""A rank and a request go in; the bytes that the rank answers, or the text of its error, come out."""
+"""Requests from one rank to another over gRPC, answered with bytes or an error text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from actorflow.control.channels import PeerStub, grpc
 from actorflow.control.pool import DaemonPool
-from actorflow.control.wire import pieces
-from actorflow.support.requests import Request, Requests
-from actorflow.support.shortened import shortened
+from actorflow.control.proto import pieces
+from actorflow.support.requests import Request, RequestHandlers
+from actorflow.support.truncate import truncated
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 MOST_TEXT = 6000  # bytes of an error that travels: in headers, of which gRPC may refuse more than 8192
 
 
-class Pulls:
+class PullService:
     """Both ends of pulls; its coroutines run on the gRPC thread, the handlers on a small pool."""
 
     def __init__(self) -> None:
-        self.requests = Requests()
+        self.requests = RequestHandlers()
         self._pool = DaemonPool(64, "actorflow-serve")
 
     async def pull(self, channel: Any, call_metadata: Any, request: Request) -> bytes:
@@ -44,7 +44,7 @@ class Pulls:
                     await context.write(pb.Chunk(data=bytes(piece)))
         except Exception as e:  # whatever the handler raises, the other rank should read
             text = str(e) if isinstance(e, ClusterError) else f"{type(e).__name__}: {e}"
-            await context.abort(grpc.StatusCode.ABORTED, shortened(text, MOST_TEXT, _in_headers))
+            await context.abort(grpc.StatusCode.ABORTED, truncated(text, MOST_TEXT, _in_headers))
 
     def close(self) -> None:
         """Start no further answers."""

@@ -39,7 +39,7 @@ def default_group() -> ProcessGroup:
     (``actorflow plan``), which has no ranks to meet.
     """
     if not distributed.is_initialized():
-        _make(cluster.place())
+        _make(cluster.process_settings())
         atexit.register(_close)
     group = distributed.group.WORLD
     assert group is not None
@@ -48,12 +48,12 @@ def default_group() -> ProcessGroup:
 
 def rank() -> int:
     """This process's number in its run; makes no group."""
-    return cluster.place().rank
+    return cluster.process_settings().rank
 
 
 def world() -> int:
     """The number of ranks; makes no group."""
-    return cluster.place().world
+    return cluster.process_settings().world
 
 
 def use_own_device() -> None:

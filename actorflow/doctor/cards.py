@@ -1,4 +1,4 @@
-"""Virtual network cards: which interface leads to the other nodes, and what the libraries were told to use."""
+"""Checks of network interfaces: which one leads to the other nodes, and which one Gloo and NCCL were told to use."""
 
 from __future__ import annotations
 

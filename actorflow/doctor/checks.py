@@ -1,4 +1,4 @@
-"""The table of what can be seen on one machine: its facts go in, the conditions that hold come out."""
+"""All checks of one machine in a table, and the findings of those that hold."""
 
 from __future__ import annotations
 

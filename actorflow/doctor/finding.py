@@ -1,4 +1,4 @@
-"""What a check has to say: the condition that it found, why that matters, and what to do about it."""
+"""The finding of a check: what was found, why it matters, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks look at: this machine, its environment, and the run that it is to take part in."""
+"""The facts that the checks look at: this machine, its environment, and the run that it is to take part in."""
 
 from __future__ import annotations
 

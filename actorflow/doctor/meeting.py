@@ -1,4 +1,4 @@
-"""The nodes of a run that is to come go in; each reaches out to all others, and who reached whom comes out.
+"""Test the connections between the nodes of a run beforehand: each node reaches out to all others.
 
 One TCP connection for each direction: both sides say who they are, in a line of JSON each; then the caller
 tries a second port, one that the system chose, as ranks use such ports too, and says whether it got there.

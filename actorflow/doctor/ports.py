@@ -1,4 +1,4 @@
-"""An address and a port go in; why nobody can listen there, and who has it, comes out."""
+"""Why a port of this machine cannot be listened on, and which process has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proxy variables and libraries in the way: what stands between the nodes' connections."""
+"""Checks for proxy variables and preloaded libraries that would divert the nodes' connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is to come goes in; what was looked at and what was found is printed, and a verdict comes out."""
+"""Print what the checks found, on this machine and between nodes, and decide whether a run could start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container whose /dev/shm is small, as Docker makes it: what breaks by it, and how to get more."""
+"""Check for a small /dev/shm, as Docker gives to containers, and a hint for errors that it may cause."""
 
 from __future__ import annotations
 

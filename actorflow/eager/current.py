@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from actorflow.distributed.group import world as world_of_run
 from actorflow.eager.communicator import EagerCommunicator, SingleRankCommunicator
 from actorflow.eager.group_communicator import GroupCommunicator
-from actorflow.support.endings import when_finished
+from actorflow.support.exit_hooks import when_finished
 
 __all__ = ["checked", "current", "finish", "use", "world"]
 

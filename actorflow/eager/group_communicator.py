@@ -75,7 +75,7 @@ class GroupCommunicator(EagerCommunicator):
         if isinstance(run, Cluster):
             store, rank, world = run.store(), run.rank, run.world
         else:
-            if cluster.place().world > 1:
+            if cluster.process_settings().world > 1:
                 default_group()
             known = store_of_default_group()
             if known is None or known[2] == 1:

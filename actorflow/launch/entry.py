@@ -1,4 +1,4 @@
-"""A rank's process: the launcher's variables, a script and its arguments go in; the script runs as one rank of the run.
+"""A rank's process: join the run and run the script as one rank of it.
 
 ``python -m actorflow.launch.entry SCRIPT ARGS`` is what the launcher starts; nobody else should.
 """
@@ -23,11 +23,12 @@ from actorflow.control import cluster
 from actorflow.control.cluster import Alone, Cluster
 from actorflow.doctor.shm import advice
 from actorflow.launch.log_disk import full_disk
+from actorflow.rendezvous.failure import FailureKind
 from actorflow.rendezvous.reports import RankStarted, report_to_launcher
 from actorflow.rendezvous.settings import Settings
-from actorflow.status.sockets import answer, tell_own
-from actorflow.status.standing import StandingNow, own
-from actorflow.support import endings
+from actorflow.status.rank_status import StatusRequest, own_status
+from actorflow.status.sockets import answer_requests, print_own_status
+from actorflow.support import exit_hooks
 from actorflow.support.script_error import drop_echoes, print_script_error, sentence
 from actorflow_compiler.core.errors import ActorflowError
 
@@ -49,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
         if settings.world > 1:
             run = Cluster(settings)
         cluster.use(run)
-        run.serve(StandingNow, lambda _: [json.dumps(own(settings.rank).to_json()).encode()])
-        answer(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, StandingNow()))
+        run.serve(StatusRequest, lambda _: [json.dumps(own_status(settings.rank).to_json()).encode()])
+        answer_requests(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, StatusRequest()))
         _hear_signals(run)
         if isinstance(run, Cluster):
             run.begin()  # joins while torch is imported
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         if settings.rank or not settings.launcher:  # the launcher prints it beside the master's output
             print(f"actorflow: {e}", file=sys.stderr, flush=True)
         if run.failure is None:
-            run.abort("join", str(e))
+            run.abort(FailureKind.JOIN, str(e))
         return _end(run, 1)
     except KeyboardInterrupt:
         return _interrupted(run)
@@ -77,15 +78,15 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
                 code = e.code if isinstance(e.code, int) else 1
                 if not isinstance(e.code, int):
                     print(e.code, file=sys.stderr)
-                run.abort("ended", f"ended with exit status {code}")
+                run.abort(FailureKind.ENDED, f"ended with exit status {code}")
                 return _end(run, code)
-        endings.after_script()
+        exit_hooks.after_script()
         run.goodbye()
         return 0
     except KeyboardInterrupt:
         return _interrupted(run)
     except BaseException as e:
-        endings.after_error()
+        exit_hooks.after_error()
         behind = run.explain(e)
         elsewhere = behind is not e and run.failure is not None and run.failure.rank != run.rank
         with suppress(OSError):  # its disk may be full; the launcher says that
@@ -95,7 +96,7 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
             if hint:
                 with suppress(OSError):
                     print(f"actorflow: {hint}", file=sys.stderr)
-            run.abort("raised", f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
+            run.abort(FailureKind.RAISED, f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
             if isinstance(e, Exception):
                 _write_error_file(e)
         return _end(run, 1)
@@ -119,7 +120,7 @@ def _end(run: Cluster | Alone, code: int) -> int:
 def _interrupted(run: Cluster | Alone) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one is enough
     if run.failure is None:
-        run.abort("ended", "was interrupted (Ctrl-C)")
+        run.abort(FailureKind.ENDED, "was interrupted (Ctrl-C)")
     return _end(run, 128 + signal.SIGINT)
 
 
@@ -184,10 +185,10 @@ def _hear_signals(run: Cluster | Alone) -> None:
     def wait() -> None:
         while signal.SIGTERM not in (told := os.read(reader, 64)):
             if signal.SIGUSR1 in told:
-                tell_own(run.rank)
+                print_own_status(run.rank)
         known = run.failed.wait(TERM_PATIENCE)
         if not known:
-            run.abort("ended", "was told to end (SIGTERM)")
+            run.abort(FailureKind.ENDED, "was told to end (SIGTERM)")
         if isinstance(run, Cluster):
             run.await_end() if known else run.end(128 + signal.SIGTERM)
         os._exit(128 + signal.SIGTERM)

@@ -22,15 +22,15 @@ from pathlib import Path
 from rich.console import Console
 
 from actorflow.launch.log_disk import is_full
-from actorflow.launch.log_files import Logs, NoLogs, log_path
-from actorflow.launch.watch import Findings, Watch
-from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
+from actorflow.launch.log_files import LogTransfer, NoLogTransfer, log_path
+from actorflow.launch.watch import RankWatch, WatchFindings
+from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.script_request import RunShape, check_token
 from actorflow.rendezvous.settings import Settings
-from actorflow.status.sockets import About, announce, ask, on_signal
+from actorflow.status.sockets import RunInfo, announce_run, ask_ranks, on_signal
 from actorflow.status.text import to_text
 from actorflow.tracing import folder as traces
-from actorflow.tracing.cut_short import told
+from actorflow.tracing.partial_trace import trace_note
 from actorflow_compiler.core.errors import ClusterError
 
 SHUTDOWN = 3  # seconds between asking ranks to end and killing them
@@ -56,9 +56,9 @@ def launch(run: Settings) -> int:
     if run.world > 1:
         console.print(_greeting(run, log_dir), style="dim")
     logs = _logs(console, run, log_dir)
-    watch = Watch(logs.send_to)
-    about = About(os.getpid(), run.script, run.argv, run.world, tuple(run.launcher_ranks), time.time(), log_dir)
-    announce(watch.address, about)
+    watch = RankWatch(logs.send_to)
+    about = RunInfo(os.getpid(), run.script, run.argv, run.world, tuple(run.launcher_ranks), time.time(), log_dir)
+    announce_run(watch.address, about)
     with (
         _reserved_port(run) as port,
         _environment(_variables(_as_ranks_find_it(run, port, log_dir, watch.address, logs.port))),
@@ -81,9 +81,9 @@ def launch(run: Settings) -> int:
     return code
 
 
-def _tell(console: Console, launcher: str, about: About) -> None:
+def _tell(console: Console, launcher: str, about: RunInfo) -> None:
     """Print what the ranks are at, and who waits for whom."""
-    console.print(to_text(about, ask(launcher, about)), end="")
+    console.print(to_text(about, ask_ranks(launcher, about)), end="")
 
 
 def _again(console: Console, run: Settings, shape: RunShape) -> int:
@@ -106,15 +106,15 @@ def _again(console: Console, run: Settings, shape: RunShape) -> int:
     )
 
 
-def _logs(console: Console, run: Settings, log_dir: str) -> Logs:
+def _logs(console: Console, run: Settings, log_dir: str) -> LogTransfer:
     """This launcher's part in bringing all nodes' logs to the master's; without it a run goes on, too."""
     if run.launchers == 1:
-        return NoLogs()
-    from actorflow.launch.log_gather import Keeper, Sender
+        return NoLogTransfer()
+    from actorflow.launch.log_gather import LogKeeper, LogSender
 
     if run.launcher_number:
-        return Sender(run.launcher_number, run.launcher_ranks, log_dir, run.token)
-    keeper = Keeper(range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token)
+        return LogSender(run.launcher_number, run.launcher_ranks, log_dir, run.token)
+    keeper = LogKeeper(range(1, run.launchers), len(run.launcher_ranks), log_dir, run.bind_host(), run.token)
     try:
         keeper.start()
     except ClusterError as e:
@@ -161,12 +161,12 @@ def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Sign
     return {}, None
 
 
-def _report(console: Console, run: Settings, log_dir: str, findings: Findings, codes: dict[int, int]) -> int:
+def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindings, codes: dict[int, int]) -> int:
     """Print what happened; returns the exit status."""
     failure = _culprit(findings, codes)
-    code = _left_with(failure, codes.get(failure.rank, 1)) if failure.kind == "ended" else 1
+    code = _left_with(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
     console.print(f"actorflow: {failure.text}", style="bold red")
-    if failure.rank != 0 and failure.kind not in ("call", "join"):
+    if failure.rank != 0 and failure.kind not in (FailureKind.CALL, FailureKind.JOIN):
         path = log_path(log_dir, failure.rank, "stderr")  # of another node's rank only where logs are gathered
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         if lines:
@@ -182,7 +182,7 @@ def _say_what_is_left(console: Console, run: Settings, log_dir: str) -> None:
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
     elif not run.log_dir:  # the only rank has printed to the terminal
         shutil.rmtree(log_dir, ignore_errors=True)
-    if run.trace and run.launcher_number == 0 and (line := told(run.trace, range(run.world))):
+    if run.trace and run.launcher_number == 0 and (line := trace_note(run.trace, range(run.world))):
         console.print(f"actorflow: {line}", style="dim")
 
 
@@ -198,17 +198,17 @@ def _left_with(failure: Failure, code: int) -> int:
     return int(said[1]) if said is not None and code <= 0 else code
 
 
-def _culprit(findings: Findings, codes: dict[int, int]) -> Failure:
+def _culprit(findings: WatchFindings, codes: dict[int, int]) -> Failure:
     """The failure that came first, told as exactly as this node can."""
     died = dict(findings.deaths)
     for failure in findings.failures:
         if failure.kind not in LOST or failure.rank not in codes or failure.rank not in died:
             return failure
         cause = _status(codes[failure.rank])  # better than what its peers could see
-        return Failure(failure.rank, failure.host, failure.pid, "killed", cause, failure.noticed_by)
+        return Failure(failure.rank, failure.host, failure.pid, FailureKind.KILLED, cause, failure.noticed_by)
     rank, pid = next(iter(findings.deaths), (min(codes), 0))
     pid = pid or findings.started.get(rank, 0)
-    return Failure(rank, socket.gethostname(), pid, "killed", _status(codes.get(rank, 1)), LAUNCHER)
+    return Failure(rank, socket.gethostname(), pid, FailureKind.KILLED, _status(codes.get(rank, 1)), LAUNCHER)
 
 
 def _status(code: int) -> str:

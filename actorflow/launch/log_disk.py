@@ -1,4 +1,4 @@
-"""An error of a rank and the folder of its logs go in; where the disk is full, a sentence that says so comes out."""
+"""Detect that the disk with the logs is full, and say so where it explains an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that grow on one node go in, piece by piece; copies of them on another, each of bounded size, come out."""
+"""Copy growing log files from one node to another in pieces, each copy of bounded size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def log_path(folder: str | Path, rank: int, file: str) -> Path:
     return Path(folder, f"rank{rank}.{file}.log")
 
 
-class Tail:
+class LogTail:
     """The pieces of one file that grows: all of a short one, the beginning and the end of a long one."""
 
     def __init__(self, path: Path, most: int = MOST, rush: int = RUSH, last: int = LAST) -> None:
@@ -59,7 +59,7 @@ class Tail:
         return piece
 
 
-class Copies:
+class LogCopies:
     """The copies of what other nodes' ranks print, in one folder; what exceeds the bound is dropped."""
 
     def __init__(self, folder: str, nodes: range, devices: int, most: int = MOST + RUSH + LAST) -> None:
@@ -87,7 +87,7 @@ class Copies:
         self._written[path] = written + len(data)
 
 
-class Logs(Protocol):
+class LogTransfer(Protocol):
     """A launcher's part."""
 
     port: int  # where this node's launcher keeps logs; 0: it does not
@@ -99,13 +99,13 @@ class Logs(Protocol):
         """This node's ranks have ended, all of them well or not: wait a little for what is under way."""
 
 
-class NoLogs:
+class NoLogTransfer:
     """The part of a launcher whose logs are all at home: a run of one node."""
 
     port = 0
 
     def send_to(self, address: str) -> None:
-        """See ``Logs``; nobody asks for them."""
+        """See ``LogTransfer``; nobody asks for them."""
 
     def finish(self, well: bool) -> None:
-        """See ``Logs``; nothing is under way."""
+        """See ``LogTransfer``; nothing is under way."""

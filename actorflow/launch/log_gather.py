@@ -1,4 +1,4 @@
-"""What the ranks of all nodes print goes in, while they run; files on node 0 come out, as if they had run there.
+"""Gather what the ranks of all nodes print into files on node 0 while the run goes on.
 
 The launchers do it, because they outlive their ranks: what a rank printed last, before it failed, is what people look
 for.  Node 0's listens; rank 0 tells the other ranks where when all have joined, and they tell their launchers.
@@ -17,18 +17,18 @@ from typing import Any
 
 from actorflow.control import channels as door
 from actorflow.control.channels import grpc
-from actorflow.launch.log_files import FILES, Copies, Tail, log_path
+from actorflow.launch.log_files import FILES, LogCopies, LogTail, log_path
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
-__all__ = ["Keeper", "Sender"]
+__all__ = ["LogKeeper", "LogSender"]
 
 TICK = 0.25  # seconds between looks at files that grow
 PATIENCE = 3.0  # seconds in which the last pieces leave when the ranks have ended
 OTHERS = 6.0  # seconds in which the ranks of other nodes end, too; a node that is lost is noticed sooner
 
 
-class Sender:
+class LogSender:
     """The launcher of a node other than 0: sends what its ranks print, in the background."""
 
     port = 0
@@ -56,7 +56,7 @@ class Sender:
             self._thread.join(PATIENCE)
 
     def _send(self, address: str) -> None:
-        with door.make_plain_channel(address) as channel, self._marked():
+        with door.make_blocking_channel(address) as channel, self._marked():
             call = door.KeeperStub(channel).Keep(
                 self._pieces(), metadata=door.metadata(self._token, self._ranks.start), wait_for_ready=True
             )
@@ -77,7 +77,7 @@ class Sender:
 
     def _pieces(self) -> Iterator[pb.LogPiece]:
         yield pb.LogPiece(node=self._node, rank=self._ranks.start, data=self._marker.name.encode())
-        tails = [(rank, file, Tail(log_path(self._folder, rank, file))) for rank in self._ranks for file in FILES]
+        tails = [(rank, file, LogTail(log_path(self._folder, rank, file))) for rank in self._ranks for file in FILES]
         while not self._ended.wait(TICK):
             for rank, file, tail in tails:
                 if data := tail.more():
@@ -87,7 +87,7 @@ class Sender:
                 yield pb.LogPiece(node=self._node, rank=rank, file=file, data=data)
 
 
-class Keeper:
+class LogKeeper:
     """The launcher of node 0: writes down what the others send.
 
     ``start`` raises ClusterError where no port can be had.
@@ -96,7 +96,7 @@ class Keeper:
     def __init__(self, nodes: range, devices: int, folder: str, host: str, token: str) -> None:
         self.port = 0
         self._nodes = nodes
-        self._copies = Copies(folder, nodes, devices)
+        self._copies = LogCopies(folder, nodes, devices)
         self._host = host
         self._token = token
         self._came: set[int] = set()  # nodes

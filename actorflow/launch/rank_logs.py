@@ -1,4 +1,4 @@
-"""Local ranks go in; where each one's output goes comes out: the master's to the terminal, the others' to files."""
+"""Where torch's agent sends the output of local ranks: rank 0 to the terminal, the others to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray actor: a command and a place go in; the launcher of one device runs on the actor's node, its output comes out.
+"""The Ray actor that runs the launcher of one device on its node and streams its output.
 
 Nothing here imports torch or Ray: the actor's process stays small, and this module can be read without Ray.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 from actorflow.rendezvous.elastic import take_port
 from actorflow.rendezvous.settings import Settings
 
-__all__ = ["CHUNK", "Rank"]
+__all__ = ["CHUNK", "RayRank"]
 
 CHUNK = 1 << 16  # bytes of output that travel at once
 _LEASH = Path(__file__).resolve().parents[1] / "distributed" / "leash.py"
 
 
-class Rank:
+class RayRank:
     """One device of the run; ``run`` once.  Its processes end with the actor's, however that ends."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A script and the shape of a run go in; its ranks run on a Ray cluster, one actor for each; a status comes out.
+"""Run a script on a Ray cluster with one actor for each rank, and return the exit status.
 
 A placement group has one bundle for each node of the run; rank 0's output comes to this terminal, the other ranks'
 to files beside it, as on any cluster.
@@ -21,7 +21,7 @@ from actorflow.rendezvous.engines import RAY
 from actorflow.rendezvous.options import TOKEN
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["OnRay", "RayNode", "run_on_ray", "shape_on_ray"]
+__all__ = ["RayRun", "RayNode", "run_on_ray", "shape_on_ray"]
 
 PATIENCE = 15.0  # seconds in which the other ranks end by themselves when one has failed
 TAIL = 15  # lines of a failed launcher's errors that are shown
@@ -39,7 +39,7 @@ class RayNode:
 
 
 @dataclass(frozen=True, slots=True)
-class OnRay:
+class RayRun:
     """What to run on Ray; checked by ``shape_on_ray``."""
 
     script: str
@@ -88,7 +88,7 @@ def shape_on_ray(
     return nnodes or fitting, devices, gpus
 
 
-def run_on_ray(run: OnRay) -> int:
+def run_on_ray(run: RayRun) -> int:
     """Run to the end; returns the exit status: 0, or that of rank 0 or of what failed.
 
     130 after Ctrl-C and 143 after SIGTERM.  Raises ClusterError where Ray is not installed, there is no cluster, or
@@ -149,16 +149,16 @@ def _placed(ray: Any, nnodes: int, devices: int, gpus: bool, timeout: float) -> 
     return group
 
 
-async def _follow_all(ray: Any, group: Any, run: OnRay, nnodes: int, devices: int, gpus: bool) -> int:
+async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: int, gpus: bool) -> int:
     """Start the actors, show rank 0's output, and see all to their end."""
     strategies: Any = import_module("ray.util.scheduling_strategies")
-    from actorflow.launch.ray_rank import Rank
+    from actorflow.launch.ray_rank import RayRank
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     world = nnodes * devices
-    remote = ray.remote(Rank)
+    remote = ray.remote(RayRank)
     actors = [
         remote.options(
             num_cpus=1,

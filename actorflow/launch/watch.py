@@ -1,4 +1,4 @@
-"""The launcher's eye on its ranks: their reports and deaths come in; who failed comes out, and the rest are ended."""
+"""Watch the launcher's ranks: collect their reports and deaths, and kill what is left after a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure
+from actorflow.rendezvous.failure import LAUNCHER, LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankReport, RankStarted, next_report
 from actorflow.rendezvous.script_request import RunShape
 
@@ -37,7 +37,7 @@ class _Process:
 
 
 @dataclass(slots=True)
-class Findings:
+class WatchFindings:
     """What the watch knows at the end."""
 
     failures: list[Failure] = field(default_factory=list)  # as reported, the first one first
@@ -47,7 +47,7 @@ class Findings:
     wanted: RunShape | None = None  # the script asks to be started anew, so
 
 
-class Watch:
+class RankWatch:
     """Hears ranks on a socket, sees them die, and kills what is left a few seconds after a failure.
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
@@ -55,7 +55,7 @@ class Watch:
     """
 
     def __init__(self, on_kept: Callable[[str], object] = lambda _: None) -> None:
-        self.findings = Findings()
+        self.findings = WatchFindings()
         self._on_kept = on_kept
         self._folder = tempfile.mkdtemp(prefix="actorflow-")  # readable by this user alone
         self.address = str(Path(self._folder, "launcher"))
@@ -74,7 +74,7 @@ class Watch:
         """Watch in the background."""
         self._thread.start()
 
-    def close(self) -> Findings:
+    def close(self) -> WatchFindings:
         """Stop and tell what was found."""
         os.write(self._stop_writer, b".")
         self._thread.join()
@@ -132,7 +132,7 @@ class Watch:
     def _failed(self, failure: Failure) -> None:
         self.findings.failures.append(failure)
         self._end_soon()
-        if failure.kind in ("stopped", "unreachable") and failure.rank in self._alive:
+        if failure.kind in (FailureKind.STOPPED, FailureKind.UNREACHABLE) and failure.rank in self._alive:
             self._kill(self._alive[failure.rank])  # it will not end by itself
 
     def _look_for_death(self, process: _Process) -> None:
@@ -157,7 +157,14 @@ class Watch:
                 process.stopped_since = now
             elif now - process.stopped_since >= STOPPED:
                 self._failed(
-                    Failure(process.rank, socket.gethostname(), process.pid, "stopped", LOST["stopped"], LAUNCHER)
+                    Failure(
+                        process.rank,
+                        socket.gethostname(),
+                        process.pid,
+                        FailureKind.STOPPED,
+                        LOST[FailureKind.STOPPED],
+                        LAUNCHER,
+                    )
                 )
 
     def _end_soon(self) -> None:

@@ -1,1 +1,1 @@
-"""Calls of jobs enter as they are made; a bar, a table of ranks, or plain lines leave while a run goes on."""
+"""The view of a run while it goes on: a progress bar, a table of ranks, or plain lines."""

@@ -1,4 +1,4 @@
-"""Calls of a train job enter; how far it is, how fast, and its latest loss leave, whenever somebody looks."""
+"""Count training steps as they are done: progress, speed, and the latest loss."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 
 from actorflow_compiler.core.units import seconds_text
 
-__all__ = ["Meter", "Reading"]
+__all__ = ["StepMeter", "MeterReading"]
 
 WINDOW = 10.0  # seconds over which the speed is taken
 
 
-class Handle(Protocol):
+class IssuedCall(Protocol):
     """A call that was issued."""
 
     @property
@@ -24,7 +24,7 @@ class Handle(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MeterReading:
     """How far a run is."""
 
     steps: int  # done
@@ -59,7 +59,7 @@ def _number(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
-class Meter:
+class StepMeter:
     """Counts steps as they are done.  Calls end in order, so only the oldest ones are looked at."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -67,13 +67,13 @@ class Meter:
         self.issued = 0  # calls
         self._now = now
         self._lock = threading.Lock()
-        self._open: deque[tuple[Handle, int, Callable[[], float | None]]] = deque()
+        self._open: deque[tuple[IssuedCall, int, Callable[[], float | None]]] = deque()
         self._begin: float | None = None
         self._steps = self._samples = 0
         self._loss: float | None = None
         self._marks: deque[tuple[float, int, int]] = deque()  # (when, steps, samples) of earlier looks
 
-    def step(self, call: Handle, samples: int, loss: Callable[[], float | None]) -> None:
+    def step(self, call: IssuedCall, samples: int, loss: Callable[[], float | None]) -> None:
         """A call was issued; ``loss`` is asked when it is done, and gives None where there is none to show."""
         with self._lock:
             self.issued += 1
@@ -82,7 +82,7 @@ class Meter:
                 self._marks.append((self._begin, 0, 0))
             self._open.append((call, samples, loss))
 
-    def look(self) -> Reading | None:
+    def look(self) -> MeterReading | None:
         """How far it is; None before the first call."""
         with self._lock:
             if self._begin is None:
@@ -101,7 +101,7 @@ class Meter:
             over = now - then
             if now > self._marks[-1][0]:
                 self._marks.append((now, self._steps, self._samples))
-            return Reading(
+            return MeterReading(
                 self._steps,
                 self.total,
                 (self._steps - steps) / over if over > 0 else 0.0,

@@ -1,4 +1,4 @@
-"""A worker enters; what its rank is doing leaves as a few numbers, and what two of them say as a row of text."""
+"""Sample what a rank is doing, and show the difference of two samples as a row of a table."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from actorflow.runtime.recorder import clock
 from actorflow.runtime.worker import Worker
-from actorflow.status.standing import waits_of
+from actorflow.status.rank_status import waits_of
 from actorflow.support.requests import Request
 
-__all__ = ["HEADER", "Pulse", "PulseNow", "row", "take"]
+__all__ = ["HEADER", "RankPulse", "PulseRequest", "pulse_row", "take_pulse"]
 
 HEADER = ("rank", "state", "compute", "comm", "send", "registers", "waits for")
 
 
 @dataclass(frozen=True, slots=True)
-class PulseNow(Request):
+class PulseRequest(Request):
     """Asks what a rank is doing now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class RankPulse:
     """One rank at one moment."""
 
     rank: int
@@ -36,15 +36,15 @@ class Pulse:
     waits: tuple[str, ...]
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Pulse:
+    def from_json(cls, found: Mapping[str, Any]) -> RankPulse:
         """What travelled as JSON."""
         return cls(**{**found, "waits": tuple(found["waits"])})
 
 
-def take(rank: int, worker: Worker | None) -> Pulse:
+def take_pulse(rank: int, worker: Worker | None) -> RankPulse:
     """What a rank is doing now; its worker records, so that there is something to say of queues."""
     if worker is None:
-        return Pulse(rank, clock(), "", False, {}, 0, 0, ())
+        return RankPulse(rank, clock(), "", False, {}, 0, 0, ())
     job, early, doing = worker.standing()
     taken = slots = 0
     if job is not None:
@@ -55,10 +55,10 @@ def take(rank: int, worker: Worker | None) -> Pulse:
     if early:
         waits.insert(0, "other ranks to make the next call")
     busy = {} if worker.record is None else dict(worker.record.busy)
-    return Pulse(rank, clock(), doing, job is not None, busy, taken, slots, tuple(waits))
+    return RankPulse(rank, clock(), doing, job is not None, busy, taken, slots, tuple(waits))
 
 
-def row(before: Pulse | None, now: Pulse) -> tuple[str, ...]:
+def pulse_row(before: RankPulse | None, now: RankPulse) -> tuple[str, ...]:
     """What a rank did between two looks: the cells under ``HEADER``."""
     span = 0 if before is None else now.at - before.at
     shares: Counter[str] = Counter()

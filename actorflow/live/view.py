@@ -1,4 +1,4 @@
-"""A meter, and with ``--live`` the pulses of all ranks, enter; the terminal shows them while the run goes on.
+"""Draw the progress of a run on the terminal, with ``--live`` a row for each rank as well.
 
 On a terminal there is a bar below what the script prints; elsewhere there are plain lines, further and
 further apart.  Only the master shows anything.
@@ -17,12 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actorflow.live.meter import Meter, Reading
-from actorflow.live.pulse import HEADER, Pulse, row
+from actorflow.live.meter import MeterReading, StepMeter
+from actorflow.live.pulse import HEADER, RankPulse, pulse_row
 from actorflow.support import progress
 from actorflow_compiler.core.errors import ActorflowError
 
-__all__ = ["View"]
+__all__ = ["LiveView"]
 
 TICK = 0.25  # seconds between two frames
 POLL = 1.0  # seconds between two looks at the ranks
@@ -31,19 +31,19 @@ LINES = (5.0, 10.0, 30.0, 60.0)  # seconds until the next plain line; the last o
 Pull = Callable[[int], bytes]
 
 
-class View:
+class LiveView:
     """Shows how a run goes, from ``start`` until ``close``.
 
     ``pull`` asks a rank for its pulse, as JSON; None: the ranks are not shown.
     """
 
-    def __init__(self, meter: Meter, world: int, pull: Pull | None, console: Console | None = None) -> None:
+    def __init__(self, meter: StepMeter, world: int, pull: Pull | None, console: Console | None = None) -> None:
         self._meter = meter
         self._world = world
         self._pull = pull
         self._console = console or Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         self._rows: Sequence[tuple[str, ...]] = ()
-        self._last: dict[int, Pulse] = {}
+        self._last: dict[int, RankPulse] = {}
         self._note = ""  # what is being compiled
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -128,16 +128,16 @@ class View:
             rows = []
             for rank in range(self._world):
                 try:
-                    now = Pulse.from_json(json.loads(self._pull(rank)))
+                    now = RankPulse.from_json(json.loads(self._pull(rank)))
                 except ActorflowError:  # it has not compiled yet, or the run is over, which others will tell
                     rows.append((str(rank), "says nothing", *["–"] * (len(HEADER) - 3), ""))
                     continue
-                rows.append(row(self._last.get(rank), now))
+                rows.append(pulse_row(self._last.get(rank), now))
                 self._last[rank] = now
             self._rows = rows
 
 
-def _bar(reading: Reading) -> RenderableType:
+def _bar(reading: MeterReading) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     if reading.total is None:
         table.add_row(_cut(str(reading)))

@@ -1,4 +1,4 @@
-"""A name or an address goes in; what it resolves to, and whether it is this machine, comes out."""
+"""Resolve host names, and list this machine's interfaces and addresses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a script places where, and what each rank has to compute on, go in; each rank's kind of device comes out.
+"""Assign a kind of device, and a GPU, to each rank, from placements, flags and what the ranks' machines have.
 
-A rank is one device.  Every rank reports its seat when a job is compiled; the master decides and checks.
+A rank is one device.  Every rank reports what it has when a job is compiled; the master decides and checks.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import when_cuda_starts
 
 __all__ = [
-    "NOTHING_SAID",
-    "NOWHERE",
-    "Seat",
-    "Wishes",
-    "check",
+    "NO_DEFAULTS",
+    "NO_DEVICES",
+    "RankDevices",
+    "DeviceDefaults",
+    "check_devices",
     "claim_gpu",
     "device_of",
     "idle_oversubscribe",
     "kinds_of",
-    "seat",
+    "look_at_devices",
     "take_gpu",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DeviceDefaults:
     """What is said about kinds of devices beside the placements of a job."""
 
     default: str = ""  # for what no placement names, as --device-type says; empty: nothing was said
@@ -41,7 +41,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankDevices:
     """What one rank has to compute on and to talk with."""
 
     host: str
@@ -60,8 +60,8 @@ class Seat:
         return "no GPU that torch can use" + ("" if self.cuda else " (this torch was built without CUDA)")
 
 
-NOTHING_SAID = Wishes()
-NOWHERE = Seat("")  # of a rank of which nothing was asked
+NO_DEFAULTS = DeviceDefaults()
+NO_DEVICES = RankDevices("")  # of a rank of which nothing was asked
 
 
 _kinds: tuple[str, ...] = ()  # of all ranks, since a job that has this one compute on a GPU has said so
@@ -112,25 +112,25 @@ def take_gpu(settings: Settings) -> None:
         ) from error
 
 
-def seat(kind: str, settings: Settings, kinds: Sequence[str]) -> Seat:
-    """This rank's seat, where it will compute on ``kind``; a GPU is looked at only where it is to be used.
+def look_at_devices(kind: str, settings: Settings, kinds: Sequence[str]) -> RankDevices:
+    """What this rank has, where it will compute on ``kind``; a GPU is looked at only where it is to be used.
 
     ``kinds`` are those that ranks have, by which GPUs are given out.
     """
     global _kinds
     host, count = socket.gethostname(), torch.cuda.device_count()
     if kind != "cuda" or not count:
-        return Seat(host, cuda=torch.version.cuda or "", shares=settings.oversubscribe)
+        return RankDevices(host, cuda=torch.version.cuda or "", shares=settings.oversubscribe)
     _kinds = tuple(kinds)
     take_gpu(settings)  # on the thread of the script, whichever used CUDA first
     gpus = tuple(map(torch.cuda.get_device_name, range(count)))
     index = device_of(kind, settings, _kinds).index
     gpu = str(torch.cuda.get_device_properties(index).uuid)
-    return Seat(host, gpus, index, gpu, nccl_version(), torch.version.cuda or "", settings.oversubscribe)
+    return RankDevices(host, gpus, index, gpu, nccl_version(), torch.version.cuda or "", settings.oversubscribe)
 
 
 def kinds_of(
-    placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, wishes: Wishes,
+    placements: Iterable[Placement], scopes: Iterable[str], held: Iterable[str], world: int, defaults: DeviceDefaults,
     homes: Iterable[Placement] = (),
 ) -> tuple[str, ...]:  # fmt: skip
     """The kind of device of each rank: as its placements say, else as said first of the following.
@@ -159,8 +159,8 @@ def kinds_of(
                 )
     kinds = {p.type for p in listed} | set(scopes)
     state = set(held) - {"meta"}
-    if wishes.default:
-        default = wishes.default
+    if defaults.default:
+        default = defaults.default
     elif len(kinds) == 1:
         default = next(iter(kinds))
     elif "cuda" in kinds | state:
@@ -168,20 +168,20 @@ def kinds_of(
     else:
         default = "cuda" if torch.cuda.device_count() else "cpu"
     return tuple(
-        named[rank].type if rank in named else wishes.settled[rank] if wishes.settled else default
+        named[rank].type if rank in named else defaults.settled[rank] if defaults.settled else default
         for rank in range(world)
     )
 
 
-def check(kinds: Sequence[str], seats: Sequence[Seat], settled: Sequence[str] = ()) -> None:
+def check_devices(kinds: Sequence[str], devices: Sequence[RankDevices], settled: Sequence[str] = ()) -> None:
     """Raise LayoutError for a rank without its GPU, two on one, or one that is another device than an earlier job
     ``settled``; ClusterError for different versions.
     """
     on = [rank for rank, kind in enumerate(kinds) if kind == "cuda"]
     for rank in on:
-        if not seats[rank].gpu:
+        if not devices[rank].gpu:
             raise LayoutError(
-                f"rank {rank} is placed on cuda, and its process has no CUDA device. There are:\n{_there(seats)}\n"
+                f"rank {rank} is placed on cuda, and its process has no CUDA device. There are:\n{_there(devices)}\n"
                 "Place it on 'cpu' (where no placement says 'cuda', --device-type cpu does), or look at "
                 "CUDA_VISIBLE_DEVICES and the driver"
             )
@@ -193,30 +193,30 @@ def check(kinds: Sequence[str], seats: Sequence[Seat], settled: Sequence[str] = 
             )
     first: dict[tuple[str, str], int] = {}
     for rank in on:
-        mine = seats[rank]
+        mine = devices[rank]
         other = first.setdefault((mine.host, mine.gpu), rank)
         if other != rank and not mine.shares:
             raise LayoutError(
                 f"ranks {other} and {rank} would share GPU {mine.index} of {mine.host}; each rank has a GPU of its own "
-                f"unless --oversubscribe says otherwise. There are:\n{_there(seats)}\n"
+                f"unless --oversubscribe says otherwise. There are:\n{_there(devices)}\n"
                 "Start with fewer --devices, with --oversubscribe (slower: what they exchange goes through host "
                 "memory), or with --device-type cpu"
             )
     for what, advice in (("cuda", "the same build of torch"), ("nccl", "the same version of NCCL")):
         for rank in on:
-            one, other_one = getattr(seats[on[0]], what), getattr(seats[rank], what)
+            one, other_one = getattr(devices[on[0]], what), getattr(devices[rank], what)
             if one != other_one:
                 raise ClusterError(
                     f"ranks do not agree on the version of {what.upper()}:\n"
-                    f"  rank {on[0]} ({seats[on[0]].host}): {one or 'none'}\n"
-                    f"  rank {rank} ({seats[rank].host}): {other_one or 'none'}\n"
+                    f"  rank {on[0]} ({devices[on[0]].host}): {one or 'none'}\n"
+                    f"  rank {rank} ({devices[rank].host}): {other_one or 'none'}\n"
                     f"Install {advice} on every node."
                 )
 
 
-def _there(seats: Sequence[Seat]) -> str:
+def _there(devices: Sequence[RankDevices]) -> str:
     hosts: dict[tuple[str, str], list[int]] = {}
-    for rank, one in enumerate(seats):
+    for rank, one in enumerate(devices):
         hosts.setdefault((one.host, one.there), []).append(rank)
     return "\n".join(
         f"  {host} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}): {there}"

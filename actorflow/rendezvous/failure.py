@@ -1,7 +1,8 @@
-"""A failure of the run goes in; a sentence for people, an exception and the end of the process come out."""
+"""What ended a run: the failure as text and as an exception, and the end of this process after it."""
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
 import threading
@@ -13,43 +14,52 @@ from dataclasses import dataclass
 from actorflow_compiler.core.errors import ActorflowError, CallError, ClusterError
 
 LAUNCHER = -1  # ``noticed_by`` when it was the launcher
-LAST_THINGS = 2.5  # seconds in which a process whose run has failed may still write; its launcher waits a little longer
+CALLBACK_SECONDS = 2.5  # in which a process whose run has failed may still write; its launcher waits a little longer
 
-# what peers see of a rank that is gone -> what they say of it
-LOST = {
-    "killed": "was killed or crashed (its connections closed)",
-    "stopped": "stopped answering",
-    "unreachable": "cannot be reached any more",
-    "broken": "still answers, but its connection broke",
+
+class FailureKind(enum.StrEnum):
+    """How a rank failed."""
+
+    KILLED = "killed"  # this and the next three: what its peers see of a rank that is gone
+    STOPPED = "stopped"
+    UNREACHABLE = "unreachable"
+    BROKEN = "broken"
+    RAISED = "raised"  # its script raised
+    ENDED = "ended"  # its script left with a status that is not zero, or was told to stop
+    CALL = "call"  # ranks did not take the same steps
+    JOIN = "join"  # the ranks could not come together
+
+
+# of ranks that are gone: what their peers say of them
+LOST: dict[FailureKind, str] = {
+    FailureKind.KILLED: "was killed or crashed (its connections closed)",
+    FailureKind.STOPPED: "stopped answering",
+    FailureKind.UNREACHABLE: "cannot be reached any more",
+    FailureKind.BROKEN: "still answers, but its connection broke",
 }
-ADVICE = {
-    "killed": "Look into its log; the kernel's log (dmesg) tells whether it ran out of memory.",
-    "stopped": "It hangs or was stopped (SIGSTOP, a debugger, a suspended machine).",
-    "unreachable": "Look at its host and the network between.",
-    "broken": "Look at the network between the two hosts.",
+ADVICE: dict[FailureKind, str] = {
+    FailureKind.KILLED: "Look into its log; the kernel's log (dmesg) tells whether it ran out of memory.",
+    FailureKind.STOPPED: "It hangs or was stopped (SIGSTOP, a debugger, a suspended machine).",
+    FailureKind.UNREACHABLE: "Look at its host and the network between.",
+    FailureKind.BROKEN: "Look at the network between the two hosts.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the run is over: which rank failed, how, and which rank noticed.
-
-    Kinds: those of ``LOST``; "raised" (its script raised), "ended" (its script left with a status
-    that is not zero, or it was told to stop), "call" (ranks did not take the same steps) and "join"
-    (the ranks could not come together).  The causes of the last two are whole texts.
-    """
+    """Why the run is over: which rank failed, how, and which rank noticed."""
 
     rank: int
     host: str
     pid: int  # 0 where it is not known
-    kind: str
-    cause: str  # continues "rank K (host, pid) …", but for "call" and "join"
+    kind: FailureKind
+    cause: str  # continues "rank K (host, pid) …"; of CALL and JOIN a whole text
     noticed_by: int  # rank, or LAUNCHER
 
     @property
     def text(self) -> str:
         """One line for people: the rank, its host and process, the cause, who noticed."""
-        if self.kind in ("call", "join"):
+        if self.kind in (FailureKind.CALL, FailureKind.JOIN):
             return self.cause
         who = f"rank {self.rank} ({self.host}{f', pid {self.pid}' if self.pid else ''})"
         if self.noticed_by == self.rank:
@@ -59,16 +69,16 @@ class Failure:
 
     def error(self) -> ActorflowError:
         """The exception that a script gets that waits for something which can no longer happen."""
-        if self.kind == "call":
+        if self.kind == FailureKind.CALL:
             return CallError(self.cause)
-        if self.kind == "join":
+        if self.kind == FailureKind.JOIN:
             return ClusterError(self.cause)
         advice = ADVICE.get(self.kind, "Look into its log for the error that came first.")
         return ClusterError(f"the run ended because {self.text}. {advice}")
 
 
-class LastThings:
-    """What a process still does when its run has failed, each on a thread of its own, for a bounded time."""
+class FailureCallbacks:
+    """Callbacks for when the run has failed, each called on a thread of its own, for a bounded time."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], object]] = []
@@ -79,10 +89,10 @@ class LastThings:
         """Have it called; any thread."""
         self._callbacks.append(callback)
 
-    def start(self) -> LastThings:
+    def start(self) -> FailureCallbacks:
         """Begin with all of them; the first call counts."""
         if not self._deadline:
-            self._deadline = time.monotonic() + LAST_THINGS
+            self._deadline = time.monotonic() + CALLBACK_SECONDS
             self._threads = [threading.Thread(target=c, name="actorflow-last", daemon=True) for c in self._callbacks]
             for thread in self._threads:
                 thread.start()
@@ -94,7 +104,7 @@ class LastThings:
             thread.join(max(0.0, self._deadline - time.monotonic()))
 
 
-class Ending:
+class ProcessEnd:
     """Ends this process after a failure, once the script has had a moment to raise and print.
 
     A thread does it, because the main thread may be blocked for ever in a receive that cannot be
@@ -108,10 +118,10 @@ class Ending:
         self._code = 1
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._last = LastThings()
+        self._last = FailureCallbacks()
 
     def at_failure(self, callback: Callable[[], object]) -> None:
-        """Have something done meanwhile; the end waits for it no longer than ``LAST_THINGS``."""
+        """Have something done meanwhile; the end waits for it no longer than ``CALLBACK_SECONDS``."""
         self._last.add(callback)
 
     def begin(self, told: threading.Event) -> None:

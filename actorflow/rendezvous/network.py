@@ -1,4 +1,4 @@
-"""An address, or the name of a network card, goes in; how this host reaches it, or which card has it, comes out."""
+"""Find the network interface and address by which this host and others reach each other."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.script_request import RunShape
-from actorflow.support.shortened import shortened
+from actorflow.support.truncate import truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ def parse(datagram: bytes) -> RankReport:
     """The report in a datagram; raises ValueError where there is none."""
     try:
         name, body = json.loads(datagram)
+        if "kind" in body:
+            body["kind"] = FailureKind(body["kind"])
         return _KINDS[name](**body)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{datagram[:80]!r}: {type(error).__name__}: {error}") from error
@@ -95,5 +97,5 @@ def _datagram(report: RankReport) -> bytes:
     for field in _TEXTS:
         if field in body:
             room = MOST - len(json.dumps([name, {**body, field: ""}]))
-            body[field] = shortened(body[field], room, lambda text: len(json.dumps(text)) - 2)
+            body[field] = truncated(body[field], room, lambda text: len(json.dumps(text)) - 2)
     return json.dumps([name, body]).encode()

@@ -1,4 +1,4 @@
-"""What each rank says of itself when it joins goes in; who is missing and what does not match comes out.
+"""The tickets of the ranks that have joined: who is missing, and what does not match.
 
 Pure: no clock, no I/O.  The master keeps it.
 """

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actorflow.rendezvous.addresses import is_loopback, resolve
+from actorflow.rendezvous.node_list import NODE, own_node
 from actorflow.rendezvous.options import INSECURE, TOKEN
-from actorflow.rendezvous.places import NODE, own_place
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -59,7 +59,7 @@ NodeFinder = Callable[[Sequence[str], str | None], int]
 
 
 def restart_shape(
-    request: ScriptRequest, settings: Settings | None, environ: Mapping[str, str], find_node: NodeFinder = own_place
+    request: ScriptRequest, settings: Settings | None, environ: Mapping[str, str], find_node: NodeFinder = own_node
 ) -> RunShape | None:
     """How to start the script anew; None where this process already is what it asks for.
 

@@ -1,4 +1,4 @@
-"""This process's settings go in; what it says of itself when it joins comes out."""
+"""Make this process's ticket: what it tells the master of itself when it joins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-from actorflow.rendezvous.libraries import communication
+from actorflow.rendezvous.communication_libraries import communication
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError

@@ -1,4 +1,4 @@
-"""What each rank's search found goes in; nothing, or a CallError with the first difference, comes out."""
+"""Compare what all ranks' scripts hold before a plan is compiled; a CallError shows the first difference."""
 
 from __future__ import annotations
 
@@ -11,46 +11,50 @@ from torch import Tensor
 
 from actorflow import deferred
 from actorflow.deferred import DeferredTensor
-from actorflow.rendezvous.device_assignment import NOWHERE, Seat
+from actorflow.rendezvous.device_assignment import NO_DEVICES, RankDevices
 from actorflow.script_state.arguments import checksum
-from actorflow.session import keys
+from actorflow.session import plan_keys
 from actorflow.standins.owned_tensor import OwnedTensor
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.hints.constrain import show_wish
 from actorflow_compiler.hints.hints import Hints
 from actorflow_compiler.values.variables import ScriptState, real_optimizer_state
 
-__all__ = ["Report", "compare", "differing", "let_go", "report"]
+__all__ = ["StateReport", "check_agreement", "differing_variables", "unused_on_all_ranks", "report_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StateReport:
     """One rank's state as it tells it: a line for each thing, in the order of the search."""
 
     lines: tuple[str, ...]
     checksums: dict[str, int]  # of the variables that no plan owns yet
-    seat: Seat = NOWHERE
+    devices: RankDevices = NO_DEVICES
     plans: frozenset[int] = frozenset()  # that its script has let go of
     variables: frozenset[str] = frozenset()
 
     def to_bytes(self) -> bytes:
         """As it travels."""
         gone = sorted(self.plans), sorted(self.variables)
-        return json.dumps([self.lines, self.checksums, asdict(self.seat), gone]).encode()
+        return json.dumps([self.lines, self.checksums, asdict(self.devices), gone]).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Report:
+    def from_bytes(cls, data: bytes) -> StateReport:
         """As another rank sent it."""
-        lines, checksums, seat, (plans, variables) = json.loads(data)
-        seat = Seat(**seat | {"gpus": tuple(seat["gpus"])})
-        return cls(tuple(lines), checksums, seat, frozenset(plans), frozenset(variables))
+        lines, checksums, devices, (plans, variables) = json.loads(data)
+        devices = RankDevices(**devices | {"gpus": tuple(devices["gpus"])})
+        return cls(tuple(lines), checksums, devices, frozenset(plans), frozenset(variables))
 
 
-def report(
-    state: ScriptState, hints: Hints, contents: bool, seat: Seat = NOWHERE, gradients: Mapping[str, Tensor] = {}
-) -> Report:
+def report_state(
+    state: ScriptState,
+    hints: Hints,
+    contents: bool,
+    devices: RankDevices = NO_DEVICES,
+    gradients: Mapping[str, Tensor] = {},
+) -> StateReport:
     """This rank's report; ``contents`` says whether to look at the values too, ``gradients`` are the script's own."""
-    lines = keys.lines(state)
+    lines = plan_keys.settings_lines(state)
     for held in state.held.values():
         gradient = ", requires grad" if held.tensor.requires_grad else ""
         lines.append(f"{held.kind} {held.name}: {_text(held.tensor)}{gradient}")
@@ -69,13 +73,13 @@ def report(
     lines += [f"state {name}: {_text(value)}" for name, value in created.items()]
     lines += [f"gradient {name}: {_text(grad)}" for name, grad in gradients.items()]
     if not contents:
-        return Report(tuple(lines), {}, seat)
+        return StateReport(tuple(lines), {}, devices)
     tensors = {h.name: h.tensor for h in state.held.values() if not isinstance(h.tensor, OwnedTensor)} | created
     tensors |= gradients
-    return Report(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, seat)
+    return StateReport(tuple(lines), {name: _contents(tensor) for name, tensor in tensors.items()}, devices)
 
 
-def compare(job: str, reports: Sequence[Report]) -> None:
+def check_agreement(job: str, reports: Sequence[StateReport]) -> None:
     """Raise CallError with the first thing that a rank found and the master did not, or the other way round."""
     own = reports[0].lines
     for rank, other in enumerate(reports):
@@ -89,7 +93,7 @@ def compare(job: str, reports: Sequence[Report]) -> None:
         )
 
 
-def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
+def differing_variables(reports: Sequence[StateReport]) -> dict[str, list[int]]:
     """Variable → the ranks whose contents are not the master's."""
     found: dict[str, list[int]] = {}
     for name, value in reports[0].checksums.items():
@@ -99,7 +103,7 @@ def differing(reports: Sequence[Report]) -> dict[str, list[int]]:
     return found
 
 
-def let_go(reports: Sequence[Report]) -> tuple[list[int], list[str]]:
+def unused_on_all_ranks(reports: Sequence[StateReport]) -> tuple[list[int], list[str]]:
     """The plans and the variables that no rank's script can come to any more."""
     plans = frozenset.intersection(*(one.plans for one in reports))
     return sorted(plans), sorted(frozenset.intersection(*(one.variables for one in reports)))

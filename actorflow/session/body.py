@@ -1,4 +1,4 @@
-"""How a session calls a job's function: it takes arguments, prepares the call, and gives back what comes of it.
+"""How a session calls a job's function: take the arguments, prepare the call, give back its results.
 
 ``JobBody`` is that of a plain function.  One that has more to do (placeholders, variables that are made inside of
 the function, callbacks) is a subclass.

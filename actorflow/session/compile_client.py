@@ -1,4 +1,4 @@
-"""A call that no plan is there for goes in; the plan, compiled with all ranks and installed on this one, comes out."""
+"""Get a plan for a call that has none: compile it together with all ranks, and install it on this one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from typing import Any
 
 from torch import Tensor
 
-from actorflow.control.dropped import dropped
-from actorflow.rendezvous.device_assignment import Wishes
+from actorflow.control.drops import drop_set
+from actorflow.rendezvous.device_assignment import DeviceDefaults
 from actorflow.rendezvous.settings import threads_of
 from actorflow.runtime.measured_costs import Target
 from actorflow.script_state.guards import Guards
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.search import SearchResult
-from actorflow.session.adopting import adopt
-from actorflow.session.agreement import report
+from actorflow.session.adopt_variables import adopt_variables
+from actorflow.session.agreement import report_state
 from actorflow.session.body import PreparedCall
-from actorflow.session.compiling import Made, Order, hints_of, located, make_everywhere, make_pretended, own_seat
-from actorflow.session.context import Context, Running
-from actorflow.session.jobs import Compiled, JobLike, bound
-from actorflow.session.keys import Keys, fresh, refuse_mixed, spoken
-from actorflow.session.letting_go import LettingGo
+from actorflow.session.compiling import (
+    CompileRequest,
+    RankPlan,
+    compile_on_all_ranks,
+    compile_pretended,
+    hints_of,
+    located,
+    own_devices,
+)
+from actorflow.session.context import PlanRuntime, SessionContext
+from actorflow.session.jobs import InstalledPlan, JobLike, JobType, bind_script
 from actorflow.session.lifecycle import Lifecycle
-from actorflow.session.numbers import Reading, fused
+from actorflow.session.number_reads import NumberReads, fused
+from actorflow.session.plan_keys import PlanKeys, call_text, first_step_differs, refuse_mixed
+from actorflow.session.plan_release import PlanRelease
 from actorflow.session.planes import unshare
 from actorflow.session.shared_memory import refuse_shared, refuse_sparse
 from actorflow.standins.owned_tensor import OwnedTensor
@@ -40,142 +48,157 @@ from actorflow_compiler.values.gradients import NO_GRADIENTS
 
 __all__ = ["CompileClient"]
 
-Unused = dict[int, weakref.ref[Tensor]]  # by id: tensors that a plan does nothing with; any others alike will do
+Unused = dict[int, weakref.ref[Tensor]]  # by id: tensors that a plan does not use, so that others like them will do
 
 
 class CompileClient:
-    """Makes plans of jobs, and takes them in."""
+    """Compiles plans of jobs together with all ranks, and installs them on this one."""
 
-    def __init__(self, context: Context, letting_go: LettingGo, lifecycle: Lifecycle) -> None:
-        self._context, self._letting_go, self._lifecycle = context, letting_go, lifecycle
+    def __init__(self, context: SessionContext, release: PlanRelease, lifecycle: Lifecycle) -> None:
+        self._context, self._release, self._lifecycle = context, release, lifecycle
         self._plans = 0  # installed so far
         self._pretended: dict[str, Variable] = {}  # layouts that plans of a pretended cluster decided
 
-    def compile(self, job: JobLike, asked: PreparedCall, number: int) -> Compiled:
+    def compile(self, job: JobLike, prepared: PreparedCall, number: int) -> InstalledPlan:
         """The plan for call ``number``, on all ranks together.
 
         Raises CaptureError, LayoutError, StateError and the like for a step that has no plan.
         """
-        context, running = self._context, self._context.running
-        found = context.look(job, asked.held(), asked.arguments)
+        context, runtime = self._context, self._context.runtime
+        found = context.look(job, prepared.held(), prepared.arguments)
         state = found.state
         refuse_sparse(job, found)
-        order = self._order(job, asked, found, {} if running is None else running.variables.layouts)
+        request = self._request(job, prepared, found, {} if runtime is None else runtime.variables.layouts)
         unused: Unused = {}
         guards = Guards(found, partial(self._stands_for, unused))
-        key = Keys(state).key(asked.arguments, order.fresh)
-        if running is not None:
-            self._letting_go.park(running, job, state)
-        made = self._make(order, number)
-        refuse_shared(job, made, found, None if running is None else running.variables, context.names.made_of)
+        key = PlanKeys(state).key(prepared.arguments, request.fresh)
+        if runtime is not None:
+            self._release.park(runtime, job, state)
+        made = self._make(request, number)
+        refuse_shared(job, made, found, None if runtime is None else runtime.variables, context.names.made_of)
         try:
             refuse_mixed(state, {variable.name for variable in made.plan.variables})
         except StateError as error:
             raise located(error, job.function) from None
         context.jobs[job] = None
-        running = running or self._lifecycle.start(made.kinds, made.seed)
-        running.worker.wait_all(tell=False)
-        self._letting_go.drop_all(running, dropped(*made.gone))
-        sites = self._take_in(running, made, found, number)
+        runtime = runtime or self._lifecycle.start(made.kinds, made.seed)
+        runtime.worker.wait_all(tell=False)
+        self._release.drop_all(runtime, drop_set(*made.gone))
+        sites = self._take_in(runtime, made, found, number)
         used = {variable.name for variable in made.plan.variables}
-        used.update(name for one in made.decisions.asked for name in one.program.inputs)
+        used.update(name for one in made.effects.decisions.asked for name in one.program.inputs)
         loose = [h.tensor for h in state.held.values() if h.kind != "parameter" and h.name not in used]
         unused.update({id(tensor): weakref.ref(tensor) for tensor in loose})
-        plan_number, plan = self._install(running, made)
+        plan_number, plan = self._install(runtime, made)
         actors = [a for a in plan.actors if a.rank == context.rank]
-        reading = _reading(made.reading, actors)
-        compiled = Compiled(
-            spoken(asked.arguments, key),
-            plan_number,
-            made.plan,
-            made.shape,
-            frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
-            bound(job.type == "train", guards, found, reading, made.changes, made.stops),
-            reading,
-            made.gradients,
-            asked.own is not None,
-            key,
-            made.changes,
-            made.decisions,
-            made.rebound,
-            made.checks,
-            made.seeding,
-            made.stops,
+        effects = replace(made.effects, reading=_reading(made.effects.reading, actors))
+        compiled = InstalledPlan(
+            call_text=call_text(prepared.arguments, key),
+            number=plan_number,
+            plan=made.plan,
+            effects=effects,
+            inputs=frozenset(o.name for a in actors for o in a.operands if isinstance(o, OfInput)),
+            bound=bind_script(job.type == JobType.TRAIN, guards, found, effects),
+            mirrored=prepared.own is not None,
+            key=key,
         )
         compiled.take_places(sites)
-        self._letting_go.installed(compiled, used)
+        self._release.installed(compiled, used)
         return compiled
 
-    def pretend(self, job: JobLike, asked: PreparedCall) -> Plan:
+    def pretend(self, job: JobLike, prepared: PreparedCall) -> Plan:
         """The plan of a call for ranks that do not exist; what it decides holds for the plans after it."""
-        found = self._context.look(job, asked.held(), asked.arguments)
-        order = self._order(job, asked, found, self._pretended)
+        found = self._context.look(job, prepared.held(), prepared.arguments)
+        request = self._request(job, prepared, found, self._pretended)
         with self._context.aside():
-            plan = make_pretended(order, self._context.world)
+            plan = compile_pretended(request, self._context.world)
         self._context.jobs[job] = None
         self._pretended.update({v.name: v for v in plan.variables})
         return plan
 
-    def _order(self, job: JobLike, asked: PreparedCall, found: SearchResult, fixed: Mapping[str, Variable]) -> Order:
+    def _request(
+        self, job: JobLike, prepared: PreparedCall, found: SearchResult, fixed: Mapping[str, Variable]
+    ) -> CompileRequest:
         context, settings, state = self._context, self._context.settings, found.state
-        variables = None if context.running is None else context.running.variables
-        kinds = () if context.running is None else context.running.kinds
+        variables = None if context.runtime is None else context.runtime.variables
+        kinds = () if context.runtime is None else context.runtime.kinds
         target = Target(settings.hardware, settings.measure, threads_of(settings.devices) if settings.pretend else 0)
-        job.keys = Keys(state)
-        return Order(
-            job.name, asked.captured(), asked.arguments, state, hints_of(state), job.type == "train",
-            job.micro_batches, job.goal, dict(fixed), fresh(state), job in context.jobs, settings.explain, target,
-            job.schedule, job.mode, asked.own, asked.kinds(), asked.placements(), Wishes(settings.device_type, kinds),
-            found, job.plans.changed(),
-            standing_before(state, NO_GRADIENTS if variables is None else variables.gradients.standing),
-            not (job.body.makes_state(state) or asks_for_types(found.codes)),
-            None if variables is None else variables.values.of,
-        )  # fmt: skip
+        job.keys = PlanKeys(state)
+        return CompileRequest(
+            name=job.name,
+            function=prepared.captured(),
+            arguments=prepared.arguments,
+            state=state,
+            hints=hints_of(state),
+            train=job.type == JobType.TRAIN,
+            micro_batches=job.micro_batches,
+            goal=job.goal,
+            fixed=dict(fixed),
+            fresh=first_step_differs(state),
+            later=job in context.jobs,
+            explain=settings.explain,
+            target=target,
+            schedule=job.schedule,
+            mode=job.mode,
+            own=prepared.own,
+            kinds=prepared.kinds(),
+            places=prepared.placements(),
+            defaults=DeviceDefaults(settings.device_type, kinds),
+            found=found,
+            changed=job.plans.changed(),
+            standing=standing_before(state, NO_GRADIENTS if variables is None else variables.gradients.standing),
+            opens=not (job.body.makes_state(state) or asks_for_types(found.codes)),
+            value=None if variables is None else variables.values.of,
+        )
 
-    def _make(self, order: Order, number: int) -> Made:
+    def _make(self, request: CompileRequest, number: int) -> RankPlan:
         """Have the master compile, with what this rank reports."""
-        context, running, state = self._context, self._context.running, order.state
+        context, runtime, state = self._context, self._context.runtime, request.state
         with context.aside():
-            gradients = made_by_script(state, None if running is None else running.variables.gradients)
-            mine = report(state, order.hints, context.world > 1, own_seat(order, context.settings), gradients)
-            mine = self._letting_go.with_gone(running, mine, state)
-            return make_everywhere(context.cluster, str(number), order, mine)
+            gradients = made_by_script(state, None if runtime is None else runtime.variables.gradients)
+            mine = report_state(
+                state, request.hints, context.world > 1, own_devices(request, context.settings), gradients
+            )
+            mine = self._release.with_gone(runtime, mine, state)
+            return compile_on_all_ranks(context.cluster, str(number), request, mine)
 
-    def _take_in(self, running: Running, made: Made, found: SearchResult, number: int) -> tuple[RebindingSite, ...]:
-        """Take over the variables of a plan, and the places that its step gives other tensors."""
+    def _take_in(
+        self, runtime: PlanRuntime, made: RankPlan, found: SearchResult, number: int
+    ) -> tuple[RebindingSite, ...]:
+        """Take over the variables of a plan, and the places to which its step assigns other tensors."""
         state = found.state
-        places = [(found.looked[one.at], decode_key(one.key, found.looked)) for one in made.rebound]
+        places = [(found.looked[one.at], decode_key(one.key, found.looked)) for one in made.effects.rebound]
         rebound = {id(leaf) for one, key in places for leaf in tensors_in(one.values().get(key))}
         apart = {id(held.tensor): held for held in state.held.values() if id(held.tensor) in rebound}
         names = {held.name for held in apart.values()}
-        running.rebound.forget(made.written - names)
-        adopt(self._context, running, made, state, number, names)
-        running.variables.adopted()
+        runtime.rebound.forget(made.written - names)
+        adopt_variables(self._context, runtime, made, state, number, names)
+        runtime.variables.adopted()
         apart = {key: held for key, held in apart.items() if id(held.tensor) != key}  # that were taken in now
-        sites = running.rebound.adopt(places, apart, [state, *self._context.states()])
-        self._letting_go.resume(running, state, [variable.name for variable in made.plan.variables])
+        sites = runtime.rebound.adopt(places, apart, [state, *self._context.states()])
+        self._release.resume(runtime, state, [variable.name for variable in made.plan.variables])
         return sites
 
-    def _install(self, running: Running, made: Made) -> tuple[int, Plan]:
+    def _install(self, runtime: PlanRuntime, made: RankPlan) -> tuple[int, Plan]:
         """Give the worker this rank's part of a plan; returns its number there, and that part."""
         context = self._context
         plan = made.plan.for_rank(context.rank) if context.rank == 0 else made.plan
         context.cluster.connect(plan.peers(context.rank))
-        plan = unshare(plan, context.rank, context.cluster.near)
+        plan = unshare(plan, context.rank, context.cluster.local_peers)
         number = self._plans
         self._plans += 1
         for observer in context.observers:
             observer.installed(number, made.plan)
-        running.worker.install(number, plan)
+        runtime.worker.install(number, plan)
         return number, plan
 
     def _stands_for(self, unused: Unused, old: Tensor, new: Tensor) -> bool:
-        """Whether a plan that was made with a tensor works with what is in its place now."""
-        names, running = self._context.names, self._context.running
-        if names.current(old) is new or (running is not None and running.variables.takes_over(old, new)):
+        """Whether a plan that was made with tensor ``old`` also works with ``new`` in its place."""
+        names, runtime = self._context.names, self._context.runtime
+        if names.current(old) is new or (runtime is not None and runtime.variables.takes_over(old, new)):
             return True
         if isinstance(old, OwnedTensor) and isinstance(new, OwnedTensor) and old.name_in_plan == new.name_in_plan:
-            return old.left is not None and running is not None and running.variables.owns(new)
+            return old.left is not None and runtime is not None and runtime.variables.owns(new)
         known = unused.get(id(old))
         if known is None or known() is not old:
             return False
@@ -185,7 +208,7 @@ class CompileClient:
         return True
 
 
-def _reading(found: Reading, actors: Iterable[Any]) -> Reading:
+def _reading(found: NumberReads, actors: Iterable[Any]) -> NumberReads:
     """What this rank's actors read of numbers."""
     names = {o.name for a in actors for o in a.operands if isinstance(o, OfScalar)} - {SEED}
     made = {name: expression for name, expression in found.scalars.items() if name in names}

@@ -1,4 +1,4 @@
-"""A job and what the search found for it go in; the plan, made by the master and sent to every rank, comes out."""
+"""Compile a job's step on the master, and send every rank its part of the plan."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from actorflow.rendezvous.device_assignment import NOTHING_SAID, NOWHERE, Seat, Wishes, check, kinds_of, seat
+from actorflow.rendezvous.device_assignment import (
+    NO_DEFAULTS,
+    NO_DEVICES,
+    DeviceDefaults,
+    RankDevices,
+    check_devices,
+    kinds_of,
+    look_at_devices,
+)
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.measured_costs import HERE, Target
 from actorflow.script_state import tree
@@ -31,14 +39,15 @@ from actorflow.script_state.side_effects import (
     scheduler_counts,
     takes_many_values,
 )
-from actorflow.session.agreement import Report, compare, differing, let_go
-from actorflow.session.five_lines import five_lines
-from actorflow.session.numbers import Reading, every_number, learned, settled
-from actorflow.session.planes import choose, spots_of
-from actorflow.session.refused import refused
-from actorflow.session.undo import Stops
+from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
+from actorflow.session.deadlock_report import deadlock_error
+from actorflow.session.number_reads import every_number, reads_as_constants, reads_of_capture
+from actorflow.session.plan_summary import summary_lines
+from actorflow.session.planes import choose_planes, rank_locations
+from actorflow.session.step_effects import StepEffects
+from actorflow.session.undo import StopPoints
 from actorflow.standins.owned_tensor import real_value
-from actorflow.support.progress import working
+from actorflow.support.progress import Progress, show_progress
 from actorflow_compiler.capture.failure_points import FailurePoints
 from actorflow_compiler.capture.request import History, Listeners, Preferences, StepRequest, TargetDevices, UserStep
 from actorflow_compiler.compile import compile_step
@@ -73,8 +82,8 @@ from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
 __all__ = [
-    "Common", "Made", "Order", "hints_of", "kinds", "located", "make_everywhere", "make_plan", "make_pretended",
-    "own_seat", "written_by",
+    "Collectives", "CompileRequest", "RankPlan", "compile_on_all_ranks", "compile_pretended", "hints_of", "kinds",
+    "located", "make_plan", "own_devices", "written_by",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=ActorflowError)
@@ -88,7 +97,7 @@ PARTS = (  # of compiling, in order, and what they are to people
 )
 
 
-class Common(Protocol):
+class Collectives(Protocol):
     """What of a cluster is used here."""
 
     rank: int
@@ -106,7 +115,7 @@ class Common(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CompileRequest:
     """What is to be compiled."""
 
     name: str
@@ -127,7 +136,7 @@ class Order:
     own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
     kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
     places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
-    wishes: Wishes = NOTHING_SAID  # what else is said about kinds of devices
+    defaults: DeviceDefaults = NO_DEFAULTS  # what else is said about kinds of devices
     found: SearchResult | None = None  # what holds the values that the function can reach
     changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
     standing: GradientState = NO_GRADIENTS  # how gradients stand
@@ -136,78 +145,51 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A plan on one rank and what goes with it."""
-
-    plan: Plan  # whole on the master, else this rank's part
-    shape: tree.Description  # of what the step returns
-    lent: frozenset[str]  # variables that stay with the script
-    differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
-    seed: int  # that torch has on the master
-    gradients: GradientEffects  # what the step takes and leaves of them
-    kinds: tuple[str, ...]  # of device, for each rank
-    changes: tuple[SideEffect, ...]  # that each call makes in the script
-    reading: Reading  # what it does with numbers of the script
-    decisions: ValueDecisions  # by values of small variables
-    rebound: tuple[Rebinding, ...]  # places that the step gives other tensors
-    checks: tuple[Check, ...]  # of values: its last result says which of them raise
-    seeding: SeedEffect | None  # how it seeds torch's random numbers
-    stops: Stops  # where it may fail, and what it has changed in the script there
-    written: frozenset[str]  # loose tensors and buffers that it changes
-    gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
+class CompileResult:
     """What compiling gives on the master."""
 
     plan: Plan  # scheduled, of all ranks
-    shape: tree.Description  # of what the step returns
-    gradients: GradientEffects
-    changes: tuple[SideEffect, ...]
-    reading: Reading
-    decisions: ValueDecisions
-    rebound: tuple[Rebinding, ...]  # see ``Made``
-    checks: tuple[Check, ...]
-    seeding: SeedEffect | None
-    stops: Stops
+    effects: StepEffects
 
 
-def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> Made:
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """A plan on one rank and what goes with it."""
+
+    plan: Plan  # whole on the master, else this rank's part
+    effects: StepEffects
+    lent: frozenset[str]  # variables that stay with the script
+    differing: Mapping[str, Sequence[int]]  # new variable → the ranks that must take the master's value
+    seed: int  # that torch has on the master
+    kinds: tuple[str, ...]  # of device, for each rank
+    written: frozenset[str]  # loose tensors and buffers that it changes
+    gone: tuple[Sequence[int], Sequence[str]]  # plans and variables that no rank needs any more
+
+    def to_bytes(self, rank: int) -> bytes:
+        """As it travels to another rank, with that rank's part of the plan."""
+        head = {
+            "effects": self.effects.to_json(),
+            "lent": sorted(self.lent),
+            "differing": self.differing,
+            "seed": self.seed,
+            "kinds": self.kinds,
+            "written": sorted(self.written),
+            "gone": self.gone,
+        }
+        return _pack(head, to_bytes(self.plan.for_rank(rank)))
+
+
+def compile_on_all_ranks(cluster: Collectives, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
     """Compile on the master and send every rank its part; collective.
 
     Raises what compiling raised, on every rank, and CallError where the ranks' scripts hold different things.
     """
     reports = cluster.gather(f"state {tag}", report.to_bytes())
     if reports is None:
-        return _unpack(cluster.scatter(f"plan {tag}", None), order.name)
+        return _unpack(cluster.scatter(f"plan {tag}", None), request.name)
     try:
-        found = [Report.from_bytes(data) for data in reports]
-        compare(order.name, found)
-        on, seats = kinds(order, cluster.world), [one.seat for one in found]
-        check(on, seats, order.wishes.settled)
-        planned = make_plan(order, cluster.world)
-        plan, gradients = planned.plan, planned.gradients
-        _check_scopes(plan, on)
-        spots = spots_of(cluster.machines, on, [seat.gpu for seat in seats], [seat.nccl for seat in seats])
-        plan = verify(choose(plan, spots, order.target.hardware(_main(on))))
-        written = written_by(plan)
-        alone = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # no gradient of it is kept
-        lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in alone and v.name not in written}
-        changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
-        new = {v.name for v in plan.variables} - order.fixed.keys()
-        differ = {name: ranks for name, ranks in differing(found).items() if name in new}
-        seed = torch.initial_seed()
-        of_gradients = {f.name: sorted(getattr(gradients, f.name)) for f in fields(GradientEffects)}
-        head = {
-            "shape": planned.shape, "lent": sorted(lent), "differing": differ, "seed": seed, "gradients": of_gradients,
-            "kinds": on, "changes": [change.to_json() for change in planned.changes], "gone": let_go(found),
-            "reading": planned.reading.to_json(), "decisions": planned.decisions.to_json(),
-            "rebound": [asdict(one) for one in planned.rebound], "written": sorted(changed),
-            "checks": [check.to_json() for check in planned.checks],
-            "seeding": None if planned.seeding is None else asdict(planned.seeding), "stops": planned.stops.to_json(),
-        }  # fmt: skip
-        packages = [_pack(head, to_bytes(plan.for_rank(rank))) for rank in range(cluster.world)]
+        found = _compile_for(cluster, request, [StateReport.from_bytes(data) for data in reports])
+        packages = [found.to_bytes(rank) for rank in range(cluster.world)]
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, ActorflowError) else "ClusterError"
         failed = _pack({"error": kind, "text": str(error) or type(error).__name__}, b"")
@@ -215,36 +197,65 @@ def make_everywhere(cluster: Common, tag: str, order: Order, report: Report) -> 
             cluster.scatter(f"plan {tag}", [failed] * cluster.world)
         raise
     cluster.scatter(f"plan {tag}", packages)
-    return Made(
-        plan, planned.shape, frozenset(lent), differ, seed, gradients, on, planned.changes, planned.reading,
-        planned.decisions, planned.rebound, planned.checks, planned.seeding, planned.stops, changed, let_go(found),
-    )  # fmt: skip
+    return found
+
+
+def _compile_for(cluster: Collectives, request: CompileRequest, reports: Sequence[StateReport]) -> RankPlan:
+    """The whole plan, on the master, for ranks with these reports."""
+    check_agreement(request.name, reports)
+    on, devices = kinds(request, cluster.world), [one.devices for one in reports]
+    check_devices(on, devices, request.defaults.settled)
+    result = make_plan(request, cluster.world)
+    _check_scopes(result.plan, on)
+    locations = rank_locations(
+        cluster.machines,
+        on,
+        [one.gpu for one in devices],
+        [one.nccl for one in devices],
+    )
+    plan = verify(choose_planes(result.plan, locations, request.target.hardware(_main(on))))
+    written = written_by(plan)
+    no_gradient = {v.name for v in plan.variables if v.name + GRADIENT_SUFFIX not in written}  # none of it is kept
+    lent = {v.name for v in plan.variables if v.kind == "tensor" and v.name in no_gradient and v.name not in written}
+    changed = frozenset(v.name for v in plan.variables if v.name in written and v.kind in ("tensor", "buffer"))
+    new = {v.name for v in plan.variables} - request.fixed.keys()
+    differing = {name: ranks for name, ranks in differing_variables(reports).items() if name in new}
+    return RankPlan(
+        plan,
+        result.effects,
+        frozenset(lent),
+        differing,
+        torch.initial_seed(),
+        on,
+        changed,
+        unused_on_all_ranks(reports),
+    )
 
 
 @young_only()
-def make_plan(order: Order, world: int, told: bool = True) -> Planned:
+def make_plan(request: CompileRequest, world: int, told: bool = True) -> CompileResult:
     """The plan, and what the step does with gradients, numbers and Python.
 
     Numbers of the script are left open as far as the step only computes with them.  Where that takes long it is shown
     how far it is, and at the end, unless not ``told``, what was made.
     """
-    own: list[Source] = [] if order.found is None else scheduler_counts(order.found)
+    own: list[Source] = [] if request.found is None else scheduler_counts(request.found)
     before: Exception | None = None
-    while order.opens:
+    while request.opens:
         numbers = NumberEnv()
         try:
-            return _make_plan(order, world, told, numbers, own)
+            return _make_plan(request, world, told, numbers, own)
         except RestartCapture as counting:
             own += counting.places
         except Exception as error:  # whatever code cannot do with stand-ins: it gets the numbers themselves
-            if not own and not any(every_number(order.arguments, order.state, order.train, order.found)):
+            if not own and not any(every_number(request.arguments, request.state, request.train, request.found)):
                 raise
             before = error
             break
         finally:
             numbers.closed = True
     try:
-        return _make_plan(order, world, told, None, ())
+        return _make_plan(request, world, told, None, ())
     except CaptureError as error:
         if isinstance(before, ActorflowError) and not isinstance(before, CaptureError):
             raise before from None  # the step could be captured: what was wrong is something else
@@ -253,119 +264,145 @@ def make_plan(order: Order, world: int, told: bool = True) -> Planned:
         raise
 
 
-def _make_plan(order: Order, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]) -> Planned:
+def _make_plan(
+    request: CompileRequest, world: int, told: bool, numbers: NumberEnv | None, own: Sequence[Source]
+) -> CompileResult:
     """See ``make_plan``; ``numbers`` takes what the step does with those of the script, None: they are constants.
 
-    ``own`` are places whose numbers the step changes.  Raises Counting where it changes others, too.
+    ``own`` are places whose numbers the step changes.  Raises RestartCapture where it changes others, too.
     """
-    shapes: list[tree.Description] = []
-    learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
-    checks = BranchExplorer()
-    changes: list[list[SideEffect]] = []
-    rebound: list[list[Rebinding]] = []
-    seeded: list[list[SeedEffect]] = []
-    stops: list[Stops] = []
-
-    def stand_in(path: str, value: int | float) -> Any:
-        return value if numbers is None else numbers.stand_in(Source("argument", path), value)
-
-    def step(tensors: list[Tensor]) -> list[Tensor]:
-        args, kwargs = order.arguments.restore(tensors, stand_in)
-        results: list[Tensor] = []
-        found = order.found
-        with (
-            contextlib.nullcontext()
-            if found is None
-            else SideEffectRecorder(order.name, found, order.changed, numbers, own) as run
-        ):
-            lines = None if run is None else FailurePoints(run.so_far)
-            if run is not None:
-                checks.changed = partial(_so_far, run)
-            with (
-                record_seed_effect() as left,
-                checks.running(),
-                contextlib.nullcontext() if lines is None else lines.watching(),
-            ):
-                returned = order.function(*args, **kwargs)
-            seeded.append(left)
-            if numbers is not None:
-                numbers.end()
-            shapes.append(tree.describe(returned, results))
-            changes.append([] if run is None else run.changes(results))
-            rebound.append([] if run is None else run.rebound)
-            left_at = {} if lines is None or not changes[-1] else lines.changed()
-            stops.append(Stops(left_at, () if run is None else run.begun(changes[-1])))
-        return results
-
-    def learn(gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
-        for asked in decisions.numbers:
-            if takes_many_values(order.changed.get(asked.where, ()), repr(asked.found)):
-                raise CaptureError(
-                    f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({MANY_VALUES} plans for other values are there)"
-                )
-        learnt.append((gradients, decisions, checks))
-
-    def value(name: str) -> Tensor:
-        held = order.state.held[name]
-        return real_value(held.tensor) if order.value is None else order.value(held)
-
-    what = f"compiling {order.name} for {world} device{'s' * (world != 1)}"
-    with working(what, f"compiled {order.name}", PARTS) as doing:
-        kind = _main(kinds(order, world))
-        try:
-            known = replace(order.target, measure=False).hardware(kind)  # before there is a plan to measure
-            lowered = compile_step(
-                StepRequest(
-                    UserStep(
-                        order.name,
-                        step,
-                        order.arguments.specs,
-                        order.state,
-                        order.train,
-                        _line_of(order.function),
-                        order.own,
-                    ),
-                    TargetDevices(world, kind, known),
-                    Preferences(order.hints, order.micro_batches, order.goal, order.schedule, order.explain),
-                    History(order.fixed, order.fresh, order.later, order.standing),
-                    Listeners(doing, learn, numbers, value, checks),
-                )
-            )
-        except (CaptureError, CallError) as error:
-            cause, specs = error.__cause__, order.arguments.specs
-            error = located(error, order.function)
-            if isinstance(error, CallError) or cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
-                raise error from cause
-            with_arguments = f"while {order.name} was captured with these arguments:\n{shapes_text(specs)}"
-            raise CallError(f"{error}\n  {with_arguments}") from cause
+    step = _CapturedStep(request, numbers, own)
+    what = f"compiling {request.name} for {world} device{'s' * (world != 1)}"
+    with show_progress(what, f"compiled {request.name}", PARTS) as doing:
+        kind = _main(kinds(request, world))
+        with _located_errors(request):
+            known = replace(request.target, measure=False).hardware(kind)  # before there is a plan to measure
+            lowered = compile_step(step.request(TargetDevices(world, kind, known), doing))
         doing("cut")
 
         @functools.cache
         def make(variant: Variant) -> Plan:
-            plan = lowered.cut(replace(variant, joined=MODES[order.mode].inductor))
-            return replace(_only_used(plan), mode=order.mode)
+            plan = lowered.cut(replace(variant, joined=MODES[request.mode].inductor))
+            return replace(_only_used(plan), mode=request.mode)
 
         plan = make(PLAIN)
-        if not order.train:
-            _only_predicts(plan, order.function)
-        hardware = order.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
+        if not request.train:
+            _only_predicts(plan, request.function)
+        hardware = request.target.hardware(kind, lambda: (plan, make(Variant(weights=True))), doing)
         doing("schedule")
-        memory = left_for_registers(plan, order.goal.budget)
+        memory = left_for_registers(plan, request.goal.budget)
         try:
-            scheduled = schedule(make, hardware, memory, order.schedule)
+            scheduled = schedule(make, hardware, memory, request.schedule)
         except DeadlockError as error:
-            raise refused(plan, error) from error
+            raise deadlock_error(plan, error) from error
         if told:
-            doing.sum_up(lambda: five_lines(scheduled, hardware))
-    if numbers is None:
-        reading = settled(order.arguments, order.state, order.train, order.found)
-    else:
-        reading = learned(numbers, own)
-    gradients, decisions, found = learnt[0]
-    return Planned(
-        scheduled, shapes[-1], gradients, tuple(changes[-1]), reading, decisions, tuple(rebound[-1]), tuple(found),
-        seeded[-1][0] if seeded[-1] else None, stops[-1],
-    )  # fmt: skip
+            doing.sum_up(lambda: summary_lines(scheduled, hardware))
+    return CompileResult(scheduled, step.effects())
+
+
+@contextlib.contextmanager
+def _located_errors(request: CompileRequest) -> Iterator[None]:
+    """Have errors of capturing name the function, and, where its code failed, the arguments."""
+    try:
+        yield
+    except (CaptureError, CallError) as error:
+        cause, specs = error.__cause__, request.arguments.specs
+        error = located(error, request.function)
+        if isinstance(error, CallError) or cause is None or isinstance(cause, DATA_DEPENDENT) or not specs:
+            raise error from cause
+        with_arguments = f"while {request.name} was captured with these arguments:\n{shapes_text(specs)}"
+        raise CallError(f"{error}\n  {with_arguments}") from cause
+
+
+class _CapturedStep:
+    """The user's step as capture runs it, once or several times, and what the last run has shown of its effects."""
+
+    def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[Source]) -> None:
+        self.numbers = numbers  # None: the script's are constants
+        self.checks = BranchExplorer()
+        self._request, self._own = request, own
+        self._learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
+        self._shape: tree.Description = None
+        self._changes: list[SideEffect] = []
+        self._rebound: list[Rebinding] = []
+        self._seeding: list[SeedEffect] = []
+        self._stops = StopPoints()
+
+    def request(self, devices: TargetDevices, doing: Progress) -> StepRequest:
+        """What the compiler is asked for."""
+        r = self._request
+        line = _line_of(r.function)
+        return StepRequest(
+            UserStep(r.name, self.run, r.arguments.specs, r.state, r.train, line, r.own),
+            devices,
+            Preferences(r.hints, r.micro_batches, r.goal, r.schedule, r.explain),
+            History(r.fixed, r.fresh, r.later, r.standing),
+            Listeners(doing, self.learn, self.numbers, self.value, self.checks),
+        )
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the function on these tensors in place of its arguments'; returns the tensors among its results."""
+        request, numbers, found = self._request, self.numbers, self._request.found
+        args, kwargs = request.arguments.restore(tensors, self._stand_in)
+        results: list[Tensor] = []
+        tracked = (
+            contextlib.nullcontext()
+            if found is None
+            else SideEffectRecorder(request.name, found, request.changed, numbers, self._own)
+        )
+        with tracked as run:
+            lines = None if run is None else FailurePoints(run.so_far)
+            if run is not None:
+                self.checks.changed = partial(_so_far, run)
+            watched = contextlib.nullcontext() if lines is None else lines.watching()
+            with record_seed_effect() as left, self.checks.running(), watched:
+                returned = request.function(*args, **kwargs)
+            self._seeding = left
+            if numbers is not None:
+                numbers.end()
+            self._shape = tree.describe(returned, results)
+            self._changes = [] if run is None else run.changes(results)
+            self._rebound = [] if run is None else run.rebound
+            left_at = {} if lines is None or not self._changes else lines.changed()
+            self._stops = StopPoints(left_at, () if run is None else run.begun(self._changes))
+        return results
+
+    def learn(self, gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
+        """Take what capture has found out about gradients and values."""
+        for asked in decisions.numbers:
+            if takes_many_values(self._request.changed.get(asked.where, ()), repr(asked.found)):
+                raise CaptureError(
+                    f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({MANY_VALUES} plans for other values are there)"
+                )
+        self._learnt.append((gradients, decisions, checks))
+
+    def value(self, name: str) -> Tensor:
+        """What a tensor of the script has now."""
+        held = self._request.state.held[name]
+        return real_value(held.tensor) if self._request.value is None else self._request.value(held)
+
+    def effects(self) -> StepEffects:
+        """The effects of the step, once it has been captured."""
+        request = self._request
+        if self.numbers is None:
+            reading = reads_as_constants(request.arguments, request.state, request.train, request.found)
+        else:
+            reading = reads_of_capture(self.numbers, self._own)
+        gradients, decisions, checks = self._learnt[0]
+        return StepEffects(
+            self._shape,
+            gradients,
+            tuple(self._changes),
+            reading,
+            decisions,
+            tuple(self._rebound),
+            tuple(checks),
+            self._seeding[0] if self._seeding else None,
+            self._stops,
+        )
+
+    def _stand_in(self, path: str, value: int | float) -> Any:
+        return value if self.numbers is None else self.numbers.stand_in(Source("argument", path), value)
 
 
 def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
@@ -374,15 +411,15 @@ def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
     return [change.to_json() for change in changes], lost
 
 
-def make_pretended(order: Order, world: int) -> Plan:
+def compile_pretended(request: CompileRequest, world: int) -> Plan:
     """The plan for ranks that do not exist: those of a node, as the hardware says, are taken to share memory."""
-    plan = make_plan(order, world, told=False).plan
-    on = kinds(order, world)
-    hardware = replace(order.target, measure=False).hardware(_main(on))
+    plan = make_plan(request, world, told=False).plan
+    on = kinds(request, world)
+    hardware = replace(request.target, measure=False).hardware(_main(on))
     size = hardware.node_size or world
     gpus = [f"GPU {rank}" * (kind == "cuda") for rank, kind in enumerate(on)]
-    spots = spots_of([f"node {rank // size}" for rank in range(world)], on, gpus, gpus)
-    return verify(choose(plan, spots, hardware))
+    spots = rank_locations([f"node {rank // size}" for rank in range(world)], on, gpus, gpus)
+    return verify(choose_planes(plan, spots, hardware))
 
 
 def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | None:
@@ -414,20 +451,20 @@ def hints_of(state: ScriptState) -> Hints:
     return resolve(state.modules, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def kinds(order: Order, world: int) -> tuple[str, ...]:
-    """The kind of device of each rank; see ``seats.kinds_of``."""
-    held = {h.tensor.device.type for h in order.state.held.values()}
-    homes = order.hints.homes.values()
-    return kinds_of(order.hints.placements | order.places, order.kinds, held, world, order.wishes, homes)
+def kinds(request: CompileRequest, world: int) -> tuple[str, ...]:
+    """The kind of device of each rank; see ``device_assignment.kinds_of``."""
+    held = {h.tensor.device.type for h in request.state.held.values()}
+    homes = request.hints.homes.values()
+    return kinds_of(request.hints.placements | request.places, request.kinds, held, world, request.defaults, homes)
 
 
-def own_seat(order: Order, settings: Settings) -> Seat:
+def own_devices(request: CompileRequest, settings: Settings) -> RankDevices:
     """What this rank has to compute on, as it tells the master; it keeps the GPU that an earlier job gave it."""
     try:
-        on = kinds(order, settings.world)
-        return seat(on[settings.rank], settings, order.wishes.settled or on)
+        on = kinds(request, settings.world)
+        return look_at_devices(on[settings.rank], settings, request.defaults.settled or on)
     except LayoutError:  # the master finds it, too, and tells everybody
-        return NOWHERE
+        return NO_DEVICES
 
 
 def _check_scopes(plan: Plan, kinds: Sequence[str]) -> None:
@@ -472,22 +509,19 @@ def _pack(head: Mapping[str, object], plan: bytes) -> bytes:
     return len(text).to_bytes(8, "big") + text + plan
 
 
-def _unpack(data: bytes, name: str) -> Made:
+def _unpack(data: bytes, name: str) -> RankPlan:
     size = int.from_bytes(data[:8], "big")
     head = json.loads(data[8 : 8 + size])
     if "error" in head:
         kind = getattr(errors, head["error"], errors.ClusterError)
         raise kind(f"rank 0 could not compile {name}: {head['text']}")
-    plan = verify(from_bytes(data[8 + size :]))
-    gradients = GradientEffects(**{key: frozenset(names) for key, names in head["gradients"].items()})
-    on = tuple(head["kinds"])
-    changes = tuple(SideEffect(**change) for change in head["changes"])
-    reading, decisions = Reading.from_json(head["reading"]), ValueDecisions.from_json(head["decisions"])
-    lent, differing, seed, gone = frozenset(head["lent"]), head["differing"], head["seed"], tuple(head["gone"])
-    rebound = tuple(Rebinding(one["at"], one["key"], tuple(one["changed"])) for one in head["rebound"])
-    written, checks = frozenset(head["written"]), tuple(map(Check.from_json, head["checks"]))
-    seeded = None if head["seeding"] is None else SeedEffect(**head["seeding"])
-    return Made(
-        plan, head["shape"], lent, differing, seed, gradients, on, changes, reading, decisions, rebound, checks,
-        seeded, Stops.from_json(head["stops"]), written, gone,
-    )  # fmt: skip
+    return RankPlan(
+        verify(from_bytes(data[8 + size :])),
+        StepEffects.from_json(head["effects"]),
+        frozenset(head["lent"]),
+        head["differing"],
+        head["seed"],
+        tuple(head["kinds"]),
+        frozenset(head["written"]),
+        tuple(head["gone"]),
+    )

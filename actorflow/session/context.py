@@ -1,4 +1,4 @@
-"""What the parts of a session share: the cluster, names, jobs, and from the first plan on what runs them."""
+"""What the parts of a session share: the cluster, names, jobs, and, from the first plan on, the worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actorflow.runtime.worker import Worker
 from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.search import SearchResult, search_script
-from actorflow.session.barrier import Gates
+from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.compiling import located
 from actorflow.session.jobs import JobLike
 from actorflow.variables.rebinding import RebindingSites
@@ -23,14 +23,14 @@ from actorflow.variables.variable_table import VariableTable
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Context", "Observers", "Running"]
+__all__ = ["SessionContext", "Observers", "PlanRuntime"]
 
-Observers = Callable[[Alone | Cluster, Gates], Iterable[Observer]]  # made with the session that they look on at
+Observers = Callable[[Alone | Cluster, CallBarrier], Iterable[Observer]]  # of a new session
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What the first plan brings: with it is known on which devices the ranks compute."""
+class PlanRuntime:
+    """What is made with the first plan, as only then the ranks' devices are known."""
 
     worker: Worker
     variables: VariableTable
@@ -40,7 +40,7 @@ class Running:
     seed: int  # of random ops, where the script does not set it: the master's
 
 
-class Context:
+class SessionContext:
     """One process's part of a run."""
 
     def __init__(self, cluster: Cluster | Alone, observers: Observers) -> None:
@@ -48,16 +48,16 @@ class Context:
         self.settings = cluster.settings
         self.rank, self.world = cluster.rank, cluster.world
         self.names = NameRegistry()
-        self.gates = Gates(cluster)
-        self.observers = tuple(observers(cluster, self.gates))
+        self.barrier = CallBarrier(cluster)
+        self.observers = tuple(observers(cluster, self.barrier))
         self.jobs: weakref.WeakKeyDictionary[JobLike, None]  # that have a plan, in the order of their first ones
         self.jobs = weakref.WeakKeyDictionary()
-        self.running: Running | None = None
+        self.runtime: PlanRuntime | None = None
         self.capturing = False
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Jobs that are called inside of this are plain functions."""
+        """A context in which jobs that are called are plain functions."""
         self.capturing = True
         try:
             yield
@@ -72,10 +72,10 @@ class Context:
             raise located(error, job.function) from error.__cause__
 
     def states(self) -> Iterator[ScriptState]:
-        """What the plans that are ready were made with."""
+        """The script states that the plans in use were made with."""
         return (plan.bound.found.state for job in self.jobs for plan in job.plans if plan.parked is None)
 
     def together(self, what: str) -> None:
-        """Block until every rank has come here."""
+        """Block until every rank has called this with the same text."""
         here = self.cluster.gather(what, b"")
         self.cluster.scatter(what, here)

@@ -1,19 +1,19 @@
-"""The first plan's devices go in; the worker that runs plans comes out, joined to the run until it ends or fails."""
+"""Start the worker with the first plan, connect it to the run, and end it with the run."""
 
 from __future__ import annotations
 
 import sys
 
 from actorflow.control.cluster import Cluster
-from actorflow.control.dropped import Dropped
+from actorflow.control.drops import DropSet
 from actorflow.devices import make_device
 from actorflow.rendezvous.device_assignment import device_of, idle_oversubscribe
-from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.options import NCCL_TIMEOUT
 from actorflow.runtime.results import Results
 from actorflow.runtime.story import too_late
 from actorflow.runtime.worker import Worker
-from actorflow.session.context import Context, Running
+from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.transport.messages import DataPlane
 from actorflow.transport.nccl import NcclPlane
 from actorflow.transport.of_rank import planes_of
@@ -28,12 +28,12 @@ __all__ = ["Lifecycle"]
 class Lifecycle:
     """How a session begins, hears of the run, and ends."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context = context
-        context.cluster.on_go(self._go)
+        context.cluster.on_call_agreed(self._go)
         context.cluster.on_failure(self._failed)
 
-    def start(self, kinds: tuple[str, ...], seed: int) -> Running:
+    def start(self, kinds: tuple[str, ...], seed: int) -> PlanRuntime:
         """Make the worker, and what lives with it; ``kinds`` are those of all ranks' devices."""
         context, cluster = self._context, self._context.cluster
         device = make_device(device_of(kinds[context.rank], context.settings, kinds))
@@ -50,12 +50,12 @@ class Lifecycle:
             record = observer.recorder() or record
         worker = Worker(context.rank, cluster, planes, device, record=record, cores=context.settings.cores)
         variables = VariableTable(
-            cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.gates.begun,
-            context.together, context.gates.moved, lambda: context.capturing,
+            cluster, context.names, worker.variables, device.where, worker.wait_all, lambda: context.barrier.begun,
+            context.together, context.barrier.notify, lambda: context.capturing,
         )  # fmt: skip
-        running = Running(worker, variables, Results(cluster, device), RebindingSites(variables), kinds, seed)
-        context.running = running
-        context.gates.moved()
+        runtime = PlanRuntime(worker, variables, Results(cluster, device), RebindingSites(variables), kinds, seed)
+        context.runtime = runtime
+        context.barrier.notify()
         for observer in context.observers:
             observer.started(worker)
         cluster.on_message(worker.deliver)
@@ -66,43 +66,43 @@ class Lifecycle:
             cluster.on_order(worker.obey)
         if cluster.failure is not None:
             self._failed(cluster.failure)
-        return running
+        return runtime
 
     def finish(self) -> None:
         """Wait for every call that was issued, and for those who look on; raises what failed."""
-        running = self._context.running
-        if running is not None:
-            running.worker.wait_all()
+        runtime = self._context.runtime
+        if runtime is not None:
+            runtime.worker.wait_all()
         try:
             for observer in self._context.observers:
                 observer.finish()
         finally:
-            if running is not None:
-                running.results.close()
+            if runtime is not None:
+                runtime.results.close()
 
     # -- other threads -----------------------------------------------------------------------------
 
-    def _go(self, number: int, dropped: Dropped) -> None:
+    def _go(self, number: int, dropped: DropSet) -> None:
         """Every rank has made this call, and had let go of this before."""
-        mine = self._context.gates.go(number, dropped)
-        if mine is not None and self._context.running is not None:
-            self._context.running.worker.permit(mine)
+        mine = self._context.barrier.agreed(number, dropped)
+        if mine is not None and self._context.runtime is not None:
+            self._context.runtime.worker.permit(mine)
 
     def _late(self, started: Started) -> None:
         """A transfer has not ended in time: say what everything here waits for."""
-        running = self._context.running
-        assert running is not None
-        worker = running.worker
+        runtime = self._context.runtime
+        assert runtime is not None
+        worker = runtime.worker
         worker.fail(too_late(self._context.rank, started, NCCL_TIMEOUT.variable, worker.explain()))
 
     def _failed(self, failure: Failure) -> None:
         """The run is over, here or elsewhere."""
-        self._context.gates.moved()
-        if self._context.running is not None:
-            self._context.running.worker.fail(failure.error())
+        self._context.barrier.notify()
+        if self._context.runtime is not None:
+            self._context.runtime.worker.fail(failure.error())
 
     def _worker_failed(self, error: BaseException) -> None:
         """An actor of this rank failed."""
         cluster = self._context.cluster
         if cluster.explain(error) is error:  # else a lost peer is the cause, and is reported as such
-            cluster.abort("raised", f"failed: {error}")
+            cluster.abort(FailureKind.RAISED, f"failed: {error}")

@@ -1,4 +1,4 @@
-"""A plan, and what ranks have in common, go in; the plan leaves with the fastest plane for each transfer."""
+"""Choose the data plane of each transfer: NCCL, shared memory, Gloo, or within the message."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from actorflow_compiler.core.hardware import CPU_CORE, Hardware
 from actorflow_compiler.plan.plan import Actor, Collective, Comm, Plan, Plane, Send
 from actorflow_scheduler.call_order import order_calls
 
-__all__ = ["Spot", "choose", "share", "spots_of", "unshare"]
+__all__ = ["RankLocation", "choose_planes", "share", "rank_locations", "unshare"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Where a rank is, as far as it matters for how tensors come there."""
+class RankLocation:
+    """What of a rank's place decides how tensors are sent to it."""
 
     machine: str = ""  # equal for ranks that can share memory; empty for one that cannot
     gpu: str = ""  # what tells the GPU that it computes on from all others; empty where it computes on none
     nccl: bool = False  # it can use NCCL
 
 
-def choose(plan: Plan, spots: Sequence[Spot], hardware: Hardware = CPU_CORE) -> Plan:
+def choose_planes(plan: Plan, spots: Sequence[RankLocation], hardware: Hardware = CPU_CORE) -> Plan:
     """A whole plan with a plane for each communication, and the order of the calls of those that need one.
 
     NCCL among GPUs, each of one rank; else shared memory between ranks of one machine; else Gloo, or inside of the
@@ -43,7 +43,7 @@ def share(plan: Plan, machines: Sequence[str]) -> Plan:
 
     ``machines[rank]`` is equal for ranks that can share memory, and empty for those that cannot.
     """
-    return choose(plan, [Spot(machine) for machine in machines])
+    return choose_planes(plan, [RankLocation(machine) for machine in machines])
 
 
 def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
@@ -56,10 +56,12 @@ def unshare(plan: Plan, rank: int, near: Collection[int]) -> Plan:
     return _with_planes(plan, plane)
 
 
-def spots_of(machines: Sequence[str], kinds: Sequence[str], gpus: Sequence[str], nccl: Sequence[str]) -> list[Spot]:
+def rank_locations(
+    machines: Sequence[str], kinds: Sequence[str], gpus: Sequence[str], nccl: Sequence[str]
+) -> list[RankLocation]:
     """The spots of all ranks, of what each has: its machine, kind of device, GPU and version of NCCL."""
     return [
-        Spot(machine, gpu if kind == "cuda" else "", kind == "cuda" and bool(version))
+        RankLocation(machine, gpu if kind == "cuda" else "", kind == "cuda" and bool(version))
         for machine, kind, gpu, version in zip(machines, kinds, gpus, nccl, strict=True)
     ]
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
+from actorflow.rendezvous.failure import FailureKind
 from actorflow.runtime.observer import Observer
-from actorflow.session.barrier import Gates
+from actorflow.session.call_barrier import CallBarrier
 from actorflow.session.context import Observers
 from actorflow.session.session import Session
-from actorflow.status.standing import observe
-from actorflow.support.endings import when_finished
+from actorflow.status.rank_status import observe_session
+from actorflow.support.exit_hooks import when_finished
 
 __all__ = ["current", "explain", "explain_recompiles", "finish", "observed_by", "started"]
 
@@ -39,8 +40,8 @@ def current() -> Session:
     return _session
 
 
-def _observers(cluster: Alone | Cluster, gates: Gates) -> Iterable[Observer]:
-    return (observer for make in _makers for observer in make(cluster, gates))
+def _observers(cluster: Alone | Cluster, barrier: CallBarrier) -> Iterable[Observer]:
+    return (observer for make in _makers for observer in make(cluster, barrier))
 
 
 def finish() -> None:
@@ -59,7 +60,7 @@ def _finish_at_exit() -> None:
         traceback.print_exc()
         run = clusters.joined()
         if isinstance(run, Cluster) and run.explain(error) is error:
-            run.abort("raised", f"raised {type(error).__name__}: {error}")
+            run.abort(FailureKind.RAISED, f"raised {type(error).__name__}: {error}")
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(1)
@@ -71,7 +72,7 @@ def started() -> Session | None:
 
 
 when_finished(finish)
-observe(started)
+observe_session(started)
 
 
 def explain_recompiles() -> str:

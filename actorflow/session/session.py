@@ -1,4 +1,4 @@
-"""Calls of jobs go in, in the order of the script; plans, issued calls and handles on their results come out."""
+"""Call jobs in the order of the script: find or compile the plan, issue the call, return handles on its results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from actorflow.script_state.arguments import CallArguments, checksum, flatten, r
 from actorflow.script_state.seeds import call_seeds
 from actorflow.script_state.side_effects import SideEffect, apply_side_effects
 from actorflow.session.body import JobArguments, PreparedCall
-from actorflow.session.checked import failure_of, first_failed
 from actorflow.session.compile_client import CompileClient
 from actorflow.session.compiling import located
-from actorflow.session.context import Context, Observers, Running
-from actorflow.session.fed import Fed
-from actorflow.session.jobs import Compiled, JobLike
-from actorflow.session.keys import Keys, fresh
-from actorflow.session.letting_go import LettingGo
+from actorflow.session.context import Observers, PlanRuntime, SessionContext
+from actorflow.session.failed_checks import failure_of, first_failed
+from actorflow.session.input_devices import InputDevices
+from actorflow.session.jobs import InstalledPlan, JobLike, JobType
 from actorflow.session.lifecycle import Lifecycle
-from actorflow.session.numbers import known_to, write
+from actorflow.session.number_reads import numbers_now, write
+from actorflow.session.plan_keys import PlanKeys, first_step_differs
+from actorflow.session.plan_release import PlanRelease
 from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
 from actorflow.support.script_error import drop_echoes
@@ -54,29 +54,29 @@ class PlanReady(BaseException):
 class Session:
     """One process's part of a run: one cluster, one worker, one set of variables, shared by all jobs.
 
-    ``observers`` are told of its calls, plan by plan and call by call.
+    ``observers`` are told of each plan and each call.
     """
 
     def __init__(self, cluster: Cluster | Alone, observers: Observers = lambda *_: ()) -> None:
-        self.context = Context(cluster, observers)
+        self.context = SessionContext(cluster, observers)
         self.calls = 0  # announced so far
-        self._fed = Fed()
+        self._fed = InputDevices()
         self._over: StateError | None = None  # why no call can follow
         self._lifecycle = Lifecycle(self.context)
-        self._letting_go = LettingGo(self.context)
-        self._client = CompileClient(self.context, self._letting_go, self._lifecycle)
+        self._release = PlanRelease(self.context)
+        self._client = CompileClient(self.context, self._release, self._lifecycle)
         drop_echoes()
         PullServer(self.context)
 
     @property
-    def running(self) -> Running | None:
+    def runtime(self) -> PlanRuntime | None:
         """What the first plan has brought; None before it."""
-        return self.context.running
+        return self.context.runtime
 
     @property
     def worker(self) -> Worker | None:
         """What executes calls; None before the first plan."""
-        return None if self.context.running is None else self.context.running.worker
+        return None if self.context.runtime is None else self.context.runtime.worker
 
     # -- a call ------------------------------------------------------------------------------------
 
@@ -84,8 +84,8 @@ class Session:
         """Call a job on this rank; returns at once with what the job's function returns, in handles."""
         if self.context.capturing:  # a job inside a job is a plain function
             return job.function(*args, **kwargs)
-        refuse_modes(job.name, job.type == "train")
-        without = job.type != "train" and torch.is_grad_enabled()  # what only predicts has no graph
+        refuse_modes(job.name, job.type == JobType.TRAIN)
+        without = job.type != JobType.TRAIN and torch.is_grad_enabled()  # what only predicts has no graph
         if without or torch.is_inference_mode_enabled():  # whose tensors count no changes
             with torch.inference_mode(False), torch.no_grad():
                 return self._begin(job, args, kwargs, graph=without)
@@ -97,76 +97,77 @@ class Session:
         on = None if self.worker is None else self.worker.on
         room = on.staging if on is not None and on.ahead else None  # one copy, into memory that the device reads
         arguments = flatten(job.name, job.signature, given.args, given.kwargs, room, graph)
-        asked = self._prepared(job, arguments, given)
-        with asked.around():
-            return self._call(job, asked, args, kwargs)
+        prepared = self._prepared(job, arguments, given)
+        with prepared.around():
+            return self._call(job, prepared, args, kwargs)
 
-    def _call(self, job: JobLike, asked: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.context.settings.pretend:
-            return self._pretend(job, asked, args, kwargs)
-        arguments = asked.arguments
+            return self._pretend(job, prepared, args, kwargs)
+        arguments = prepared.arguments
         if self._over is not None:
             raise self._over
         if self.worker is not None:
             self.worker.check(NOT_MADE)
         compiled = self.plan_for(job, arguments)
-        if self.running is not None:
+        if self.runtime is not None:
             if compiled is None and job.plans.aside:
-                looked = self.context.look(job, asked.held(), arguments)
-                if self._letting_go.unpark(self.running, job, looked):
+                looked = self.context.look(job, prepared.held(), arguments)
+                if self._release.unpark(self.runtime, job, looked):
                     compiled = self._find(job, arguments)
             if compiled is not None:  # it may read parts of other ranks, which change once all have announced the call
-                self.running.rebound.make_way(compiled.sites, self.context.states)
+                self.runtime.rebound.make_way(compiled.sites, self.context.states)
         number = self._announce(job, arguments, compiled)
         if compiled is None:
             if self.context.rank == 0 and (note := job.plans.note()):
                 print(f"actorflow: {note}", file=sys.stderr, flush=True)
-            compiled = self._client.compile(job, asked, number)
+            compiled = self._client.compile(job, prepared, number)
             job.plans.add(arguments, compiled)
         return job.body.give(self._issue(job, compiled, arguments, number))
 
-    def plan_for(self, job: JobLike, arguments: CallArguments) -> Compiled | None:
+    def plan_for(self, job: JobLike, arguments: CallArguments) -> InstalledPlan | None:
         """Take over what the script has changed, and look up the plan that holds for a call; all that guards cost."""
-        if self.running is not None:
-            rebound = self.running.rebound
+        if self.runtime is not None:
+            rebound = self.runtime.rebound
             rebound.refresh(rebound.among(partial(_holders, job)), self.context.states)
-            self._letting_go.let_go(self.running, self.calls)
-            self.running.variables.refresh(job.type == "train")
+            self._release.let_go(self.runtime, self.calls)
+            self.runtime.variables.refresh(job.type == JobType.TRAIN)
         return self._find(job, arguments)
 
-    def _find(self, job: JobLike, arguments: CallArguments) -> Compiled | None:
-        return job.plans.find(arguments, lambda keys: fresh(keys.state), self._misfit)
+    def _find(self, job: JobLike, arguments: CallArguments) -> InstalledPlan | None:
+        return job.plans.find(arguments, lambda keys: first_step_differs(keys.state), self._misfit)
 
     def _prepared(self, job: JobLike, arguments: CallArguments, given: JobArguments) -> PreparedCall:
         """The call, with what its job's function makes."""
 
         def search(held: Mapping[str, Any]) -> ScriptState:
             state = self.context.look(job, held, arguments).state
-            job.keys = Keys(state)
+            job.keys = PlanKeys(state)
             return state
 
-        asked = job.body.prepare(arguments, given, search, self.context.aside)
+        prepared = job.body.prepare(arguments, given, search, self.context.aside)
         if job.keys is None:
-            search(asked.held())
-        return asked
+            search(prepared.held())
+        return prepared
 
-    def _misfit(self, compiled: Compiled) -> str:
-        """What a plan takes for granted of gradients and values that is not so, for people; nothing where it holds."""
-        assert self.running is not None
-        variables = self.running.variables
-        if not variables.gradients.fit(compiled.gradients):
+    def _misfit(self, compiled: InstalledPlan) -> str:
+        """Which assumption of a plan about gradients or values does not hold, for people; empty where all hold."""
+        assert self.runtime is not None
+        variables = self.runtime.variables
+        if not variables.gradients.fit(compiled.effects.gradients):
             return "gradients that calls have left changed"
         for site in compiled.sites:
             if misfit := site.misfit():
                 return misfit
-        return variables.values.changed(compiled.decisions, compiled.bound.found.state)
+        return variables.values.changed(compiled.effects.decisions, compiled.bound.found.state)
 
-    def _issue(self, job: JobLike, compiled: Compiled, arguments: CallArguments, number: int) -> Any:
-        running = self.running
-        assert running is not None
-        worker, variables = running.worker, running.variables
+    def _issue(self, job: JobLike, compiled: InstalledPlan, arguments: CallArguments, number: int) -> Any:
+        runtime = self.runtime
+        assert runtime is not None
+        effects = compiled.effects
+        worker, variables = runtime.worker, runtime.variables
         try:
-            variables.check(self._letting_go.uses(compiled), job.type == "train")
+            variables.check(self._release.uses(compiled), job.type == JobType.TRAIN)
         except StateError as error:
             raise located(error, job.function) from None
         self._fed.look(job.name, arguments, compiled.inputs, worker.device)
@@ -176,58 +177,63 @@ class Session:
             if spec.name in compiled.inputs
         }
         found = compiled.bound.found
-        known = known_to(arguments, found.state, found.looked)
-        scalars = compiled.reading.values(known)
-        scalars[SEED] = call_seeds.next(running.seed, self.context.rank if compiled.mirrored else 0)
-        moved = (*variables.values.moved_by(compiled.decisions), *variables.gradients.moved_by(compiled.gradients))
+        known = numbers_now(arguments, found.state, found.looked)
+        scalars = effects.reading.values(known)
+        scalars[SEED] = call_seeds.next(runtime.seed, self.context.rank if compiled.mirrored else 0)
+        moved = (
+            *variables.values.moved_by(effects.decisions),
+            *variables.gradients.moved_by(effects.gradients),
+        )
         leaves = (*compiled.leaves, *moved)
-        undo = Undo.of(compiled.changes, compiled.stops, found.looked, known) if compiled.changes else None
+        undo = Undo.of(effects.changes, effects.stops, found.looked, known) if effects.changes else None
         call = worker.issue(compiled.number, inputs, scalars, leaves, undo)
-        if self.context.gates.issue(number, call):
+        if self.context.barrier.issue(number, call):
             worker.permit(call.number)
-        handles = running.results.handles(number, call, compiled.plan.results)
+        handles = runtime.results.handles(number, call, compiled.plan.results)
         compiled.calls += 1
         job.last = compiled
         lost: ActorError | None = None
-        if compiled.checks:
+        if effects.checks:
             try:
-                failed = first_failed(compiled.checks, handles)
+                failed = first_failed(effects.checks, handles)
             except ActorError as error:  # the call was given up: its results say that, too
                 failed, lost = None, error
             if failed is not None:
-                self._fail(running, job, compiled, failed, known)
-        variables.gradients.called(compiled.gradients)
-        variables.values.called(compiled.decisions)
+                self._fail(runtime, job, compiled, failed, known)
+        variables.gradients.called(effects.gradients)
+        variables.values.called(effects.decisions)
         for optimizer in compiled.bound.optimizers:
             count_as_stepped(optimizer)
-        variables.states.stepped(self._letting_go.uses(compiled))
+        variables.states.stepped(self._release.uses(compiled))
         rows = arguments.tensors[0].shape[:1] if arguments.tensors else ()
         for observer in self.context.observers:
-            observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == "train")
-        returned = tree.rebuild(compiled.shape, handles, getattr(job.function, "__globals__", {}), known)
+            observer.issued(call, compiled.plan, rows[0] if rows else 0, job.type == JobType.TRAIN)
+        returned = tree.rebuild(effects.shape, handles, getattr(job.function, "__globals__", {}), known)
         if lost is None:  # else what it would leave has been taken back
-            apply_side_effects(compiled.changes, found.looked, handles, known)
-        if compiled.seeding is not None:
-            compiled.seeding.carry_out()
-        write(compiled.reading, found.state, known)
+            apply_side_effects(effects.changes, found.looked, handles, known)
+        if effects.seeding is not None:
+            effects.seeding.carry_out()
+        write(effects.reading, found.state, known)
         compiled.leave(handles)
-        for site in running.rebound.among(partial(_holders, job)):
+        for site in runtime.rebound.among(partial(_holders, job)):
             site.settle()
         if lost is not None:
             raise lost
         return returned
 
-    def _fail(self, running: Running, job: JobLike, compiled: Compiled, check: Check, known: Known) -> NoReturn:
-        """Raise what a check of a call has found; all is as it was where that stands in the step."""
+    def _fail(
+        self, runtime: PlanRuntime, job: JobLike, compiled: InstalledPlan, check: Check, known: Known
+    ) -> NoReturn:
+        """Raise the exception of a failed check, with the script's state as it was at that line of the step."""
         apply_side_effects([SideEffect(**one) for one in check.left], compiled.bound.found.looked, (), known)
-        variables, optimizers = running.variables, compiled.bound.optimizers
+        variables, optimizers = runtime.variables, compiled.bound.optimizers
         variables.gradients.called(check.gradients)
-        for name in variables.values.moved_by(compiled.decisions):
+        for name in variables.values.moved_by(compiled.effects.decisions):
             variables.values.forget(name)
         if check.stepped:
             for optimizer in optimizers:
                 count_as_stepped(optimizer)
-            variables.states.stepped(self._letting_go.uses(compiled))
+            variables.states.stepped(self._release.uses(compiled))
         if check.lost:
             self._over = StateError(
                 f"a call of {job.name} has raised {check.raised.text} ({check.where}); its step had changed "
@@ -238,13 +244,13 @@ class Session:
             self.context.together(f"check {self.calls}")
         raise failure_of(check, job.name)
 
-    def _announce(self, job: JobLike, arguments: CallArguments, compiled: Compiled | None) -> int:
+    def _announce(self, job: JobLike, arguments: CallArguments, compiled: InstalledPlan | None) -> int:
         """Tell the other ranks of the call, and what must be equal on all of them; returns its number."""
         number = self.calls
         self.calls += 1
         text = ""
         if self.context.world > 1:
-            known = "" if compiled is None else f"{compiled.spoken}, plan {compiled.number}"
+            known = "" if compiled is None else f"{compiled.call_text}, plan {compiled.number}"
             text = known or f"{arguments.spoken} [a new plan"
             if call_seeds.seed is not None:
                 text += f", seed {call_seeds.seed}"
@@ -262,19 +268,19 @@ class Session:
         digest = hashlib.sha256(f"{job.type} {text}".encode()).hexdigest()[:16]
         if text and compiled is None and job.plans.why:
             text += f" ({job.plans.why})"
-        self.context.cluster.gate(number, digest, text, self._letting_go.to_tell(self.running))
+        self.context.cluster.announce_call(number, digest, text, self._release.to_tell(self.runtime))
         return number
 
     # -- actorflow plan ----------------------------------------------------------------------------
 
-    def _pretend(self, job: JobLike, asked: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _pretend(self, job: JobLike, prepared: PreparedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compile for ranks that do not exist; run the script's own eager step where another job's plan is wanted."""
         wanted = self.context.settings.plan_job
-        plan = self._client.pretend(job, asked)
-        if job.name == wanted or (not wanted and job.type == "train"):
+        plan = self._client.pretend(job, prepared)
+        if job.name == wanted or (not wanted and job.type == JobType.TRAIN):
             raise PlanReady(plan)
-        with torch.set_grad_enabled(job.type == "train"):
-            return job.body.eagerly(asked, args, kwargs, self.context.world)
+        with torch.set_grad_enabled(job.type == JobType.TRAIN):
+            return job.body.eagerly(prepared, args, kwargs, self.context.world)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -288,5 +294,5 @@ class Session:
 
 
 def _holders(job: JobLike) -> set[int]:
-    """By id, what a job's plans look at."""
+    """The ids of the objects that a job's plans look at."""
     return set().union(*(plan.holders for plan in job.plans if plan.parked is None))

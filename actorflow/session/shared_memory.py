@@ -1,4 +1,4 @@
-"""Tensors that a step can reach go in; an error comes out where one is sparse, or two share memory and one changes.
+"""Refuse steps that can reach a sparse tensor, or two tensors that share memory of which one changes.
 
 A variable of a plan is a tensor of its own: what the plan does to one, the other would not see.
 """
@@ -15,7 +15,8 @@ import torch
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.search import SearchResult
 from actorflow.script_state.sources import ScriptSource
-from actorflow.session.compiling import Made, located, written_by
+from actorflow.session.compiling import RankPlan, located, written_by
+from actorflow.session.jobs import JobType
 from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
 from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor
 from actorflow_compiler.core.errors import CaptureError
@@ -23,7 +24,7 @@ from actorflow_compiler.core.errors import CaptureError
 __all__ = ["refuse_shared", "refuse_sparse"]
 
 
-class Owns(Protocol):
+class MemoryOwners(Protocol):
     """Who knows what plans have taken."""
 
     def taken_from(self, span: MemorySpan) -> str:
@@ -46,14 +47,18 @@ def refuse_sparse(job: Any, found: SearchResult) -> None:
 
 
 def refuse_shared(
-    job: Any, made: Made, found: SearchResult, owns: Owns | None, made_of: Mapping[str, weakref.ref[OwnedTensor]]
+    job: Any,
+    made: RankPlan,
+    found: SearchResult,
+    owns: MemoryOwners | None,
+    made_of: Mapping[str, weakref.ref[OwnedTensor]],
 ) -> None:
     """Raise CaptureError where the step changes a tensor whose memory another one shares that it can reach.
 
     ``made_of`` has the parameters that ``nn.Parameter`` has made of other ones, by name.
     """
     looked = found.looked
-    replaced = Counter(id(looked[one.at].values().get(decode_key(one.key, looked))) for one in made.changes)
+    replaced = Counter(id(looked[one.at].values().get(decode_key(one.key, looked))) for one in made.effects.changes)
     plans = {v.name for v in made.plan.variables}
     tensors = {
         name: h.tensor
@@ -70,7 +75,7 @@ def refuse_shared(
     changed, written = plans - made.lent, written_by(made.plan)
     for name, where in spans.items():
         other = "" if owns is None else owns.taken_from(where)
-        if isinstance(tensors[name], DetachedTensor) and job.type != "train" and other not in written:
+        if isinstance(tensors[name], DetachedTensor) and job.type != JobType.TRAIN and other not in written:
             continue  # it is read anew by each call
         for beside in by_memory[where[0]]:
             if beside != name and beside in changed and overlap(where, spans[beside]):

@@ -1,7 +1,7 @@
-"""A call's changes of the script go in; the script as PyTorch would leave it where an op fails comes out.
+"""Take back what a call has changed in the script, up to the line where an op failed.
 
-A call leaves in the script what its step does as soon as it is issued.  One that is given up takes that back: what
-there was before is there again, and then what the step changes before the line that has failed.
+A call changes the script as soon as it is issued.  A call that is given up restores what was there before, and then
+makes the changes that the step makes before the line that failed, as PyTorch would.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from actorflow.script_state.side_effects import SideEffect, apply_side_effects, 
 from actorflow.script_state.sources import ParamGroupSource, StateSource
 from actorflow_compiler.core.expressions import Known
 
-__all__ = ["Stops", "Undo"]
+__all__ = ["StopPoints", "Undo"]
 
 _NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Stops:
+class StopPoints:
     """Where a step may stop."""
 
     lines: Mapping[str, Sequence[SideEffect]] = field(default_factory=dict)  # where ops may fail → what it has changed
@@ -43,10 +43,10 @@ class Stops:
         return {"lines": lines, "begins": [asdict(change) for change in self.begins]}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Stops:
+    def from_json(data: Mapping[str, Any]) -> StopPoints:
         """What ``to_json`` was given."""
         lines = {line: tuple(SideEffect(**change) for change in changes) for line, changes in data["lines"].items()}
-        return Stops(lines, tuple(SideEffect(**change) for change in data["begins"]))
+        return StopPoints(lines, tuple(SideEffect(**change) for change in data["begins"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Undo:
     _known: Known
 
     @staticmethod
-    def of(changes: Sequence[SideEffect], stops: Stops, looked: Sequence[StateSource], known: Known) -> Undo:
-        """That of a call which is about to be issued; numbers are ``known`` as it begins."""
+    def of(changes: Sequence[SideEffect], stops: StopPoints, looked: Sequence[StateSource], known: Known) -> Undo:
+        """The undo of a call that is about to be issued; ``known`` gives numbers as it begins."""
         places = [(looked[change.at], decode_key(change.key, looked)) for change in changes]
         before = [(one, key, one.values().get(key, _NOTHING)) for one, key in places]
         others = {(one.at, one.where) for one in stops.begins if not is_applied(one, looked)}

@@ -9,7 +9,7 @@ from actorflow.show.dot import to_dot
 from actorflow.show.page import page
 from actorflow.show.poster import poster
 from actorflow.show.timeline import forecast_timeline
-from actorflow.support.places_to_write import fault
+from actorflow.support.output_paths import why_not_writable
 from actorflow_compiler.core.errors import ShowError
 from actorflow_compiler.core.hardware import Hardware
 from actorflow_compiler.core.units import bytes_text, seconds_text
@@ -58,7 +58,7 @@ def check_place(path: str | Path) -> Path:
         raise ShowError(
             f"{str(path)!r} was found as the file of a plan; expected: a name that ends in one of {', '.join(FORMATS)}"
         )
-    why = fault(path)
+    why = why_not_writable(path)
     if why:
         raise ShowError(why)
     return path

@@ -1,1 +1,1 @@
-"""What every rank is at enters; who waits for whom, while a job runs or is stuck, leaves."""
+"""What every rank of a run is doing and which ranks it waits for, while the run goes on or is stuck."""

@@ -1,7 +1,8 @@
-"""What the ranks of a run are at enters; whom they all wait for, or the circle in which they do, leaves.
+"""Find whom the ranks of a run all wait for, or the cycle in which they wait for each other.
 
->>> waiting = Standing(0, "a", 1, "", waits=(Waiting("F1@0", "waits for …", (2,)),))
->>> verdict(3, {0: waiting, 2: Standing(2, "a", 3, "t.py:9")})
+>>> from actorflow.status.rank_status import QueueWait
+>>> waiting = RankStatus(0, "a", 1, "", waits=(QueueWait("F1@0", "waits for …", (2,)),))
+>>> verdict(3, {0: waiting, 2: RankStatus(2, "a", 3, "t.py:9")})
 'rank 0 waits for rank 2, which waits for no other rank: it is at t.py:9'
 """
 
@@ -9,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actorflow.status.standing import Standing
+from actorflow.status.rank_status import RankStatus
 from actorflow_compiler.core.units import ranges_text
 from actorflow_scheduler.wait_graph import shortest_cycle
 
 __all__ = ["edges", "turns_in_a_circle", "verdict"]
 
 
-def edges(standings: Mapping[int, Standing]) -> dict[int, dict[int, str]]:
+def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
     """Rank → each rank that it waits for → why, for people."""
     found: dict[int, dict[int, str]] = {rank: {} for rank in standings}
     inside = {(s.rank, w.meets) for s in standings.values() for w in s.waits if w.meets}
@@ -32,7 +33,7 @@ def edges(standings: Mapping[int, Standing]) -> dict[int, dict[int, str]]:
     return found
 
 
-def verdict(world: int, standings: Mapping[int, Standing], before: Mapping[int, Standing] | None = None) -> str:
+def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int, RankStatus] | None = None) -> str:
     """One sentence: who waits for whom in the end.
 
     The ranks were not asked at one moment, so a circle among them is none yet: each may wait for what the next one has
@@ -62,17 +63,17 @@ def verdict(world: int, standings: Mapping[int, Standing], before: Mapping[int, 
     return "; ".join(said_of)
 
 
-def turns_in_a_circle(standings: Mapping[int, Standing]) -> bool:
+def turns_in_a_circle(standings: Mapping[int, RankStatus]) -> bool:
     """Whether ranks that are not busy wait for each other, as far as one round of asking tells."""
     return bool(shortest_cycle({rank: to for rank, to in edges(standings).items() if not standings[rank].busy}))
 
 
-def _goes_on(before: Standing | None, now: Standing) -> bool:
+def _goes_on(before: RankStatus | None, now: RankStatus) -> bool:
     """Whether something has happened on a rank since it was asked before, or may have."""
     return before is None or (before.moved, before.calls) != (now.moved, now.calls)
 
 
-def _at(standing: Standing | None, goes_on: bool) -> str:
+def _at(standing: RankStatus | None, goes_on: bool) -> str:
     if standing is None:
         return "does not answer"
     waits = "goes on" if goes_on else "waits for no other rank"

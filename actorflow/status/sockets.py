@@ -1,4 +1,4 @@
-"""A run of this machine is asked what it is at; each of its ranks answers on a Unix socket beside its launcher's.
+"""Ask the ranks of this machine's runs for their status, each on a Unix socket beside its launcher's.
 
 The answering thread needs nothing of the main thread, which may be stuck in anything that lets go of the GIL.
 """
@@ -23,9 +23,9 @@ from pathlib import Path
 import psutil
 
 from actorflow.status.graph import turns_in_a_circle
-from actorflow.status.standing import Standing, own
+from actorflow.status.rank_status import RankStatus, own_status
 
-__all__ = ["About", "Answer", "announce", "answer", "ask", "on_signal", "runs"]
+__all__ = ["RunInfo", "RunStatus", "announce_run", "answer_requests", "ask_ranks", "on_signal", "find_runs"]
 
 PATIENCE = 3.0  # seconds for an answer; ranks of other machines are asked within it
 ELSEWHERE = 2.0  # seconds of it for those
@@ -34,7 +34,7 @@ _ABOUT = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RunInfo:
     """A run, as far as its launcher on this machine knows it."""
 
     pid: int  # of the launcher
@@ -47,28 +47,28 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunStatus:
     """What is known of the ranks of a run."""
 
-    standings: Mapping[int, Standing]
+    standings: Mapping[int, RankStatus]
     silent: Mapping[int, str]  # ranks of this machine that did not answer → what is known of them
-    before: Mapping[int, Standing] | None = None  # what they said in an earlier round, where there was one
+    before: Mapping[int, RankStatus] | None = None  # what they said in an earlier round, where there was one
 
 
-def announce(launcher: str, about: About) -> None:
+def announce_run(launcher: str, about: RunInfo) -> None:
     """Leave beside the launcher's socket what run it is."""
     found = {"run": asdict(about), "birth": _birth(about.pid)}
     Path(launcher).with_name(_ABOUT).write_text(json.dumps(found))
 
 
-def runs() -> list[tuple[str, About]]:
+def find_runs() -> list[tuple[str, RunInfo]]:
     """The runs of this machine and user whose launchers are alive, the oldest first: (address of the launcher, run)."""
     found = []
     for path in Path(tempfile.gettempdir()).glob(f"actorflow-*/{_ABOUT}"):
         try:
             told = json.loads(path.read_text())
             about = told["run"]
-            run = About(**{**about, "argv": tuple(about["argv"]), "ranks": tuple(about["ranks"])})
+            run = RunInfo(**{**about, "argv": tuple(about["argv"]), "ranks": tuple(about["ranks"])})
             if path.stat().st_uid == os.getuid() and _birth(run.pid) == told["birth"]:
                 found.append((str(path.with_name("launcher")), run))
         except (OSError, ValueError, TypeError, KeyError):  # it has just ended, or is another user's
@@ -76,7 +76,7 @@ def runs() -> list[tuple[str, About]]:
     return sorted(found, key=lambda entry: entry[1].began)
 
 
-def answer(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
+def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -> None:
     """Answer whoever asks this rank from now on, on a thread; ``pull`` asks another rank for its standing."""
     if not launcher:
         return
@@ -90,7 +90,7 @@ def answer(launcher: str, rank: int, world: int, pull: Callable[[int], bytes]) -
     threading.Thread(target=_serve, args=(listener, rank, world, pull), name="actorflow-status", daemon=True).start()
 
 
-def ask(launcher: str, run: About) -> Answer:
+def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
     """Ask all ranks of a run, and once more where they seem to wait in a circle: whether that lasts."""
     found = _round(launcher, run)
     if not turns_in_a_circle(found.standings):
@@ -99,7 +99,7 @@ def ask(launcher: str, run: About) -> Answer:
     return replace(_round(launcher, run), before=found.standings)
 
 
-def _round(launcher: str, run: About) -> Answer:
+def _round(launcher: str, run: RunInfo) -> RunStatus:
     """Ask all ranks of a run: those of this machine, and through one of them the others."""
     with ThreadPoolExecutor(max_workers=min(64, len(run.ranks))) as pool:
         heard = dict(zip(run.ranks, pool.map(lambda rank: _ask(launcher, rank, "own"), run.ranks), strict=True))
@@ -109,7 +109,7 @@ def _round(launcher: str, run: About) -> Answer:
         through = min(standings)
         others = _ask(launcher, through, " ".join(map(str, sorted({*range(run.world)} - {*run.ranks}))))
         standings |= {} if isinstance(others, str) else {s.rank: s for s in others}
-    return Answer(standings, silent)
+    return RunStatus(standings, silent)
 
 
 @contextmanager
@@ -132,17 +132,18 @@ def _serve(listener: socket.socket, rank: int, world: int, pull: Callable[[int],
         with connection, suppress(Exception):  # who asked is gone, or got no answer, and the next one may get one
             connection.settimeout(PATIENCE)
             asked = connection.makefile("r").readline().split()
-            standings = [own(rank)] if asked == ["own"] else _others([int(r) for r in asked if int(r) < world], pull)
+            own = asked == ["own"]
+            standings = [own_status(rank)] if own else _others([int(r) for r in asked if int(r) < world], pull)
             connection.sendall(json.dumps([s.to_json() for s in standings]).encode())
 
 
-def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[Standing]:
+def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[RankStatus]:
     """What other ranks say, as far as they do within a few seconds."""
-    found: list[Standing] = []
+    found: list[RankStatus] = []
 
     def fetch(rank: int) -> None:
         with suppress(Exception):  # lost, or too busy to answer: that it says nothing says it all
-            found.append(Standing.from_json(json.loads(pull(rank))))
+            found.append(RankStatus.from_json(json.loads(pull(rank))))
 
     threads = [threading.Thread(target=fetch, args=(rank,), daemon=True) for rank in ranks]
     for thread in threads:
@@ -153,7 +154,7 @@ def _others(ranks: Sequence[int], pull: Callable[[int], bytes]) -> list[Standing
     return list(found)
 
 
-def _ask(launcher: str, rank: int, what: str) -> list[Standing] | str:
+def _ask(launcher: str, rank: int, what: str) -> list[RankStatus] | str:
     """A rank's answer, or why there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(PATIENCE)
@@ -163,7 +164,7 @@ def _ask(launcher: str, rank: int, what: str) -> list[Standing] | str:
             pid = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             s.sendall(f"{what}\n".encode())
             data = b"".join(iter(lambda: s.recv(1 << 16), b""))
-            return [Standing.from_json(one) for one in json.loads(data)]
+            return [RankStatus.from_json(one) for one in json.loads(data)]
         except FileNotFoundError:
             return "has not started"
         except (ConnectionError, ValueError):
@@ -199,6 +200,6 @@ def _address(launcher: str, rank: int) -> str:
     return str(Path(launcher).with_name(f"rank{rank}"))
 
 
-def tell_own(rank: int) -> None:
+def print_own_status(rank: int) -> None:
     """Print what this rank is at on standard error."""
-    print(f"actorflow: {own(rank).text}", file=sys.stderr, flush=True)
+    print(f"actorflow: {own_status(rank).text}", file=sys.stderr, flush=True)

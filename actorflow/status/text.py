@@ -1,4 +1,4 @@
-"""A run and what its ranks answered enter; text for people leaves."""
+"""Format the status of a run for people."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Iterator
 
 from actorflow.status.graph import edges, verdict
-from actorflow.status.sockets import About, Answer
+from actorflow.status.sockets import RunInfo, RunStatus
 from actorflow_compiler.core.units import seconds_text
 
 __all__ = ["to_text"]
 
 
-def to_text(run: About, found: Answer) -> str:
+def to_text(run: RunInfo, found: RunStatus) -> str:
     """Who waits for whom, and below it what each rank says of itself."""
     return "\n".join(_lines(run, found)) + "\n"
 
 
-def _lines(run: About, found: Answer) -> Iterator[str]:
+def _lines(run: RunInfo, found: RunStatus) -> Iterator[str]:
     words = " ".join((run.script, *run.argv))
     age = seconds_text(max(0.0, time.time() - run.began))
     yield f"run {run.pid}: {words}, {run.world} rank{'s' * (run.world != 1)}, for {age}"

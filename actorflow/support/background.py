@@ -1,4 +1,4 @@
-"""Work enters, and is done on a thread of its own; the process does not end in the middle of it.
+"""Run work on daemon threads that are stopped and joined before the interpreter ends.
 
 A thread that comes back from torch's code (an op, a store, a communicator) when the interpreter is gone already ends
 the process with SIGABRT.  So at the end of the process each is told to stop, and waited for a little, until it is

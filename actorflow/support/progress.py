@@ -1,4 +1,4 @@
-"""A long piece of work goes in; lines on standard error while it runs, if it takes more than a second, come out."""
+"""Show on standard error what a long piece of work is doing, if it takes more than a second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 
-__all__ = ["Work", "listen", "working"]
+__all__ = ["Progress", "listen", "show_progress"]
 
 PATIENCE = 1.0  # seconds of silence
 
@@ -22,7 +22,7 @@ def listen(listener: Callable[[str], None] | None) -> None:
     _listener = listener
 
 
-class Work:
+class Progress:
     """What a body that works tells of itself: ``work("infer")`` begins a part, ``work.sum_up(lines)`` ends it well.
 
     ``parts`` are those that are known beforehand, in order, each with what people call it; of others the name is said.
@@ -76,12 +76,12 @@ class Work:
 
 
 @contextlib.contextmanager
-def working(what: str, done: str, parts: Sequence[tuple[str, str]] = ()) -> Iterator[Work]:
+def show_progress(what: str, done: str, parts: Sequence[tuple[str, str]] = ()) -> Iterator[Progress]:
     """Show ``what`` while the body runs, and ``done`` with the time it took; nothing if it is quick.
 
-    Gives what is told the part of the work that begins; see ``Work``.
+    Gives what is told the part of the work that begins; see ``Progress``.
     """
-    work = Work(what, parts)
+    work = Progress(what, parts)
     timer = threading.Timer(PATIENCE, work.show)
     timer.daemon = True
     start = time.monotonic()

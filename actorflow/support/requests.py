@@ -1,4 +1,4 @@
-"""What one rank asks of another, as values; each travels as the name of its kind and its fields."""
+"""Requests of one rank to another: each travels as the name of its kind and its fields as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["AnyRequest", "Request", "Requests"]
+__all__ = ["AnyRequest", "Request", "RequestHandlers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Request:
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
 
-class Requests:
+class RequestHandlers:
     """The kinds of requests that a rank answers, and how; any thread."""
 
     def __init__(self) -> None:

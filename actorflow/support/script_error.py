@@ -1,4 +1,4 @@
-"""An exception that ended a user's script goes in; what people are to read of it comes out, and one sentence.
+"""Print an exception that ended a user's script, without the frames that say nothing of the script.
 
 What is shown begins in the script and has the frames of the user's own code and of the libraries that it
 uses.  Frames of actorflow and of torch between and below them say nothing of the script, and are counted.

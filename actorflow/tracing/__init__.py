@@ -1,1 +1,1 @@
-"""What ranks recorded of themselves enters; traces on one clock, and what they say of a run, leave."""
+"""Record what ranks do, bring it onto one clock, and report what a run waited for."""

@@ -1,4 +1,4 @@
-"""What one rank recorded and its plans enter; events of the Chrome trace format leave, which Perfetto draws.
+"""Write one rank's recording as events of the Chrome trace format, which Perfetto draws.
 
 A rank is a process of the trace, a queue a thread of it, a firing a slice ("X") that names its plan, actor
 and firing.  A flow arrow goes from the firing that completes a token to the first that reads it where these
@@ -17,7 +17,7 @@ from typing import Any
 from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired
 from actorflow_compiler.plan.plan import Actor, Plan, Register
 
-__all__ = ["ARRIVAL", "CALL", "CREDIT", "TOKEN", "Recorded", "events", "joined"]
+__all__ = ["ARRIVAL", "CALL", "CREDIT", "TOKEN", "RankRecording", "events", "joined"]
 
 Event = dict[str, Any]
 
@@ -27,7 +27,7 @@ _TICK = 0.001  # µs; the format's times are microseconds, ours have nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RankRecording:
     """One rank's recording, on the common clock in nanoseconds."""
 
     rank: int
@@ -40,7 +40,7 @@ class Recorded:
     begun: Sequence[Begun] = ()
 
 
-def events(recorded: Recorded) -> list[Event]:
+def events(recorded: RankRecording) -> list[Event]:
     """The events of a rank, each firing once."""
     return list(_Writer(recorded).all())
 
@@ -53,7 +53,7 @@ def joined(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 class _Writer:
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: RankRecording) -> None:
         self.recorded = recorded
         self.rank = recorded.rank
         queues = {a.queue for plan in recorded.plans.values() for a in plan.actors if a.rank == self.rank}

@@ -1,4 +1,4 @@
-"""Answers of another machine's clock enter; by how much it is ahead of this one's, at any time, leaves.
+"""Estimate how far another machine's clock is ahead of this one's, as NTP does.
 
 As in NTP, an answer that came back within r nanoseconds was given r / 2 ago, to r / 2; of several round
 trips the shortest says it best.  Clocks drift apart by tens of microseconds in a second, so there are

@@ -1,4 +1,4 @@
-"""A run's recordings and plans enter a folder as files; what a folder holds leaves, or an error that says why not."""
+"""Write a run's traces and plans into a folder, and read them back; errors say why a folder has none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_scheduler.cost import Durations
 
 __all__ = [
-    "FORMAT", "MERGED", "Part", "Ran", "RankInfo", "Traced", "clear", "document", "rank_file", "ranks_text", "read",
-    "read_plans", "read_ranks", "write", "write_plan", "write_rank",
+    "FORMAT", "MERGED", "RankInfo", "RankTrace", "TraceData", "TracedPlan", "clear", "document", "rank_file",
+    "ranks_text", "read", "read_plans", "read_ranks", "write", "write_plan", "write_rank",
 ]  # fmt: skip
 
 FORMAT = 2  # changes with the meaning of what is written
@@ -38,7 +38,7 @@ class RankInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class TracedPlan:
     """A plan that was run, and what was foretold of it."""
 
     number: int
@@ -48,13 +48,13 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceData:
     """What a folder holds."""
 
     script: str
     version: str  # of actorflow, that ran it
     ranks: tuple[RankInfo, ...]
-    ran: tuple[Ran, ...]
+    ran: tuple[TracedPlan, ...]
     events: Sequence[Mapping[str, Any]]
     cut: str = ""  # why the run ended before its script did, if so
 
@@ -66,13 +66,13 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankTrace:
     """What one rank wrote."""
 
     info: RankInfo
     script: str
     version: str  # of actorflow
-    cut: str  # as in ``Traced``
+    cut: str  # as in ``TraceData``
     events: Sequence[dict[str, Any]]
 
 
@@ -99,13 +99,13 @@ def document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> b
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def write_rank(folder: str, part: Part) -> None:
+def write_rank(folder: str, part: RankTrace) -> None:
     """Write ``rankN.json``.  Raises TraceError."""
     about = {"format": FORMAT, "version": part.version, "script": part.script, "cut": part.cut, **asdict(part.info)}
     _write(rank_file(folder, part.info.rank), document(part.events, about))
 
 
-def read_ranks(folder: str) -> list[Part]:
+def read_ranks(folder: str) -> list[RankTrace]:
     """What ranks wrote, in order; a file that is not whole is none."""
     found = []
     for path in Path(folder).glob("rank*.json"):
@@ -113,7 +113,7 @@ def read_ranks(folder: str) -> list[Part]:
             data = json.loads(path.read_bytes())
             about = data[_KEY]
             info = RankInfo(**{f.name: about[f.name] for f in fields(RankInfo)})
-            found.append(Part(info, about["script"], about["version"], about["cut"], data["traceEvents"]))
+            found.append(RankTrace(info, about["script"], about["version"], about["cut"], data["traceEvents"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(found, key=lambda part: part.info.rank)
@@ -130,7 +130,7 @@ def read_plans(folder: str) -> list[tuple[int, Plan]]:
     return [(number, _read_plan(folder, number)) for number in numbers]
 
 
-def write(folder: str, traced: Traced) -> None:
+def write(folder: str, traced: TraceData) -> None:
     """Write ``trace.json``, all ranks on one clock, and ``planN.pb``.  Raises TraceError."""
     about = {
         "format": FORMAT,
@@ -153,7 +153,7 @@ def write(folder: str, traced: Traced) -> None:
     _write(Path(folder, MERGED), document(traced.events, about))
 
 
-def read(folder: str) -> Traced:
+def read(folder: str) -> TraceData:
     """What ``write`` wrote.  Raises TraceError where it is not there, cannot be read, or is of another version."""
     path = Path(folder, MERGED)
     if not path.exists():
@@ -172,11 +172,11 @@ def read(folder: str) -> Traced:
         )
     try:
         ran = tuple(
-            Ran(p["number"], _read_plan(folder, p["number"]), p["hardware"], _costs(p["costs"], p["ways"]))
+            TracedPlan(p["number"], _read_plan(folder, p["number"]), p["hardware"], _costs(p["costs"], p["ways"]))
             for p in about["plans"]
         )
         ranks = tuple(RankInfo(**r) for r in about["ranks"])
-        return Traced(about["script"], about["version"], ranks, ran, found["traceEvents"], about.get("cut", ""))
+        return TraceData(about["script"], about["version"], ranks, ran, found["traceEvents"], about.get("cut", ""))
     except (KeyError, TypeError, ValueError) as e:
         raise TraceError(f"{path} is damaged ({type(e).__name__}: {e}); run the script with --trace again") from None
 

@@ -1,4 +1,4 @@
-"""A process's calls go in, from its first plan on; what a trace keeps of them is recorded, served and written."""
+"""Observe a session for a trace: record its calls, serve them to the master, write them at the end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from actorflow.runtime.observer import Observer
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
 from actorflow.support.requests import AnyRequest
-from actorflow.tracing.tracer import Peers, TraceBegin, TraceClock, TraceEvents, Tracer
+from actorflow.tracing.tracer import TraceBegin, TraceClock, TraceEvents, TracePeers, Tracer
 from actorflow_compiler.plan.plan import Plan
 
-__all__ = ["Tracing"]
+__all__ = ["TracingObserver"]
 
 
-class Run(Peers, Protocol):
+class TracedRun(TracePeers, Protocol):
     """What of a cluster is used here."""
 
     def serve(self, kind: type[AnyRequest], handler: Callable[[AnyRequest], Iterable[bytes]]) -> None:
@@ -26,23 +26,23 @@ class Run(Peers, Protocol):
         """Call back, once, where the run fails."""
 
 
-class Waiting(Protocol):
+class CallProgress(Protocol):
     """How a request waits until this rank is far enough."""
 
-    def until(self, there: Callable[[], bool]) -> None:
+    def wait_until(self, there: Callable[[], bool]) -> None:
         """Block until something is so; raises what ended the run."""
 
-    def moved(self) -> None:
+    def notify(self) -> None:
         """Look again."""
 
 
-class Tracing(Observer):
+class TracingObserver(Observer):
     """Traces a run; the tracer begins with the first plan, as its clock does."""
 
     keeps_plans = True  # all of them are told of at the end
 
-    def __init__(self, run: Run, waiting: Waiting) -> None:
-        self._run, self._waiting = run, waiting
+    def __init__(self, run: TracedRun, progress: CallProgress) -> None:
+        self._run, self._progress = run, progress
         self._tracer: Tracer | None = None
         self._worker: Worker | None = None  # there from when the tracer is
         run.serve(TraceBegin, lambda _: [self._begun().begin()])
@@ -52,7 +52,7 @@ class Tracing(Observer):
     def recorder(self) -> Recorder | None:
         """The tracer's."""
         self._tracer = Tracer(self._run)
-        self._waiting.moved()
+        self._progress.notify()
         return self._tracer.record
 
     def started(self, worker: Worker) -> None:
@@ -69,14 +69,14 @@ class Tracing(Observer):
     def finish(self) -> None:
         """Write the files.  Raises TraceError where one cannot be written."""
         if self._tracer is not None and self._worker is not None:
-            self._tracer.finish(self._worker.observed(), self._waiting.moved)
+            self._tracer.finish(self._worker.observed(), self._progress.notify)
 
     def _begun(self) -> Tracer:
         """The tracer, which another rank may ask for before this one has begun."""
-        self._waiting.until(lambda: self._tracer is not None)
+        self._progress.wait_until(lambda: self._tracer is not None)
         assert self._tracer is not None
         return self._tracer
 
     def _events(self, _: TraceEvents) -> Iterable[bytes]:
-        self._waiting.until(lambda: self._tracer is not None and self._tracer.finished)
+        self._progress.wait_until(lambda: self._tracer is not None and self._tracer.finished)
         return [self._begun().events()]

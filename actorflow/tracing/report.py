@@ -1,4 +1,4 @@
-"""A trace enters; what it says of each plan leaves: as numbers, as text, and as a timeline that can be drawn.
+"""Report what a trace says of each plan: measured against forecast, as numbers, text and a timeline.
 
 The forecast knows what a firing costs and nothing else of a run; where it is wrong, it is wrong about an
 actor, or about a time in which a queue stood still.  Both are listed, the worst first.
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from actorflow.show.styles import short
-from actorflow.tracing.folder import MERGED, Ran, Traced, ranks_text
-from actorflow.tracing.measured import REASONS, Measured, measured
+from actorflow.tracing.folder import MERGED, TraceData, TracedPlan, ranks_text
+from actorflow.tracing.measurement import IdleReason, Measurement, measure
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.core.units import columns, ranges_text, seconds_text
 from actorflow_scheduler.firing_times import FiringTimes
 from actorflow_scheduler.notation import COMPUTING
 from actorflow_scheduler.timeline import Timeline, stuck
 
-__all__ = ["Cost", "Report", "Wait", "report", "to_text"]
+__all__ = ["ActorCost", "TraceReport", "WaitShare", "make_report", "to_text"]
 
 ITERATIONS = 8  # of the forecast
 WORST = 8  # actors that are named
@@ -27,7 +27,7 @@ LEAST = 0.005  # share of the time below which a wait is not worth a line
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class ActorCost:
     """An actor's firing, foretold and measured; of those with one name, the one that is furthest off."""
 
     actor: int
@@ -46,10 +46,10 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitShare:
     """What compute queues waited for, over all ranks."""
 
-    reason: str  # one of ``REASONS``
+    reason: IdleReason
     share: float  # of the time of all compute queues
     on: str  # what most of it was for
     rank: int  # that waited most for this reason …
@@ -57,29 +57,29 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TraceReport:
     """What a trace says of one plan."""
 
-    ran: Ran
-    measured: Measured
+    ran: TracedPlan
+    measured: Measurement
     period: float  # seconds of a step, measured
     forecast: float  # seconds of a step, foretold
-    costs: tuple[Cost, ...]  # furthest off first
-    waits: tuple[Wait, ...]  # the longest first
+    costs: tuple[ActorCost, ...]  # furthest off first
+    waits: tuple[WaitShare, ...]  # the longest first
     busy: float  # share of the time in which compute queues ran an actor
 
 
-def report(traced: Traced, ran: Ran) -> Report:
+def make_report(traced: TraceData, ran: TracedPlan) -> TraceReport:
     """What a trace says of one of its plans.  Raises TraceError where it holds no whole step of it."""
-    found = measured(traced, ran)
+    found = measure(traced, ran)
     if not found.iterations:
         raise TraceError(f"the trace holds no whole step of plan {ran.plan.name!r}; {_why_none(traced)}")
     waits, busy = _waits(found)
     foretold = _foretold(ran)
-    return Report(ran, found, found.period / 1e9, foretold.period, _costs(found, foretold), waits, busy)
+    return TraceReport(ran, found, found.period / 1e9, foretold.period, _costs(found, foretold), waits, busy)
 
 
-def _why_none(traced: Traced) -> str:
+def _why_none(traced: TraceData) -> str:
     if not traced.cut:
         return "let the script make at least one call of it"
     ends = f"the run was cut short: {traced.cut}"
@@ -88,12 +88,12 @@ def _why_none(traced: Traced) -> str:
     return f"{ends}. {MERGED} has what there is, for https://ui.perfetto.dev"
 
 
-def to_text(traced: Traced, found: Report) -> str:
+def to_text(traced: TraceData, found: TraceReport) -> str:
     """A report for people."""
     return "\n".join(_lines(traced, found)) + "\n"
 
 
-def _foretold(ran: Ran) -> Timeline:
+def _foretold(ran: TracedPlan) -> Timeline:
     """The forecast that the plan was run with, whatever this machine would say now."""
     firings = FiringTimes(ran.plan, ran.costs)
     if not firings.run(ITERATIONS):
@@ -101,11 +101,11 @@ def _foretold(ran: Ran) -> Timeline:
     return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.durations)
 
 
-def _costs(found: Measured, foretold: Timeline) -> tuple[Cost, ...]:
-    by_name: dict[tuple[str, str], list[Cost]] = {}
+def _costs(found: Measurement, foretold: Timeline) -> tuple[ActorCost, ...]:
+    by_name: dict[tuple[str, str], list[ActorCost]] = {}
     for a in found.plan.actors:
         forecast, taken = foretold.durations[a.id] / 1e9, found.taken(a) / 1e9
-        cost = Cost(a.id, short(a.name), a.kind, (a.rank,), a.rank, a.rate, forecast, taken)
+        cost = ActorCost(a.id, short(a.name), a.kind, (a.rank,), a.rank, a.rate, forecast, taken)
         by_name.setdefault((cost.name, a.kind), []).append(cost)
     worst = [
         replace(max(costs, key=lambda c: abs(c.off)), ranks=tuple(sorted({c.rank for c in costs})))
@@ -114,25 +114,25 @@ def _costs(found: Measured, foretold: Timeline) -> tuple[Cost, ...]:
     return tuple(sorted(worst, key=lambda c: -abs(c.off)))
 
 
-def _waits(found: Measured) -> tuple[tuple[Wait, ...], float]:
+def _waits(found: Measurement) -> tuple[tuple[WaitShare, ...], float]:
     """What compute queues waited for, and the share of their time in which they ran."""
-    spent: Counter[tuple[str, int]] = Counter()  # (reason, rank) → ns
-    on: dict[str, Counter[str]] = {reason: Counter() for reason in REASONS}
+    spent: Counter[tuple[IdleReason, int]] = Counter()  # (reason, rank) → ns
+    on: dict[IdleReason, Counter[str]] = {reason: Counter() for reason in IdleReason}
     for gap in found.gaps():
         spent[gap.reason, gap.rank] += gap.end - gap.start
         on[gap.reason][gap.on] += gap.end - gap.start
     ranks = sorted({o.rank for o in found.plan.orders if o.queue == COMPUTING and o.actors})
     window = max(1, found.end_of(found.iterations - 1) - found.begin)
     waits = []
-    for reason in REASONS:
+    for reason in IdleReason:
         rank = max(ranks, key=lambda r: spent[reason, r])
         share = sum(spent[reason, r] for r in ranks) / (window * len(ranks))
         name = on[reason].most_common(1)[0][0] if on[reason] else ""
-        waits.append(Wait(reason, share, name, rank, spent[reason, rank] / window))
+        waits.append(WaitShare(reason, share, name, rank, spent[reason, rank] / window))
     return tuple(sorted(waits, key=lambda w: -w.share)), _busy(found, ranks, window)
 
 
-def _busy(found: Measured, ranks: list[int], window: int) -> float:
+def _busy(found: Measurement, ranks: list[int], window: int) -> float:
     worked = 0
     for a in found.plan.actors:
         if a.queue == COMPUTING:
@@ -142,7 +142,7 @@ def _busy(found: Measured, ranks: list[int], window: int) -> float:
     return worked / (window * len(ranks))
 
 
-def _lines(traced: Traced, found: Report) -> Iterator[str]:
+def _lines(traced: TraceData, found: TraceReport) -> Iterator[str]:
     plan, m = found.ran.plan, found.measured
     counted = m.iterations - m.first
     yield (
@@ -171,7 +171,7 @@ def _lines(traced: Traced, found: Report) -> Iterator[str]:
     yield from (f"  {line}" for line in columns(_table(found.costs[:WORST]), "<<<>>>>>"))
 
 
-def _table(costs: tuple[Cost, ...]) -> list[list[str]]:
+def _table(costs: tuple[ActorCost, ...]) -> list[list[str]]:
     table = [["actor", "kind", "ranks", "firings", "forecast", "measured", "ratio", "a step"]]
     for c in costs:
         ranks = ranges_text(c.ranks) + (f" (here {c.rank})" if len(c.ranks) > 1 else "")

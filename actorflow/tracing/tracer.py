@@ -1,4 +1,4 @@
-"""A run that is traced enters, rank by rank; each writes its own files, and the master one of all ranks, at the end."""
+"""Trace a run: each rank writes its own files, and at the end the master one trace of all ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from actorflow.runtime.recorder import Arrival, Begun, Credited, Fired, Recorder
 from actorflow.support.requests import Request
 from actorflow.support.version import __version__
 from actorflow.tracing import folder
-from actorflow.tracing.chrome import Event, Recorded, events, joined
+from actorflow.tracing.chrome import Event, RankRecording, events, joined
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
-from actorflow.tracing.foretold import foretold
+from actorflow.tracing.forecast import with_forecast
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Plan
 
-__all__ = ["Peers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer"]
+__all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TraceEvents(Request):
     """Asks for all that a rank has traced, when it has finished."""
 
 
-class Peers(Protocol):
+class TracePeers(Protocol):
     """What of a cluster is used here."""
 
     rank: int
@@ -67,7 +67,7 @@ class Tracer:
     read that clock themselves; others ask for it over the control channel when they begin and end.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: TracePeers) -> None:
         self._peers = peers
         self._folder = peers.settings.trace
         self.record = Recorder(trace.ITERATIONS)
@@ -112,10 +112,8 @@ class Tracer:
             others = [json.loads(self._peers.pull(r, TraceEvents())) for r in range(1, self._peers.world)]
             ranks = (info, *(folder.RankInfo(**about) for about, _ in others))
             merged = joined([own, *(found for _, found in others)])
-            ran = tuple(foretold(number, plan) for number, plan in sorted(self._plans.items()))
-            folder.write(
-                self._folder, folder.Traced(self._peers.settings.script, __version__, ranks, ran, merged)
-            )
+            ran = tuple(with_forecast(number, plan) for number, plan in sorted(self._plans.items()))
+            folder.write(self._folder, folder.TraceData(self._peers.settings.script, __version__, ranks, ran, merged))
 
     def cut_short(self, observed: Callable[[], Sequence[tuple[Plan, tuple[int, ...]]]]) -> None:
         """The run has failed: write this rank's files, with what there is; ``actorflow trace`` makes one of all ranks'.
@@ -135,7 +133,7 @@ class Tracer:
         own, info = self._own()
         trace.write(self._folder, info.rank, observed)
         script = self._peers.settings.script
-        folder.write_rank(self._folder, folder.Part(info, script, __version__, cut, own))
+        folder.write_rank(self._folder, folder.RankTrace(info, script, __version__, cut, own))
         return own, info
 
     def _compare(self) -> None:
@@ -152,7 +150,7 @@ class Tracer:
         to = SharedClock(self._begin, tuple(self._estimates))
         kept = self.record
         host, pid = socket.gethostname(), os.getpid()
-        found = Recorded(
+        found = RankRecording(
             self._peers.rank,
             host,
             pid,

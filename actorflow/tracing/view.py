@@ -1,4 +1,4 @@
-"""A report of a trace enters; a page with the measured timeline beside the forecast leaves, as HTML."""
+"""Make the HTML page of a trace: the measured timeline beside the forecast."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from html import escape
 
 from actorflow.show.page import Section, page
 from actorflow.show.timeline import TimelineSpan, TimelineView, simulated_timeline
-from actorflow.tracing.folder import Traced
-from actorflow.tracing.measured import Measured
-from actorflow.tracing.report import LEAST, Report
+from actorflow.tracing.folder import TraceData
+from actorflow.tracing.measurement import Measurement
+from actorflow.tracing.report import LEAST, TraceReport
 from actorflow_compiler.core.units import ranges_text, seconds_text
 
 __all__ = ["drawn", "html"]
@@ -16,7 +16,7 @@ __all__ = ["drawn", "html"]
 AROUND = 1  # iterations that are drawn before and after the one that is looked at
 
 
-def html(traced: Traced, found: Report) -> str:
+def html(traced: TraceData, found: TraceReport) -> str:
     """The page."""
     forecast = simulated_timeline(found.ran.plan, found.ran.costs)
     tiles = [
@@ -28,7 +28,7 @@ def html(traced: Traced, found: Report) -> str:
     return page(found.ran.plan, forecast, drawn(found.measured, forecast.begin), sections, tiles)
 
 
-def drawn(found: Measured, begin: float = 0.0) -> TimelineView:
+def drawn(found: Measurement, begin: float = 0.0) -> TimelineView:
     """The most usual of the measured steps with its neighbours, shifted so that it begins at ``begin`` seconds."""
     counted = range(found.first, found.iterations)
     which = min(counted, key=lambda i: abs(found.end_of(i) - found.end_of(i - 1) - found.period))
@@ -50,7 +50,7 @@ def drawn(found: Measured, begin: float = 0.0) -> TimelineView:
     return TimelineView(tuple(spans), begin, at(found.end_of(which)))
 
 
-def _waits(traced: Traced, found: Report) -> Section:
+def _waits(traced: TraceData, found: TraceReport) -> Section:
     rows = "".join(
         f"<tr><td>{w.reason}</td><td>{w.share:.1%}</td><td>{escape(w.on)}</td><td>{w.rank}</td><td>{w.most:.1%}</td></tr>"
         for w in found.waits
@@ -70,7 +70,7 @@ def _waits(traced: Traced, found: Report) -> Section:
     return Section("waits", "What the run waited for", table if rows else "<p>Nothing.</p>", about)
 
 
-def _costs(found: Report) -> Section:
+def _costs(found: TraceReport) -> Section:
     rows = []
     for c in found.costs:
         off = ("+" if c.off >= 0 else "−") + seconds_text(abs(c.off))

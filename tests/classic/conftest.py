@@ -20,8 +20,8 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         for kind in ("_parameters", "_buffers"):
             monkeypatch.setitem(REGISTRY.__dict__, kind, {})
         run = process.started()
-        if run is not None and run.running is not None:  # which watches what holds variables
-            run.running.variables._watched.pop(id(REGISTRY), None)
+        if run is not None and run.runtime is not None:  # which watches what holds variables
+            run.runtime.variables._watched.pop(id(REGISTRY), None)
 
     forget()
     return forget

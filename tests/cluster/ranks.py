@@ -83,8 +83,8 @@ class Ranks:
         """Let the gRPC threads of all ranks end."""
         left = [cluster for cluster in self.clusters if cluster._thread.is_alive()]
         for cluster in left:
-            cluster._control._done = True  # what breaks from now on is meant to
+            cluster._control_plane._done = True  # what breaks from now on is meant to
         for cluster in left:
-            cluster._loop.call_soon_threadsafe(cluster._control._over.set)
+            cluster._loop.call_soon_threadsafe(cluster._control_plane._over.set)
         for cluster in left:
             cluster._thread.join(5.0)

@@ -9,9 +9,9 @@ import pytest
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Cluster
-from actorflow.launch.watch import Watch
+from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous import failure as failures
-from actorflow.rendezvous.failure import Failure
+from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 from cluster.ranks import LIMIT, Ranks
@@ -26,7 +26,7 @@ def test_an_abort_is_the_failure_of_every_rank_by_the_time_that_it_returns_here(
     for cluster in ranks.clusters:
         cluster.on_failure(lambda failure, rank=cluster.rank: heard.append((rank, failure)))
     second = ranks.clusters[1]
-    second.abort("raised", BOOM)
+    second.abort(FailureKind.RAISED, BOOM)
     assert second.failed.is_set()
     for cluster in ranks.clusters:
         assert cluster.failed.wait(LIMIT)
@@ -38,10 +38,10 @@ def test_an_abort_is_the_failure_of_every_rank_by_the_time_that_it_returns_here(
 def test_the_first_of_several_aborts_is_what_everybody_is_told(joined: Joined) -> None:
     ranks = joined(2)
     one, two = ranks.clusters
-    two.abort("raised", BOOM)
-    two.abort("ended", "was told to end")
+    two.abort(FailureKind.RAISED, BOOM)
+    two.abort(FailureKind.ENDED, "was told to end")
     assert one.failed.wait(LIMIT)
-    one.abort("raised", "raised RuntimeError: what came of it")
+    one.abort(FailureKind.RAISED, "raised RuntimeError: what came of it")
     for cluster in ranks.clusters:
         found = cluster.failure
         assert found is not None
@@ -51,10 +51,10 @@ def test_the_first_of_several_aborts_is_what_everybody_is_told(joined: Joined) -
 
 
 def test_an_abort_tells_the_launcher_of_each_rank_once(joined: Joined) -> None:
-    watch = Watch()
+    watch = RankWatch()
     ranks = joined(2, launcher=watch.address)
     watch.start()
-    ranks.clusters[1].abort("raised", BOOM)
+    ranks.clusters[1].abort(FailureKind.RAISED, BOOM)
     for cluster in ranks.clusters:
         assert cluster.failed.wait(LIMIT)
     found = watch.close().failures
@@ -67,8 +67,8 @@ def test_an_abort_of_a_rank_that_has_left_or_never_came_waits_for_nobody(
     monkeypatch.setattr(clusters, "NEWS", 2 * LIMIT)
     left = joined(2)
     assert left.each(lambda cluster: cluster.goodbye()) == [None, None]
-    left.clusters[0].abort("raised", BOOM)
-    ranks.make(settings(1, 2)).abort("join", "nobody was there")
+    left.clusters[0].abort(FailureKind.RAISED, BOOM)
+    ranks.make(settings(1, 2)).abort(FailureKind.JOIN, "nobody was there")
     assert ranks.exits[1] == []
 
 
@@ -79,7 +79,7 @@ def test_a_process_that_awaits_its_end_goes_no_further_before_it(joined: Joined)
     may = threading.Event()
 
     def last() -> None:
-        may.wait(failures.LAST_THINGS)
+        may.wait(failures.CALLBACK_SECONDS)
         written.append("trace")
 
     one.at_failure(last)
@@ -91,7 +91,7 @@ def test_a_process_that_awaits_its_end_goes_no_further_before_it(joined: Joined)
 
     waiting = threading.Thread(target=wait, args=(one,), daemon=True)
     waiting.start()  # before there is any news
-    two.abort("raised", BOOM)
+    two.abort(FailureKind.RAISED, BOOM)
     wait(two)
     assert came[1][0] == 1
     assert 0 not in came
@@ -113,7 +113,7 @@ def test_a_process_that_awaits_an_end_which_does_not_come_goes_on_after_a_while(
 def test_what_releases_the_end_gives_the_status_with_which_the_process_ends(joined: Joined) -> None:
     ranks = joined(2)
     two = ranks.clusters[1]
-    two.abort("ended", "was told to end (SIGTERM)")
+    two.abort(FailureKind.ENDED, "was told to end (SIGTERM)")
     two.end(143)
     two.await_end()
     assert ranks.exits[1] == [143]

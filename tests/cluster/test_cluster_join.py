@@ -105,7 +105,7 @@ def test_a_stray_process_is_refused_and_the_run_goes_on(joined: Callable[[int], 
 def test_ranks_of_one_node_listen_on_the_loopback_alone(joined: Callable[[int], Ranks]) -> None:
     ranks = joined(2)
     assert {cluster.settings.bind_host() for cluster in ranks.clusters} == {"127.0.0.1"}
-    hosts = {ticket.address.rpartition(":")[0] for ticket in ranks.clusters[1]._control.tickets.values()}
+    hosts = {ticket.address.rpartition(":")[0] for ticket in ranks.clusters[1]._control_plane.tickets.values()}
     assert hosts == {"127.0.0.1"}
     assert ranks.each(lambda cluster: cluster.goodbye()) == [None, None]
 

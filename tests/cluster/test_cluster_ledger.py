@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.control.dropped import Tally, dropped
+from actorflow.control.drops import DropTally, drop_set
 from actorflow.control.ledger import CommonStep, Ledger
 from actorflow_compiler.core.errors import CallError
 
@@ -66,16 +66,16 @@ def test_a_call_where_another_rank_gathers_is_an_error() -> None:
 
 
 def test_what_all_ranks_have_told_of_is_agreed_on_once() -> None:
-    tally = Tally(world=3)
-    tally.told(0, dropped([1, 2], ["a", "b"]))
-    tally.told(1, dropped([2], ["b", "c"]))
+    tally = DropTally(world=3)
+    tally.report(0, drop_set([1, 2], ["a", "b"]))
+    tally.report(1, drop_set([2], ["b", "c"]))
     assert not tally.agreed()
-    tally.told(2, dropped([2, 3], ["a", "b"]))
-    assert tally.agreed() == dropped([2], ["b"])
-    tally.told(1, dropped([1], []))
+    tally.report(2, drop_set([2, 3], ["a", "b"]))
+    assert tally.agreed() == drop_set([2], ["b"])
+    tally.report(1, drop_set([1], []))
     assert not tally.agreed()  # rank 2 still has it
-    tally.told(2, dropped([1], []))
-    tally.forget(dropped([], ["a"]))
-    assert tally.agreed() == dropped([1], [])
-    tally.told(1, dropped([], ["a"]))
+    tally.report(2, drop_set([1], []))
+    tally.forget(drop_set([], ["a"]))
+    assert tally.agreed() == drop_set([1], [])
+    tally.report(1, drop_set([], ["a"]))
     assert not tally.agreed()

@@ -61,7 +61,7 @@ def test_messages_arrive_whole_and_in_order_in_both_directions(joined: Joined, l
 
         hear(cluster, on_message)
         cluster.connect([3 - cluster.rank])
-        assert cluster.near == ({3 - cluster.rank} if local else set())
+        assert cluster.local_peers == ({3 - cluster.rank} if local else set())
         for sequence in range(count):
             cluster.send(3 - cluster.rank, sent(sequence))
         assert done[cluster.rank].wait(LIMIT)
@@ -188,8 +188,8 @@ def test_a_pull_that_blocks_is_woken_by_a_failure(joined: Joined) -> None:
 def test_alone_everything_answers_at_once() -> None:
     alone = Alone()
     gone: list[int] = []
-    alone.on_go(lambda call, _: gone.append(call))
-    alone.gate(0, "d", "step()")
+    alone.on_call_agreed(lambda call, _: gone.append(call))
+    alone.announce_call(0, "d", "step()")
     alone.serve(Word, lambda asked: [asked.word.encode()])
     assert (gone, alone.gather("x", b"a"), alone.scatter("x", [b"b"])) == ([0], [b"a"], b"b")
     assert alone.pull(0, Word("k")) == b"k"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from actorflow.control import near as control_near
+from actorflow.control import local_links
 from actorflow.control.cluster import Cluster
 from actorflow.rendezvous.settings import Settings
 from actorflow.transport import unix_door
@@ -107,15 +107,15 @@ def test_ranks_of_one_machine_are_near_and_others_are_not(
     ranks: Ranks, settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = iter(["a", "b", "a"])
-    monkeypatch.setattr(control_near, "machine", lambda: next(places))
+    monkeypatch.setattr(local_links, "machine", lambda: next(places))
     for rank in range(3):
         cluster = ranks.make(settings(rank, 3))
         cluster.begin()
-        while not (cluster._control.near._door or cluster.failed.wait(0.01)):
+        while not (cluster._control_plane.local_links._door or cluster.failed.wait(0.01)):
             pass
     assert ranks.each(lambda cluster: cluster.join()) == [None] * 3
     assert ranks.each(lambda cluster: cluster.connect(range(3))) == [None] * 3
-    assert [cluster.near for cluster in ranks.clusters] == [{2}, set(), {0}]
+    assert [cluster.local_peers for cluster in ranks.clusters] == [{2}, set(), {0}]
     assert ranks.clusters[0].machines == ("a", "b", "a")
     (e,) = ranks.apart(lambda: ranks.clusters[0].send(1, Filled(0, 0, 0)))
     assert isinstance(e, ClusterError)
@@ -146,7 +146,7 @@ def test_where_no_socket_opens_both_ranks_say_it_once_and_use_grpc(
 
     assert ranks.each(talk) == [None] * 2
     assert heard == [Credit(0, 5)]
-    assert [cluster.near for cluster in ranks.clusters] == [set(), set()]
+    assert [cluster.local_peers for cluster in ranks.clusters] == [set(), set()]
     warnings = [line for line in capfd.readouterr().err.splitlines() if "Unix socket" in line]
     assert len(warnings) == 1
     assert "rank 1 and rank 0 (node 0" in warnings[0]
@@ -158,7 +158,7 @@ def test_a_rank_whose_socket_closes_without_a_goodbye_ends_the_run(joined: Joine
     assert ranks.each(lambda cluster: cluster.connect(range(2))) == [None] * 2
     lines = []
     ranks.clusters[0].on_line(lines.append)
-    ranks.clusters[1]._control.near.links[0]._socket.shutdown(socket.SHUT_RDWR)
+    ranks.clusters[1]._control_plane.local_links.links[0]._socket.shutdown(socket.SHUT_RDWR)
     assert lines[0].receive() == []
     assert ranks.clusters[0].failed.wait(LIMIT)
     failure = ranks.clusters[0].failure
@@ -170,5 +170,5 @@ def test_ranks_that_may_not_be_local_have_no_socket(joined: Joined) -> None:
     assert machine()
     ranks = joined(2, local=False)
     assert ranks.each(lambda cluster: cluster.connect(range(2))) == [None] * 2
-    assert [cluster.near for cluster in ranks.clusters] == [set(), set()]
+    assert [cluster.local_peers for cluster in ranks.clusters] == [set(), set()]
     assert ranks.clusters[0].machines == ("", "")

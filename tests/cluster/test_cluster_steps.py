@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from actorflow.control.cluster import Cluster
-from actorflow.control.dropped import Dropped
+from actorflow.control.drops import DropSet
 from actorflow.rendezvous.failure import Failure
 from actorflow_compiler.core.errors import CallError, ClusterError
 from cluster.ranks import LIMIT, Ranks, Word
@@ -32,23 +32,23 @@ def test_a_call_goes_on_every_rank_only_when_all_have_made_it(joined: Joined) ->
     all_gone = [threading.Event(), threading.Event()]
 
     def hear(cluster: Cluster) -> None:
-        def on_go(call: int, _: Dropped) -> None:
+        def on_go(call: int, _: DropSet) -> None:
             gone[cluster.rank].append(call)
             if call == 2:
                 all_gone[cluster.rank].set()
 
-        cluster.on_go(on_go)
+        cluster.on_call_agreed(on_go)
 
     ranks.each(hear)
     first, second = ranks.clusters
     for call in range(3):
-        first.gate(call, "d", "step()")
+        first.announce_call(call, "d", "step()")
     for cluster in ranks.clusters:
         cluster.serve(Word, lambda asked: [asked.word.encode()])
     assert second.pull(0, Word("round")) + first.pull(1, Word("trip")) == b"roundtrip"  # so the calls have arrived
     assert gone == [[], []]
     for call in range(3):
-        second.gate(call, "d", "step()")
+        second.announce_call(call, "d", "step()")
     assert all(event.wait(LIMIT) for event in all_gone)
     assert gone == [[0, 1, 2], [0, 1, 2]]
 
@@ -60,7 +60,7 @@ def test_a_differing_call_ends_every_rank_with_both_texts(joined: Joined) -> Non
         cluster.on_failure(failures.append)
 
     def work(cluster: Cluster) -> None:
-        cluster.gate(0, str(cluster.rank == 2), f"train_step(f32[{8 - cluster.rank // 2}, 4])")
+        cluster.announce_call(0, str(cluster.rank == 2), f"train_step(f32[{8 - cluster.rank // 2}, 4])")
         cluster.gather("after", b"")
         cluster.goodbye()
 
@@ -75,9 +75,9 @@ def test_a_script_that_ends_while_others_call_ends_every_rank(joined: Joined) ->
     ranks = joined(2)
 
     def work(cluster: Cluster) -> None:
-        cluster.gate(0, "d", "step()")
+        cluster.announce_call(0, "d", "step()")
         if cluster.rank == 0:
-            cluster.gate(1, "d", "step()")
+            cluster.announce_call(1, "d", "step()")
             cluster.gather("results", b"")
         cluster.goodbye()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actorflow.control import why as control_why
+from actorflow.control import join_hints
 from actorflow.rendezvous import ticket
 from actorflow.rendezvous.reports import parse
 from actorflow.rendezvous.roster import Ticket
@@ -95,7 +95,7 @@ def test_ranks_with_different_versions_are_told_both(
 def test_a_rank_that_waits_for_its_master_says_so_on_its_nodes_terminal(
     settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(control_why, "FIRST_NOTICE", 0.0)
+    monkeypatch.setattr(join_hints, "FIRST_NOTICE", 0.0)
     path = str(tmp_path_factory.mktemp("l") / "launcher")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
         launcher.bind(path)
@@ -103,7 +103,7 @@ def test_a_rank_that_waits_for_its_master_says_so_on_its_nodes_terminal(
         mine = settings(1, 2, devices=1, nnodes=2, node=1, launcher=path)
 
         async def until_said() -> bytes:
-            telling = asyncio.ensure_future(control_why.tell_why(mine))
+            telling = asyncio.ensure_future(join_hints.report_waiting(mine))
             said = await asyncio.to_thread(launcher.recv, 1 << 16)
             telling.cancel()
             return said
@@ -119,7 +119,7 @@ def test_ranks_that_reach_the_master_but_not_each_other_name_the_port(settings: 
     with socket.create_server(("127.0.0.1", 0)) as s:
         closed = s.getsockname()[1]
     own, other = at(1, "127.0.0.1:1"), at(2, f"127.0.0.1:{closed}")
-    text = asyncio.run(control_why.apart(settings(1, 3, devices=1, nnodes=3), own, other, 9.0))
+    text = asyncio.run(join_hints.why_no_link(settings(1, 3, devices=1, nnodes=3), own, other, 9.0))
     assert f"rank 1 (127.0.0.1:1) and rank 2 (node 2, host2) (127.0.0.1:{closed}) could not connect within 9 s" in text
     assert "all ports between the nodes have to be open" in text
     assert f"TCP to 127.0.0.1 port {closed}: refused." in text

@@ -42,8 +42,8 @@ while len(losses) != steps:
     if len(losses) == 2:
         worker, run = process.current().worker, cluster.current()
         planes = {a.comm.plane for job in worker._jobs.values() for a in job.plan.actors if a.comm is not None}
-        said = {"pid": os.getpid(), "planes": sorted(planes), "near": sorted(run.near),
-                "socket": run._control.own.socket}
+        said = {"pid": os.getpid(), "planes": sorted(planes), "near": sorted(run.local_peers),
+                "socket": run._control_plane.own.socket}
         (folder / f"up{run.rank}.part").write_text(json.dumps(said))
         os.rename(folder / f"up{run.rank}.part", folder / f"up{run.rank}")
 print("losses", json.dumps(losses))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from actorflow.launch import watch as watching
-from actorflow.launch.watch import Watch
+from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import LAUNCHER, Failure
 from actorflow.rendezvous.reports import RankFinished, RankStarted, report_to_launcher
 from cluster.ranks import LIMIT
@@ -20,11 +20,11 @@ Spawn = Callable[[], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankWatch]:
     monkeypatch.setattr(watching, "GRACE", 0.2)
     monkeypatch.setattr(watching, "STOPPED", 0.2)
     monkeypatch.setattr(watching, "TICK", 0.05)
-    made = Watch()
+    made = RankWatch()
     made.start()
     yield made
     if made._thread.is_alive():
@@ -45,7 +45,7 @@ def spawn() -> Iterator[Spawn]:
         process.wait()
 
 
-def test_ranks_that_finish_are_left_alone(watch: Watch, spawn: Spawn) -> None:
+def test_ranks_that_finish_are_left_alone(watch: RankWatch, spawn: Spawn) -> None:
     ranks = [spawn(), spawn()]
     for rank, process in enumerate(ranks):
         report_to_launcher(watch.address, RankStarted(rank, process.pid))
@@ -59,7 +59,7 @@ def test_ranks_that_finish_are_left_alone(watch: Watch, spawn: Spawn) -> None:
     assert found.started == {0: ranks[0].pid, 1: ranks[1].pid}
 
 
-def test_a_rank_that_dies_unasked_ends_the_others_after_a_grace(watch: Watch, spawn: Spawn) -> None:
+def test_a_rank_that_dies_unasked_ends_the_others_after_a_grace(watch: RankWatch, spawn: Spawn) -> None:
     ranks = [spawn(), spawn()]
     for rank, process in enumerate(ranks):
         report_to_launcher(watch.address, RankStarted(rank, process.pid))
@@ -70,7 +70,7 @@ def test_a_rank_that_dies_unasked_ends_the_others_after_a_grace(watch: Watch, sp
     assert found.killed == {0}
 
 
-def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Watch, spawn: Spawn) -> None:
+def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: RankWatch, spawn: Spawn) -> None:
     process = spawn()
     report_to_launcher(watch.address, RankStarted(5, process.pid))
     os.kill(process.pid, signal.SIGSTOP)
@@ -81,7 +81,7 @@ def test_a_stopped_rank_is_lost_even_where_no_peer_is_left_to_notice(watch: Watc
     assert failure.text.endswith("stopped answering; noticed by its launcher")
 
 
-def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: Watch, spawn: Spawn) -> None:
+def test_a_rank_that_its_peers_got_no_answer_from_is_killed_at_once(watch: RankWatch, spawn: Spawn) -> None:
     process = spawn()
     report_to_launcher(watch.address, RankStarted(1, process.pid))
     told = Failure(1, "here", process.pid, "stopped", "stopped answering", noticed_by=0)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.launch.log_files import CHUNK, Copies, Tail, log_path
-from actorflow.launch.log_gather import Keeper, Sender
+from actorflow.launch.log_files import CHUNK, LogCopies, LogTail, log_path
+from actorflow.launch.log_gather import LogKeeper, LogSender
 
 
 def test_a_short_file_is_read_as_it_grows_and_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.more() == b""  # nothing is written yet
     path.write_bytes(b"one\n")
     assert tail.more() == b"one\n"
@@ -25,7 +25,7 @@ def test_a_short_file_is_read_as_it_grows_and_to_its_end(tmp_path: Path) -> None
 def test_of_a_file_that_is_too_long_the_beginning_and_the_end_are_read_and_the_gap_is_told(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a" * CHUNK + b"b" * CHUNK + b"z" * 1000)
-    tail = Tail(path, most=CHUNK, last=1000)
+    tail = LogTail(path, most=CHUNK, last=1000)
     assert tail.more() == b"a" * CHUNK
     assert tail.more() == b""  # that is the most
     note, end = tail.rest()
@@ -36,7 +36,7 @@ def test_of_a_file_that_is_too_long_the_beginning_and_the_end_are_read_and_the_g
 def test_what_is_left_to_copy_when_all_has_ended_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a" * 5000 + b"z" * 10)
-    note, end = Tail(path, rush=100, last=10).rest()
+    note, end = LogTail(path, rush=100, last=10).rest()
     assert "5,000 bytes are left out" in note.decode()
     assert end == b"z" * 10
 
@@ -44,7 +44,7 @@ def test_what_is_left_to_copy_when_all_has_ended_is_bounded(tmp_path: Path) -> N
 def test_copies_are_bounded_and_begin_anew_in_a_folder_that_is_used_again(tmp_path: Path) -> None:
     path = log_path(tmp_path, 2, "stdout")
     path.write_bytes(b"of an earlier run")
-    copies = Copies(str(tmp_path), range(1, 2), devices=2, most=6)
+    copies = LogCopies(str(tmp_path), range(1, 2), devices=2, most=6)
     for data in (b"abcd", b"efgh", b"ijkl"):
         copies.add(1, 2, "stdout", data)
     assert path.read_bytes() == b"abcdef"
@@ -55,7 +55,7 @@ def test_copies_are_bounded_and_begin_anew_in_a_folder_that_is_used_again(tmp_pa
     [(0, 0, "stdout"), (2, 4, "stdout"), (1, 1, "stdout"), (1, 4, "stdout"), (1, 2, "../stdout"), (1, 2, "")],
 )
 def test_a_node_writes_no_files_but_those_of_its_ranks(node: int, rank: int, file: str, tmp_path: Path) -> None:
-    copies = Copies(str(tmp_path), range(1, 2), devices=2)
+    copies = LogCopies(str(tmp_path), range(1, 2), devices=2)
     with pytest.raises(ValueError, match=f"node {node} has no"):
         copies.add(node, rank, file, b"x")
     assert list(tmp_path.iterdir()) == []
@@ -67,9 +67,9 @@ def _gathered(tmp_path: Path, token: str) -> str:
     for folder in (here, there):
         folder.mkdir()
     log_path(there, 1, "stderr").write_text("ValueError\n")
-    keeper = Keeper(range(1, 2), 1, str(here), "127.0.0.1", "secret")
+    keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret")
     keeper.start()
-    sender = Sender(1, range(1, 2), str(there), token)
+    sender = LogSender(1, range(1, 2), str(there), token)
     sender.send_to(f"127.0.0.1:{keeper.port}")
     sender.finish(well=True)
     keeper.finish(well=token == "secret")

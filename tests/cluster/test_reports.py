@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actorflow.launch.watch import Watch
+from actorflow.launch.watch import RankWatch
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.reports import LogsKept, Notice, RankFinished, RankStarted, RunShape, report_to_launcher
 from cluster.ranks import LIMIT
@@ -17,8 +17,8 @@ MANY = 100_000  # characters, more than any datagram takes
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
-    made = Watch()
+def watch() -> Iterator[RankWatch]:
+    made = RankWatch()
     made.start()
     yield made
     if made._thread.is_alive():
@@ -26,7 +26,7 @@ def watch() -> Iterator[Watch]:
 
 
 @pytest.mark.parametrize("character", ["x", "é", "漢", "😀", '"', "\x00", "\udc80"], ids=ascii)
-def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(watch: Watch, character: str) -> None:
+def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(watch: RankWatch, character: str) -> None:
     told = Failure(1, "host", 42, "raised", f"raised ValueError: {character * MANY}", 1)
     report_to_launcher(watch.address, told)
     report_to_launcher(watch.address, RankFinished(0))
@@ -38,20 +38,20 @@ def test_a_cause_reaches_the_launcher_shortened_whatever_its_characters_take(wat
     assert heard.cause[-1] == "…"
 
 
-def test_a_cause_that_fits_is_not_shortened(watch: Watch) -> None:
+def test_a_cause_that_fits_is_not_shortened(watch: RankWatch) -> None:
     told = Failure(1, "host", 42, "raised", "raised ValueError: 文字", 1)
     report_to_launcher(watch.address, told)
     assert watch.close().failures == [told]
 
 
-def test_a_long_notice_is_shortened_as_well(watch: Watch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_long_notice_is_shortened_as_well(watch: RankWatch, capfd: pytest.CaptureFixture[str]) -> None:
     report_to_launcher(watch.address, Notice("待" * MANY))
     watch.close()
     assert capfd.readouterr().err.startswith("actorflow: 待待待")
 
 
 def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
-    watch: Watch, capfd: pytest.CaptureFixture[str]
+    watch: RankWatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = [
         b"x" * MANY,  # longer than is read
@@ -71,7 +71,7 @@ def test_what_is_no_report_is_said_and_the_launcher_goes_on_listening(
     assert capfd.readouterr().err.count("actorflow: a report of a rank could not be taken in: ") == len(wrong)
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_is_gone_does_not_end_the_watch(watch: RankWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -89,7 +89,7 @@ def test_a_launcher_that_cannot_keep_logs_watches_on() -> None:
     def refuse(address: str) -> None:
         raise OSError(f"no way to {address}")
 
-    watch = Watch(refuse)
+    watch = RankWatch(refuse)
     watch.start()
     report_to_launcher(watch.address, LogsKept("host:1"))
     told = Failure(1, "host", 42, "raised", "raised ValueError", 1)
@@ -97,7 +97,7 @@ def test_a_launcher_that_cannot_keep_logs_watches_on() -> None:
     assert watch.close().failures == [told]
 
 
-def test_a_rank_that_has_ended_before_its_report_is_read_is_counted_as_started(watch: Watch) -> None:
+def test_a_rank_that_has_ended_before_its_report_is_read_is_counted_as_started(watch: RankWatch) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait(LIMIT)
     report_to_launcher(watch.address, RankStarted(3, gone.pid))

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from actorflow.live.pulse import PulseNow
+from actorflow.live.pulse import PulseRequest
 from actorflow.runtime.results import ResultDropped, ResultPart
-from actorflow.status.standing import StandingNow
-from actorflow.support.requests import Request, Requests
+from actorflow.status.rank_status import StatusRequest
+from actorflow.support.requests import Request, RequestHandlers
 from actorflow.tracing.tracer import TraceBegin, TraceClock, TraceEvents
 from actorflow.variables.variable_table import OfferedValue, VariablePart
 from actorflow_compiler.core.errors import ClusterError
 
 ODD = 'a "name" with spaces \\ and\nlines, 漢 and \udc80'
 ALL = [
-    VariablePart(3, 1, ODD), OfferedValue(2, ODD), ResultPart(7, 0), ResultDropped(7, 1), PulseNow(), StandingNow(),
-    TraceBegin(), TraceClock(), TraceEvents(),
+    VariablePart(3, 1, ODD), OfferedValue(2, ODD), ResultPart(7, 0), ResultDropped(7, 1), PulseRequest(),
+    StatusRequest(), TraceBegin(), TraceClock(), TraceEvents(),
 ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Echo(Request):
 @pytest.mark.parametrize("request_", ALL, ids=lambda r: type(r).__name__)
 def test_every_request_arrives_as_it_left(request_: Request) -> None:
     heard: list[Request] = []
-    served = Requests()
+    served = RequestHandlers()
 
     def hear(asked: Request) -> Iterable[bytes]:
         heard.append(asked)
@@ -47,7 +47,7 @@ def test_every_request_arrives_as_it_left(request_: Request) -> None:
 
 
 def test_the_last_handler_of_a_kind_counts() -> None:
-    served = Requests()
+    served = RequestHandlers()
     served.serve(Echo, lambda asked: [b"no"])
     served.serve(Echo, lambda asked: [asked.words.encode()] * asked.times)
     assert list(served.answer(Echo("ab", 2).text())) == [b"ab", b"ab"]
@@ -55,7 +55,7 @@ def test_the_last_handler_of_a_kind_counts() -> None:
 
 @pytest.mark.parametrize("text", ["", "Echo", "nothing at all", 'Other ["a"]'])
 def test_what_is_not_served_is_refused_by_its_name(text: str) -> None:
-    served = Requests()
-    served.serve(PulseNow, lambda _: [b""])
+    served = RequestHandlers()
+    served.serve(PulseRequest, lambda _: [b""])
     with pytest.raises(ClusterError, match="was asked for, which is not served here, or not yet"):
         served.answer(text)

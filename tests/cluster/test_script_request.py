@@ -16,7 +16,7 @@ from rich.console import Console
 import actorflow as flow
 from actorflow.cli import run
 from actorflow.launch import launcher as launch
-from actorflow.launch.watch import Findings
+from actorflow.launch.watch import WatchFindings
 from actorflow.rendezvous import start
 from actorflow.rendezvous.failure import Failure
 from actorflow.rendezvous.reports import parse
@@ -298,7 +298,7 @@ def test_a_scripts_exit_status_is_kept_where_its_process_was_too_slow_to_end(
     failure = Failure(0, "host", 1, "ended", "ended with exit status 3", 0)
     for code in (3, -9):  # it ended by itself, or the watch has killed it after a while
         status = launch._report(
-            Console(stderr=True), Settings(script="train.py"), "logs", Findings([failure]), {0: code}
+            Console(stderr=True), Settings(script="train.py"), "logs", WatchFindings([failure]), {0: code}
         )
         assert status == 3
     assert "ended with exit status 3" in capsys.readouterr().err

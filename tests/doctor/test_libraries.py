@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actorflow.rendezvous import libraries
+from actorflow.rendezvous import communication_libraries
 
 
 def test_it_is_that_of_this_torch() -> None:
-    assert f"of torch {torch.__version__}" in libraries.communication()
-    assert libraries.communication().startswith("NCCL" if torch.version.cuda else "Gloo")
+    assert f"of torch {torch.__version__}" in communication_libraries.communication()
+    assert communication_libraries.communication().startswith("NCCL" if torch.version.cuda else "Gloo")
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,10 @@ def test_nccl_counts_where_torch_was_built_for_cuda(
         "hip = None",
     )
     (tmp_path / "version.py").write_text("\n".join(lines))
-    monkeypatch.setattr(libraries, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
-    monkeypatch.setattr(libraries.metadata, "version", version)
-    assert libraries.communication() == expected
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(communication_libraries, "find_spec", lambda _: spec)
+    monkeypatch.setattr(communication_libraries.metadata, "version", version)
+    assert communication_libraries.communication() == expected
 
 
 def test_the_command_line_stays_quick_because_nothing_imports_torch() -> None:

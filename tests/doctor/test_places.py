@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actorflow.rendezvous import places
+from actorflow.rendezvous import node_list
 from actorflow.rendezvous.addresses import Interface, interfaces, is_own, resolve
-from actorflow.rendezvous.places import own_place
+from actorflow.rendezvous.node_list import own_node
 from actorflow_compiler.core.errors import ClusterError
 
 
@@ -14,10 +14,10 @@ from actorflow_compiler.core.errors import ClusterError
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two cards and a name."""
     names = {"node1": ("10.0.0.2",), "unknown": ()}
-    monkeypatch.setattr(places, "resolve", lambda host: names.get(host, (host,)))
-    monkeypatch.setattr(places, "is_own", lambda address: address in ("10.0.0.2", "10.1.0.2"))
+    monkeypatch.setattr(node_list, "resolve", lambda host: names.get(host, (host,)))
+    monkeypatch.setattr(node_list, "is_own", lambda address: address in ("10.0.0.2", "10.1.0.2"))
     monkeypatch.setattr(
-        places, "interfaces", lambda: (Interface("eth0", ("10.0.0.2",)), Interface("eth1", ("10.1.0.2",)))
+        node_list, "interfaces", lambda: (Interface("eth0", ("10.0.0.2",)), Interface("eth1", ("10.1.0.2",)))
     )
 
 
@@ -26,13 +26,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     "nodes", [["10.0.0.1", "10.0.0.2"], ["10.0.0.1", "node1"], ["10.0.0.1", "10.1.0.2", "10.0.0.9"]]
 )
 def test_a_machine_is_the_node_whose_address_or_name_is_its_own(nodes: list[str]) -> None:
-    assert own_place(nodes, None) == 1
+    assert own_node(nodes, None) == 1
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_list_without_this_machine_shows_its_addresses() -> None:
     with pytest.raises(ClusterError) as e:
-        own_place(["10.0.0.7", "10.0.0.8", "unknown"], None)
+        own_node(["10.0.0.7", "10.0.0.8", "unknown"], None)
     text = str(e.value)
     assert "not in the list of nodes 10.0.0.7, 10.0.0.8, unknown." in text
     assert "Its addresses are 10.0.0.2 (eth0), 10.1.0.2 (eth1)." in text
@@ -43,19 +43,19 @@ def test_a_list_without_this_machine_shows_its_addresses() -> None:
 @pytest.mark.usefixtures("machine")
 def test_two_addresses_of_one_machine_ask_which_it_is() -> None:
     with pytest.raises(ClusterError, match=r"node 0 \(10.0.0.2\), node 2 \(10.1.0.2\).*ACTORFLOW_NODE=0"):
-        own_place(["10.0.0.2", "10.0.0.9", "10.1.0.2"], None)
-    assert own_place(["10.0.0.2", "10.0.0.9", "10.1.0.2"], "2") == 2
+        own_node(["10.0.0.2", "10.0.0.9", "10.1.0.2"], None)
+    assert own_node(["10.0.0.2", "10.0.0.9", "10.1.0.2"], "2") == 2
 
 
 @pytest.mark.parametrize("said", ["2", "-1", "one"])
 def test_a_place_that_is_not_in_the_list_is_an_error(said: str) -> None:
     with pytest.raises(ClusterError, match=f"ACTORFLOW_NODE={said} was found; a number from 0 to 1"):
-        own_place(["10.0.0.1", "10.0.0.2"], said)
+        own_node(["10.0.0.1", "10.0.0.2"], said)
 
 
 def test_a_node_that_is_listed_twice_is_named() -> None:
     with pytest.raises(ClusterError, match=r"has 10.0.0.1 twice, as node 0 and node 2"):
-        own_place(["10.0.0.1", "10.0.0.2", "10.0.0.1"], None)
+        own_node(["10.0.0.1", "10.0.0.2", "10.0.0.1"], None)
 
 
 def test_this_machines_own_addresses_are_found() -> None:

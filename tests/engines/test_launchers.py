@@ -9,7 +9,7 @@ import pytest
 
 from actorflow.launch import launcher as launch
 from actorflow.launch.log_files import log_path
-from actorflow.launch.log_gather import Keeper, Sender
+from actorflow.launch.log_gather import LogKeeper, LogSender
 from actorflow.rendezvous.settings import Settings
 
 
@@ -62,8 +62,8 @@ def test_logs_come_to_the_master_once_also_where_all_launchers_share_a_folder(sh
     here, there = tmp_path / "here", tmp_path / ("here" if shared else "there")
     here.mkdir()
     there.mkdir(exist_ok=True)
-    keeper = Keeper(range(1, 2), 1, str(here), "127.0.0.1", "secret")
-    sender = Sender(1, range(1, 2), str(there), "secret")
+    keeper = LogKeeper(range(1, 2), 1, str(here), "127.0.0.1", "secret")
+    sender = LogSender(1, range(1, 2), str(there), "secret")
     log_path(there, 1, "stdout").write_text("before\n")
     keeper.start()
     sender.send_to(f"127.0.0.1:{keeper.port}")

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from actorflow.launch.ray_run import OnRay, RayNode, run_on_ray, shape_on_ray
+from actorflow.launch.ray_run import RayNode, RayRun, run_on_ray, shape_on_ray
 from actorflow_compiler.core.errors import ClusterError
 from engines.started import ACTORFLOW, ENV, LIMIT, SCRIPT, expected, losses, places, processes_left, written
 
@@ -72,7 +72,7 @@ def test_without_a_cluster_ray_says_how_to_start_one(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ClusterError, match=r"found no Ray cluster to run on: start one \(`ray start --head`.*RAY_ADDRESS="
     ):
-        run_on_ray(OnRay("train.py", (), (), None, None))
+        run_on_ray(RayRun("train.py", (), (), None, None))
 
 
 # -- on a cluster ----------------------------------------------------------------------------------

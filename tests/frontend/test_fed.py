@@ -12,7 +12,7 @@ import torch
 
 import actorflow as flow
 from actorflow.script_state.arguments import CallArguments, flatten
-from actorflow.session.fed import Fed
+from actorflow.session.input_devices import InputDevices
 from actorflow_compiler.core.errors import CallError
 
 
@@ -30,7 +30,7 @@ def arguments(*devices: str) -> CallArguments:
     return replace(made, tensors=tuple(map(At, devices)))  # type: ignore[arg-type]
 
 
-def look(fed: Fed, device: str, *devices: str, needed: tuple[str, ...] = ("x", "y")) -> list[str]:
+def look(fed: InputDevices, device: str, *devices: str, needed: tuple[str, ...] = ("x", "y")) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fed.look("step", arguments(*devices), needed, torch.device(device))
@@ -38,18 +38,18 @@ def look(fed: Fed, device: str, *devices: str, needed: tuple[str, ...] = ("x", "
 
 
 def test_a_tensor_on_another_device_is_told_of_once():
-    fed = Fed()
+    fed = InputDevices()
     (told,) = look(fed, "cuda:1", "cuda:0", "cuda:1")
     assert "step was called with x on cuda:0, and this rank works on cuda:1" in told
     assert look(fed, "cuda:1", "cuda:0", "cuda:1") == []
     assert len(look(fed, "cuda:1", "cuda:0", "cuda:0")) == 1  # y
-    assert len(look(Fed(), "cpu", "cuda:0")) == 1
+    assert len(look(InputDevices(), "cpu", "cuda:0")) == 1
 
 
 def test_a_tensor_on_the_cpu_is_where_batches_come_from():
-    assert look(Fed(), "cuda:0", "cpu", "cuda:0") == []
-    assert look(Fed(), "cuda", "cuda:0") == []
-    assert look(Fed(), "cuda:1", "cuda:0", needed=()) == []  # the plan does not use it on this rank
+    assert look(InputDevices(), "cuda:0", "cpu", "cuda:0") == []
+    assert look(InputDevices(), "cuda", "cuda:0") == []
+    assert look(InputDevices(), "cuda:1", "cuda:0", needed=()) == []  # the plan does not use it on this rank
 
 
 def test_a_tensor_without_memory_is_refused():

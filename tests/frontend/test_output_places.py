@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from actorflow.cli import main
-from actorflow.support.places_to_write import fault
+from actorflow.support.output_paths import why_not_writable
 
 OPTIONS = {  # option → the command before it, and whether it is a folder
     "--trace": (["run", "train.py"], True),
@@ -36,15 +36,15 @@ def test_what_stands_in_the_way_is_named_before_anything_starts(
 
 
 def test_missing_folders_are_made_for_files_and_folders_alike(tmp_path: Path) -> None:
-    assert fault(tmp_path / "new" / "traced", folder=True) == ""
+    assert why_not_writable(tmp_path / "new" / "traced", folder=True) == ""
     assert (tmp_path / "new" / "traced").is_dir()
-    assert fault(tmp_path / "other" / "plan.html") == ""
+    assert why_not_writable(tmp_path / "other" / "plan.html") == ""
     assert list((tmp_path / "other").iterdir()) == []  # the file itself is for whoever writes it
 
 
 def test_a_folder_is_no_file_and_a_file_keeps_what_is_in_it(tmp_path: Path) -> None:
-    assert "it is a folder" in fault(tmp_path)
+    assert "it is a folder" in why_not_writable(tmp_path)
     (tmp_path / "old.txt").write_text("old")
-    assert fault(tmp_path / "old.txt") == ""
+    assert why_not_writable(tmp_path / "old.txt") == ""
     assert (tmp_path / "old.txt").read_text() == "old"
-    assert "cannot be written" in fault("/proc/page.html")
+    assert "cannot be written" in why_not_writable("/proc/page.html")

@@ -173,15 +173,15 @@ def test_a_large_result_stays_with_its_owners_until_one_rank_reads_it_and_goes_w
         predict = flow.global_function(type="predict")(lambda x: wide(x))
         x, _ = batch(0)
         kept = [predict(x + i) for i in range(5)]
-        assert current().context.world == 1 or len(current().running.results._kept) == 5
+        assert current().context.world == 1 or len(current().runtime.results._kept) == 5
         if rank == 1:
             torch.testing.assert_close(kept[3].detach(), expected(x + 3).detach())
             print("read")
         del kept
         end = time.monotonic() + 100
-        while current().running.results._kept and time.monotonic() < end:
+        while current().runtime.results._kept and time.monotonic() < end:
             time.sleep(0.01)
-        assert not current().running.results._kept
+        assert not current().runtime.results._kept
         print("gone")
     """)
     assert ended.code == 0, ended.text

@@ -10,7 +10,7 @@ from torch import nn
 
 from actorflow.runtime.parts import assemble, part, sources
 from actorflow.script_state.search import find_state
-from actorflow.session.agreement import Report, compare, differing, report
+from actorflow.session.agreement import StateReport, check_agreement, differing_variables, report_state
 from actorflow.variables.optimizer_state import initial_state
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.placement import placement
@@ -56,7 +56,7 @@ def make(**layers: nn.Module) -> Any:
     def step() -> Any:
         return model
 
-    return report(find_state(step), Hints(), contents=True)
+    return report_state(find_state(step), Hints(), contents=True)
 
 
 def test_equal_state_is_agreed_on_and_differing_contents_are_listed():
@@ -64,18 +64,18 @@ def test_equal_state_is_agreed_on_and_differing_contents_are_listed():
     one = make(a=nn.Linear(2, 2), b=nn.Linear(2, 2, bias=False))
     torch.manual_seed(0)
     same = make(a=nn.Linear(2, 2), b=nn.Linear(2, 2, bias=False))
-    other = Report(one.lines, one.checksums | {"model.b.weight": 1})
-    compare("job", [one, Report.from_bytes(same.to_bytes()), other])
-    assert differing([one, same, other]) == {"model.b.weight": [2]}
+    other = StateReport(one.lines, one.checksums | {"model.b.weight": 1})
+    check_agreement("job", [one, StateReport.from_bytes(same.to_bytes()), other])
+    assert differing_variables([one, same, other]) == {"model.b.weight": [2]}
 
 
 def test_the_first_difference_between_ranks_is_shown_with_both_sides():
     with pytest.raises(CallError) as caught:
-        compare("job", [make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 3))])
+        check_agreement("job", [make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 3))])
     assert "rank 0 has parameter model.a.weight: float32[2, 2]" in str(caught.value)
     assert "rank 2 has parameter model.a.weight: float32[3, 2]" in str(caught.value)
     with pytest.raises(CallError, match=r"rank 1 has module model\.b: Linear"):
-        compare("job", [make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 2), b=nn.Linear(2, 2))])
+        check_agreement("job", [make(a=nn.Linear(2, 2)), make(a=nn.Linear(2, 2), b=nn.Linear(2, 2))])
 
 
 ADAM = {"step": 0, "exp_avg": 0, "exp_avg_sq": 0}

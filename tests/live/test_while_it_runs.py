@@ -11,14 +11,14 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from actorflow.live import shown, view
-from actorflow.live.meter import Meter, Reading
-from actorflow.live.pulse import Pulse, row, take
-from actorflow.live.view import View
+from actorflow.live import observer, view
+from actorflow.live.meter import MeterReading, StepMeter
+from actorflow.live.pulse import RankPulse, pulse_row, take_pulse
+from actorflow.live.view import LiveView
 from actorflow.rendezvous.settings import Settings
-from actorflow.session.five_lines import five_lines
+from actorflow.session.plan_summary import summary_lines
 from actorflow.support import progress
-from actorflow.support.progress import Work, working
+from actorflow.support.progress import Progress, show_progress
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.core.errors import ClusterError
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -42,10 +42,10 @@ class Clock:
         return self.now
 
 
-def metered(done: int, of: int, total: int | None = None) -> tuple[Meter, Clock]:
+def metered(done: int, of: int, total: int | None = None) -> tuple[StepMeter, Clock]:
     """A meter of some calls of 32 samples each that took half a second each."""
     clock = Clock()
-    meter = Meter(clock)
+    meter = StepMeter(clock)
     meter.total = total
     calls = [Handle() for _ in range(of)]
     for i, call in enumerate(calls):
@@ -60,7 +60,7 @@ def metered(done: int, of: int, total: int | None = None) -> tuple[Meter, Clock]
 def test_a_meter_counts_what_is_done_and_how_fast() -> None:
     meter, _ = metered(done=4, of=6, total=10)
     found = meter.look()
-    assert found == Reading(4, 10, 2.0, 64.0, 0.25, 2.0)
+    assert found == MeterReading(4, 10, 2.0, 64.0, 0.25, 2.0)
     assert found.left == 3.0
     assert str(found) == "step 4 of 10, 2 steps/s, 64 samples/s, loss 0.25, 3 s left"
     assert str(replace(found, total=None)) == "step 4, 2 steps/s, 64 samples/s, loss 0.25, 2 s so far"
@@ -77,7 +77,7 @@ def test_the_speed_is_that_of_the_last_seconds() -> None:
 def test_a_meter_keeps_no_call_that_is_done() -> None:
     meter, _ = metered(done=5, of=5)
     assert not meter._open
-    assert Meter(Clock()).look() is None
+    assert StepMeter(Clock()).look() is None
 
 
 def test_off_a_terminal_there_are_plain_lines_further_and_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_off_a_terminal_there_are_plain_lines_further_and_further_apart(monkeypa
     monkeypatch.setattr(view, "LINES", (0.02, 0.04, 30.0))
     out = io.StringIO()
     meter, _ = metered(done=2, of=2, total=4)
-    shown_ = View(meter, 1, None, Console(file=out, soft_wrap=True))
+    shown_ = LiveView(meter, 1, None, Console(file=out, soft_wrap=True))
     shown_.start()
     end = time.monotonic() + LIMIT
     while out.getvalue().count("\n") < 2 and time.monotonic() < end:
@@ -96,7 +96,7 @@ def test_off_a_terminal_there_are_plain_lines_further_and_further_apart(monkeypa
     assert all(line.startswith("actorflow: step 2 of 4, ") and "\x1b" not in line for line in lines)
 
 
-def lines(shown_: View, width: int) -> list[str]:
+def lines(shown_: LiveView, width: int) -> list[str]:
     """What is shown now in a terminal of this width."""
     console = Console(file=io.StringIO(), width=width, _environ={})
     with console.capture() as captured:
@@ -115,9 +115,9 @@ def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytes
             asked.set()
             raise ClusterError("nothing is served here yet")
         waits = ("all_reduce0B3.2@0 is in all_reduce 1 with ranks [0, 1]",)
-        return json.dumps(asdict(Pulse(0, 1, "fires F0, firing 3", True, {"compute": 1}, 3, 8, waits))).encode()
+        return json.dumps(asdict(RankPulse(0, 1, "fires F0, firing 3", True, {"compute": 1}, 3, 8, waits))).encode()
 
-    shown_ = View(meter, 2, pull, Console(file=out, force_terminal=True, width=140, _environ={"TERM": "xterm"}))
+    shown_ = LiveView(meter, 2, pull, Console(file=out, force_terminal=True, width=140, _environ={"TERM": "xterm"}))
     shown_.start()
     progress.listen(shown_._noted)
     assert asked.wait(LIMIT)
@@ -143,10 +143,11 @@ def test_on_a_terminal_there_is_a_bar_and_a_row_for_each_rank(monkeypatch: pytes
 
 
 def test_a_row_says_how_busy_queues_were_since_the_last_look() -> None:
-    before = Pulse(2, 1_000, "", True, {"compute": 100, "send:0": 0, "send:1": 0}, 0, 9, ())
-    now = Pulse(2, 2_000, "", True, {"compute": 850, "send:0": 100, "send:1": 200}, 4, 9, ("F2 waits for a slot", "x"))
-    assert row(before, now) == ("2", "waits", "75%", "0%", "20%", "4 of 9", "F2 waits for a slot (+1)")
-    assert row(None, replace(now, under_way=False, waits=()))[1:4] == ("idle", "–", "–")
+    before = RankPulse(2, 1_000, "", True, {"compute": 100, "send:0": 0, "send:1": 0}, 0, 9, ())
+    busy = {"compute": 850, "send:0": 100, "send:1": 200}
+    now = RankPulse(2, 2_000, "", True, busy, 4, 9, ("F2 waits for a slot", "x"))
+    assert pulse_row(before, now) == ("2", "waits", "75%", "0%", "20%", "4 of 9", "F2 waits for a slot (+1)")
+    assert pulse_row(None, replace(now, under_way=False, waits=()))[1:4] == ("idle", "–", "–")
 
 
 def test_a_pulse_of_a_worker_at_work() -> None:
@@ -155,13 +156,13 @@ def test_a_pulse_of_a_worker_at_work() -> None:
         alone = cluster.workers[0]  # rank 1 is not called, so that this one gets no further than its slots allow
         alone.issue(0, {"x": batches(1)[0][0]}, {"step": -0.01})
         end = time.monotonic() + LIMIT
-        while "read on rank 1" not in str((found := take(0, alone)).waits) and time.monotonic() < end:
+        while "read on rank 1" not in str((found := take_pulse(0, alone)).waits) and time.monotonic() < end:
             time.sleep(0.01)
     assert found.under_way
     assert found.busy["compute"] > 0
     assert 0 < found.taken <= found.slots
     assert any("of register" in wait or "waits for register" in wait for wait in found.waits)
-    assert Pulse.from_json(json.loads(json.dumps(asdict(found)))) == found
+    assert RankPulse.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert alone.record is not None
     assert alone.record.fired == []  # counting is all that it does
 
@@ -183,11 +184,11 @@ def test_who_gets_a_bar(
 ) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    for name in shown._OWN_BARS:
-        monkeypatch.delitem(shown.sys.modules, name, raising=False)
+    for name in observer._OWN_BARS:
+        monkeypatch.delitem(observer.sys.modules, name, raising=False)
     for name in modules:
-        monkeypatch.setitem(shown.sys.modules, name, shown)
-    assert shown._wanted(Settings(live=live, launcher=launcher)) == expected
+        monkeypatch.setitem(observer.sys.modules, name, observer)
+    assert observer._wanted(Settings(live=live, launcher=launcher)) == expected
 
 
 def test_the_loss_is_the_first_number_that_the_master_holds_whole() -> None:
@@ -199,14 +200,14 @@ def test_the_loss_is_the_first_number_that_the_master_holds_whole() -> None:
         Result(3, (), "float32", on(0), (P,)),
         Result(4, (), "float32", on(0), (B,)),
     )
-    assert shown._loss(replace(plan, results=results)) == 4
-    assert shown._loss(replace(plan, results=results[:4])) is None
+    assert observer._loss(replace(plan, results=results)) == 4
+    assert observer._loss(replace(plan, results=results[:4])) is None
 
 
 def test_a_loop_with_a_bar_gives_the_items_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown.clusters, "place", lambda: Settings(rank=1, world=2))
-    assert list(shown.progress(range(3))) == [0, 1, 2]
-    assert shown._view is None
+    monkeypatch.setattr(observer.clusters, "place", lambda: Settings(rank=1, world=2))
+    assert list(observer.progress(range(3))) == [0, 1, 2]
+    assert observer._view is None
 
 
 # -- compiling ------------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ def test_long_work_says_in_which_part_it_is_and_of_how_many(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    with working("compiling step", "compiled step", (("infer", "choosing layouts"), ("cut", "cutting it"))) as work:
+    parts = ("infer", "choosing layouts"), ("cut", "cutting it")
+    with show_progress("compiling step", "compiled step", parts) as work:
         assert work.shown.wait(LIMIT)
         work("infer")
         work("measure 3 of 4 bodies")
@@ -235,7 +237,7 @@ def test_long_work_says_in_which_part_it_is_and_of_how_many(
 
 def test_quick_work_says_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 1000.0)
-    with working("compiling step", "compiled step") as work:
+    with show_progress("compiling step", "compiled step") as work:
         work.sum_up(lambda: pytest.fail("nobody asked"))
     assert capsys.readouterr().err == ""
 
@@ -244,7 +246,7 @@ def test_who_has_the_terminal_is_told_instead(capsys: pytest.CaptureFixture[str]
     heard: list[str] = []
     progress.listen(heard.append)
     try:
-        work = Work("compiling step", (("infer", "choosing layouts"),))
+        work = Progress("compiling step", (("infer", "choosing layouts"),))
         work.show()
         work("infer")
         work.stop()
@@ -255,7 +257,7 @@ def test_who_has_the_terminal_is_told_instead(capsys: pytest.CaptureFixture[str]
 
 
 def test_five_lines_sum_up_a_plan() -> None:
-    lines = five_lines(summarise(training()), CPU_CORE)
+    lines = summary_lines(summarise(training()), CPU_CORE)
     assert [line.split()[0] for line in lines] == ["parallelism", "communication", "bubble", "memory", "step"]
     assert lines[0] == "parallelism    2 devices in 4 micro-batches"  # made by hand: its actors name no stage
     assert lines[1].endswith("send 192 B")  # 4 pieces of 2 × 3 numbers, there and back

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actorflow.devices import Cpu, Device
 from actorflow.runtime.collective_order import calls
-from actorflow.session.planes import Spot, choose
+from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow.transport.memory import MemoryPlane, Switchboard
 from actorflow.transport.messages import DataPlane
@@ -66,7 +66,7 @@ class Meeting(MemoryPlane):
 
 
 def on_gpus(plan: Plan) -> Plan:
-    return verify(choose(plan, [Spot("here", f"GPU {rank}", nccl=True) for rank in range(plan.world)]))
+    return verify(choose_planes(plan, [RankLocation("here", f"GPU {rank}", nccl=True) for rank in range(plan.world)]))
 
 
 class Marked:

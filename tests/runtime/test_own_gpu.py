@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actorflow.launch.entry import _seed
-from actorflow.rendezvous import device_assignment as seats
+from actorflow.rendezvous import device_assignment
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -38,7 +38,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     monkeypatch.setattr(torch.cuda, "set_device", found.take)
     monkeypatch.setattr(torch.cuda, "_queued_calls", found.waiting)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(seats, "_kinds", ())
+    monkeypatch.setattr(device_assignment, "_kinds", ())
     return found
 
 
@@ -77,7 +77,7 @@ def test_a_rank_that_first_uses_cuda_for_a_job_takes_the_gpu_that_the_job_gives_
     monkeypatch.setattr(torch.cuda, "set_device", take)
     monkeypatch.setattr(torch.cuda, "get_device_name", str)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
-    assert seats.seat("cuda", settings, ("cuda", "cpu", "cuda")).index == 1
+    assert device_assignment.look_at_devices("cuda", settings, ("cuda", "cpu", "cuda")).index == 1
     assert gpus.taken == ["cuda:1", "cuda:1"]
 
 
@@ -94,4 +94,4 @@ def test_a_gpu_that_cannot_be_used_is_named_with_torchs_words_and_what_to_do(gpu
     with pytest.raises(ClusterError, match=message):
         _seed(rank("cuda"))
     with pytest.raises(ClusterError, match=message):
-        seats.seat("cuda", rank(""), ("cuda", "cuda"))
+        device_assignment.look_at_devices("cuda", rank(""), ("cuda", "cuda"))

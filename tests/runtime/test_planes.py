@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from actorflow.runtime.collective_order import calls
-from actorflow.session.planes import Spot, choose, share, spots_of, unshare
+from actorflow.session.planes import RankLocation, choose_planes, rank_locations, share, unshare
 from actorflow_compiler.plan.plan import Collective, Plan
 from actorflow_compiler.plan.text import to_text
 from actorflow_compiler.plan.verify import verify
 from models import CASES
 from trained import Layout, plan_of
 
-GPUS = [Spot("a", "GPU-0", nccl=True), Spot("a", "GPU-1", nccl=True)]
+GPUS = [RankLocation("a", "GPU-0", nccl=True), RankLocation("a", "GPU-1", nccl=True)]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def planes(plan: Plan) -> Counter[tuple[str, str]]:
 
 
 def test_gpus_of_one_rank_each_use_nccl_for_all_even_what_is_small(pipeline: Plan) -> None:
-    spots = [*GPUS, Spot("b", "GPU-0", nccl=True), Spot("b", "GPU-1", nccl=True)]
+    spots = [*GPUS, RankLocation("b", "GPU-0", nccl=True), RankLocation("b", "GPU-1", nccl=True)]
     spots = [replace(spot, gpu=f"{spot.machine} {spot.gpu}") for spot in spots]
-    found = verify(choose(pipeline, spots))
+    found = verify(choose_planes(pipeline, spots))
     assert {plane for _, plane in planes(found)} == {"nccl"}
     assert [order.rank for order in found.calls] == [0, 1, 2, 3]
     assert calls(found, 0) == calls(found.for_rank(0), 0) != ()
@@ -43,22 +43,22 @@ def test_gpus_of_one_rank_each_use_nccl_for_all_even_what_is_small(pipeline: Pla
 
 
 def test_ranks_that_share_a_gpu_go_through_host_memory(pipeline: Plan) -> None:
-    shared = [Spot("a", "GPU-0", nccl=True)] * 4
-    found = verify(choose(pipeline, shared))
+    shared = [RankLocation("a", "GPU-0", nccl=True)] * 4
+    found = verify(choose_planes(pipeline, shared))
     assert set(planes(found)) == {("send", "shared"), ("collective", "gloo")}
     assert found.calls == ()
-    apart = verify(choose(pipeline, [replace(spot, machine="") for spot in shared]))
+    apart = verify(choose_planes(pipeline, [replace(spot, machine="") for spot in shared]))
     assert {plane for _, plane in planes(apart)} <= {"gloo", "inline"}
 
 
 def test_two_gpus_that_each_hold_a_pair_of_ranks_use_nccl_only_between_different_ones(pipeline: Plan) -> None:
-    found = verify(choose(pipeline, [GPUS[0], GPUS[0], GPUS[1], GPUS[1]]))
+    found = verify(choose_planes(pipeline, [GPUS[0], GPUS[0], GPUS[1], GPUS[1]]))
     assert set(planes(found)) == {("send", "nccl"), ("collective", "gloo")}
     assert all(call.kind in ("send", "receive") for rank in range(4) for call in calls(found, rank))
 
 
 def test_processors_and_gpus_in_one_plan_meet_in_host_memory(pipeline: Plan) -> None:
-    found = verify(choose(pipeline, [*GPUS, Spot("a"), Spot("b")]))
+    found = verify(choose_planes(pipeline, [*GPUS, RankLocation("a"), RankLocation("b")]))
     by_group = {a.comm.ranks: a.comm.plane for a in pipeline_comms(found)}
     assert by_group[0, 1] == "nccl"
     assert by_group[2, 3] == "gloo"
@@ -71,17 +71,17 @@ def pipeline_comms(plan: Plan) -> list:  # type: ignore[type-arg]
 
 
 def test_a_gpu_without_nccl_goes_through_host_memory(pipeline: Plan) -> None:
-    found = choose(pipeline, [replace(spot, nccl=False) for spot in GPUS * 2])
+    found = choose_planes(pipeline, [replace(spot, nccl=False) for spot in GPUS * 2])
     assert "nccl" not in {plane for _, plane in planes(found)}
 
 
 def test_without_gpus_nothing_changes(pipeline: Plan) -> None:
-    assert choose(pipeline, [Spot("a")] * 4) == share(pipeline, ["a"] * 4)
-    assert choose(pipeline, [Spot()] * 4) == pipeline
+    assert choose_planes(pipeline, [RankLocation("a")] * 4) == share(pipeline, ["a"] * 4)
+    assert choose_planes(pipeline, [RankLocation()] * 4) == pipeline
 
 
 def test_what_is_shared_with_a_rank_that_has_no_socket_goes_over_gloo_and_nccl_stays(pipeline: Plan) -> None:
-    found = choose(pipeline, [*GPUS, Spot("a"), Spot("a")])
+    found = choose_planes(pipeline, [*GPUS, RankLocation("a"), RankLocation("a")])
     for rank in range(4):
         alone = verify(unshare(found, rank, ()))
         assert ("collective", "nccl") in planes(alone)
@@ -90,5 +90,5 @@ def test_what_is_shared_with_a_rank_that_has_no_socket_goes_over_gloo_and_nccl_s
 
 
 def test_spots_are_made_of_what_ranks_report() -> None:
-    found = spots_of(["a", "a", ""], ["cuda", "cpu", "cuda"], ["GPU-0", "GPU-1", "GPU-2"], ["2.27", "2.27", ""])
-    assert found == [Spot("a", "GPU-0", nccl=True), Spot("a"), Spot("", "GPU-2")]
+    found = rank_locations(["a", "a", ""], ["cuda", "cpu", "cuda"], ["GPU-0", "GPU-1", "GPU-2"], ["2.27", "2.27", ""])
+    assert found == [RankLocation("a", "GPU-0", nccl=True), RankLocation("a"), RankLocation("", "GPU-2")]

@@ -115,13 +115,13 @@ def test_a_handle_that_another_rank_drops_before_this_one_has_started_is_counted
     answers: list[object] = []
     asked = threading.Event()
 
-    until = session.context.gates.until
+    until = session.context.barrier.wait_until
 
     def wait(there: Callable[[], bool]) -> None:
         asked.set()
         until(there)
 
-    monkeypatch.setattr(session.context.gates, "until", wait)
+    monkeypatch.setattr(session.context.barrier, "wait_until", wait)
 
     def drop() -> None:
         try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actorflow.devices import Cpu, Device
-from actorflow.session.planes import Spot, choose
+from actorflow.session.planes import RankLocation, choose_planes
 from actorflow.testing.local_cluster import LocalCluster
 from actorflow_compiler.plan.plan import Plan
 from models import CASES
@@ -17,7 +17,7 @@ from runtime.fake_device import Bench, staged
 from trained import Layout, plan_of, train, train_planned
 
 STEPS = 3
-SHARED = Spot("here", "GPU 0", nccl=True)  # two ranks on one GPU: NCCL refuses them
+SHARED = RankLocation("here", "GPU 0", nccl=True)  # two ranks on one GPU: NCCL refuses them
 
 
 def mixed(bench: Bench) -> Callable[[int], Device]:
@@ -27,9 +27,9 @@ def mixed(bench: Bench) -> Callable[[int], Device]:
 @pytest.mark.parametrize(
     ("layout", "device", "spots"),
     [
-        (Layout(2, 4, pipeline=True), mixed, (Spot("here"), SHARED)),
-        (Layout(2, 4, pipeline=True), mixed, (Spot("here"), Spot("there", "GPU 0", nccl=True))),
-        (Layout(2), mixed, (Spot("here"), SHARED)),
+        (Layout(2, 4, pipeline=True), mixed, (RankLocation("here"), SHARED)),
+        (Layout(2, 4, pipeline=True), mixed, (RankLocation("here"), RankLocation("there", "GPU 0", nccl=True))),
+        (Layout(2), mixed, (RankLocation("here"), SHARED)),
         (Layout(2), lambda bench: bench.device, (SHARED, SHARED)),
     ],
     ids=["pipeline, near", "pipeline, far", "data", "data, on one GPU"],
@@ -37,7 +37,7 @@ def mixed(bench: Bench) -> Callable[[int], Device]:
 def test_a_training_gives_the_same_numbers_on_any_mixture_of_devices(
     layout: Layout,
     device: Callable[[Bench], Callable[[int], Device]],
-    spots: tuple[Spot, ...],
+    spots: tuple[RankLocation, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted, state, _ = train_planned(CASES["mlp"], layout, [8] * STEPS)
@@ -45,7 +45,7 @@ def test_a_training_gives_the_same_numbers_on_any_mixture_of_devices(
     bench = Bench(seed=5)
 
     def chosen(plan: Plan, machines: object) -> Plan:
-        made = choose(plan, spots)
+        made = choose_planes(plan, spots)
         assert not made.calls, "something goes over NCCL"
         return made
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorflow.runtime.collective_order import NcclCall, Post, Turns, calls
-from actorflow.session.planes import Spot, choose
+from actorflow.session.planes import RankLocation, choose_planes
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.sbp import Split
 from actorflow_compiler.hints.hints import zero
@@ -46,7 +46,7 @@ LAYOUTS = {
 
 def on_gpus(plan: Plan) -> Plan:
     """The plan, where every rank has a GPU of its own."""
-    return verify(choose(plan, [Spot("here", f"GPU {rank}", nccl=True) for rank in range(plan.world)]))
+    return verify(choose_planes(plan, [RankLocation("here", f"GPU {rank}", nccl=True) for rank in range(plan.world)]))
 
 
 def sequences(plan: Plan) -> dict[int, tuple[NcclCall, ...]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import actorflow as flow
 from actorflow.session import compile_client
-from actorflow.session.context import Context
+from actorflow.session.context import SessionContext
 from actorflow.session.pull_server import PullServer
 from actorflow.variables.variable_table import VariablePart
 
@@ -29,7 +29,7 @@ def serve_and_tell(self: PullServer, wanted: VariablePart) -> Iterable[bytes]:
     return serve(self, wanted)
 
 
-def adopt_late(context: Context, *args: Any) -> None:
+def adopt_late(context: SessionContext, *args: Any) -> None:
     """As it is; on rank 1 only when rank 0 reads."""
     if context.rank == 1 and not asked.wait(LIMIT):
         print("NOBODY has asked", flush=True)

@@ -201,8 +201,8 @@ def left() -> tuple[int, int, int]:
     session = started()
     assert session is not None
     assert session.worker is not None
-    assert session.running is not None
-    return len(session.worker.plans), len(session.worker.variables), len(session.running.variables.layouts)
+    assert session.runtime is not None
+    return len(session.worker.plans), len(session.worker.variables), len(session.runtime.variables.layouts)
 
 
 def trials(make: Callable[[int], Made], count: int) -> Iterator[tuple[tuple[int, int, int], int, float]]:

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from actorflow.cli import main
 from actorflow.status import sockets
 from actorflow.status.graph import edges, verdict
-from actorflow.status.sockets import About, announce, answer, ask, on_signal, runs
-from actorflow.status.standing import Standing, Waiting
+from actorflow.status.rank_status import QueueWait, RankStatus
+from actorflow.status.sockets import RunInfo, announce_run, answer_requests, ask_ranks, find_runs, on_signal
 from actorflow.status.text import to_text
 from cluster.ranks import LIMIT
 from cluster.runs import Run
@@ -50,12 +50,12 @@ float(step(torch.ones(4, 8)))
 """
 
 
-def standing(rank: int, *ranks: int, meets: str = "", **more: object) -> Standing:
-    waits = (Waiting(f"F{rank}@{rank}", "waits for register 3 (empty)", ranks, meets),) if ranks else ()
-    return Standing(rank, "here", 100 + rank, f"train.py:{rank}", waits=waits, **more)  # type: ignore[arg-type]
+def standing(rank: int, *ranks: int, meets: str = "", **more: object) -> RankStatus:
+    waits = (QueueWait(f"F{rank}@{rank}", "waits for register 3 (empty)", ranks, meets),) if ranks else ()
+    return RankStatus(rank, "here", 100 + rank, f"train.py:{rank}", waits=waits, **more)  # type: ignore[arg-type]
 
 
-def of(*standings: Standing) -> dict[int, Standing]:
+def of(*standings: RankStatus) -> dict[int, RankStatus]:
     return {s.rank: s for s in standings}
 
 
@@ -92,7 +92,7 @@ def of(*standings: Standing) -> dict[int, Standing]:
         ({}, "no rank answers"),
     ],
 )
-def test_the_rank_that_all_wait_for_is_named(standings: dict[int, Standing], expected: str) -> None:
+def test_the_rank_that_all_wait_for_is_named(standings: dict[int, RankStatus], expected: str) -> None:
     assert verdict(4, standings) == expected
 
 
@@ -119,7 +119,7 @@ CIRCLE = (standing(0, 1, moved=7), standing(1, 2, moved=8), standing(2, 1, moved
     ],
 )  # fmt: skip
 def test_a_circle_is_told_of_ranks_that_stood_still_between_two_rounds_and_of_no_others(
-    before: tuple[Standing, ...], now: tuple[Standing, ...], expected: str
+    before: tuple[RankStatus, ...], now: tuple[RankStatus, ...], expected: str
 ) -> None:
     assert verdict(3, of(*now), of(*before)) == expected
 
@@ -130,7 +130,7 @@ def test_members_of_a_collective_that_are_all_there_wait_for_nobody() -> None:
 
 def test_what_a_rank_says_travels_as_json() -> None:
     said = standing(3, 1, 2, meets="7", calls=4, early=True, doing="fires F3", text="all\nof it")
-    assert Standing.from_json(json.loads(json.dumps(said.to_json()))) == said
+    assert RankStatus.from_json(json.loads(json.dumps(said.to_json()))) == said
 
 
 @pytest.fixture
@@ -144,22 +144,22 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder / "launcher")
 
 
-def about(*ranks: int, world: int = 2, pid: int | None = None) -> About:
-    return About(pid or os.getpid(), "train.py", ("--lr", "1"), world, ranks, time.time(), "logs")
+def about(*ranks: int, world: int = 2, pid: int | None = None) -> RunInfo:
+    return RunInfo(pid or os.getpid(), "train.py", ("--lr", "1"), world, ranks, time.time(), "logs")
 
 
 def test_a_rank_answers_for_itself_and_fetches_what_ranks_of_other_machines_say(launcher: str) -> None:
     run = about(0, world=3)
-    announce(launcher, run)
+    announce_run(launcher, run)
 
     def pull(rank: int) -> bytes:
         if rank == 2:
             raise OSError("lost")
         return json.dumps(standing(rank, 2).to_json()).encode()
 
-    answer(launcher, 0, 3, pull)
-    assert runs() == [(launcher, run)]
-    found = ask(launcher, run)
+    answer_requests(launcher, 0, 3, pull)
+    assert find_runs() == [(launcher, run)]
+    found = ask_ranks(launcher, run)
     assert sorted(found.standings) == [0, 1]
     assert found.standings[0].pid == os.getpid()
     text = to_text(run, found)
@@ -173,16 +173,16 @@ def test_a_rank_that_could_not_answer_once_answers_the_next_time(
 ) -> None:
     """As where it is asked in the middle of an import."""
 
-    def early(rank: int) -> Standing:
+    def early(rank: int) -> RankStatus:
         raise AttributeError("partially initialized module")
 
     run = about(0, world=1)
-    announce(launcher, run)
+    announce_run(launcher, run)
     with monkeypatch.context() as first:
         first.setattr(sockets, "own", early)
-        answer(launcher, 0, 1, lambda rank: b"")
-        assert ask(launcher, run).silent[0].startswith("gave no answer (process")
-    assert 0 in ask(launcher, run).standings
+        answer_requests(launcher, 0, 1, lambda rank: b"")
+        assert ask_ranks(launcher, run).silent[0].startswith("gave no answer (process")
+    assert 0 in ask_ranks(launcher, run).standings
 
 
 def test_a_rank_that_does_not_answer_is_told_from_one_that_is_not_there(
@@ -195,7 +195,7 @@ def test_a_rank_that_does_not_answer_is_told_from_one_that_is_not_there(
     gone = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     gone.bind(str(Path(launcher).with_name("rank2")))
     gone.close()
-    found = ask(launcher, about(0, 1, 2, world=3))
+    found = ask_ranks(launcher, about(0, 1, 2, world=3))
     assert found.silent == {
         0: "has not started",
         1: f"does not answer (process {os.getpid()} is in code that keeps the GIL)",
@@ -206,21 +206,21 @@ def test_a_rank_that_does_not_answer_is_told_from_one_that_is_not_there(
 
 def test_runs_whose_launchers_are_gone_are_not_listed(launcher: str) -> None:
     process = subprocess.Popen(["sleep", "1000"])
-    announce(launcher, about(0, pid=process.pid))
-    assert [run.pid for _, run in runs()] == [process.pid]
+    announce_run(launcher, about(0, pid=process.pid))
+    assert [run.pid for _, run in find_runs()] == [process.pid]
     process.kill()
     process.wait()
-    assert runs() == []
+    assert find_runs() == []
     path = Path(launcher).with_name("run.json")
     path.write_text(path.read_text().replace(f'"pid": {process.pid}', f'"pid": {os.getpid()}'))
-    assert runs() == []  # the number is another process's now
+    assert find_runs() == []  # the number is another process's now
     done = CliRunner().invoke(main, ["status"])
     assert done.exit_code == 1
     assert "no run of this machine and user was found" in done.output
 
 
 def test_an_unknown_launcher_is_answered_with_those_that_there_are(launcher: str) -> None:
-    announce(launcher, about(0))
+    announce_run(launcher, about(0))
     done = CliRunner().invoke(main, ["status", "1"])
     assert done.exit_code == 1
     assert f"1 is no launcher of a run of this machine and user; there are: {os.getpid()}" in done.output
@@ -298,10 +298,10 @@ while True:
 def test_a_pipeline_that_trains_is_never_said_to_wait_in_a_circle(start: Callable[..., Run]) -> None:
     run = start(PIPELINE, "--devices", "2")
     wait_for(run, lambda: "one step" in run.output)
-    launcher, about = next((launcher, about) for launcher, about in runs() if about.pid == run.process.pid)
+    launcher, about = next((launcher, about) for launcher, about in find_runs() if about.pid == run.process.pid)
     rounds = 0
     while rounds < 5:  # of those in which a single round would have told of one
-        found = ask(launcher, about)
+        found = ask_ranks(launcher, about)
         assert "circle" not in to_text(about, found).partition("\n\n")[0]
         rounds += found.before is not None
 

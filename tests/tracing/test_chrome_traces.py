@@ -97,8 +97,8 @@ def test_a_trace_of_another_version_is_refused_with_both_versions(tmp_path: Path
         folder.read(str(tmp_path))
 
 
-def part(rank: int, cut: str = "") -> folder.Part:
-    return folder.Part(folder.RankInfo(rank, "here", 1, 0), "train.py", "0.1", cut, [])
+def part(rank: int, cut: str = "") -> folder.RankTrace:
+    return folder.RankTrace(folder.RankInfo(rank, "here", 1, 0), "train.py", "0.1", cut, [])
 
 
 def test_a_folder_without_a_trace_says_what_is_there(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from actorflow.cli import main
-from actorflow.rendezvous.failure import LAST_THINGS, LastThings
+from actorflow.rendezvous.failure import CALLBACK_SECONDS, FailureCallbacks
 from actorflow.tracing import folder
 from actorflow.tracing.chrome import events
-from actorflow.tracing.cut_short import gather, told
-from actorflow.tracing.folder import Part, RankInfo
+from actorflow.tracing.folder import RankInfo, RankTrace
+from actorflow.tracing.partial_trace import merge_rank_traces, trace_note
 from tracing.traced import recorded
 
 STEPS = 4
@@ -86,11 +86,11 @@ def test_a_run_in_which_a_rank_raises_leaves_the_trace_of_all_ranks(script: Path
     assert re.search(r"raised ValueError: no luck \(train\.py:\d+: raise ValueError", shown)
     assert f"actorflow: the trace up to then is in {out}; look at it with: actorflow trace {out}" in shown
     assert [steps_of(out, rank) for rank in range(2)] == [STEPS, STEPS]
-    told = CliRunner().invoke(main, ["trace", str(out), "--text"])
-    assert told.exit_code == 0, told.output
-    assert f"{STEPS} steps recorded" in told.output
-    assert "cut short rank 1 (" in told.output
-    assert "raised ValueError: no luck" in told.output
+    trace_note = CliRunner().invoke(main, ["trace", str(out), "--text"])
+    assert trace_note.exit_code == 0, trace_note.output
+    assert f"{STEPS} steps recorded" in trace_note.output
+    assert "cut short rank 1 (" in trace_note.output
+    assert "raised ValueError: no luck" in trace_note.output
     assert folder.read(str(out)).cut.startswith("rank 1 (")  # in trace.json, which is made of the ranks' files
 
 
@@ -108,7 +108,7 @@ def test_an_interrupted_run_leaves_its_trace(script: Path, tmp_path: Path, devic
     assert "Traceback" not in shown
     assert f"the trace up to then is in {out}" in shown
     assert all(steps_of(out, rank) >= STEPS for rank in range(devices))
-    gather(str(out))
+    merge_rank_traces(str(out))
     assert "interrupted (Ctrl-C)" in folder.read(str(out)).cut
 
 
@@ -119,12 +119,12 @@ def cut(tmp_path: Path) -> str:
     here = str(tmp_path)
     folder.write_plan(here, 0, plan)
     info = RankInfo(0, "here", 1, 0)
-    folder.write_rank(here, Part(info, "train.py", "0.1", "rank 1 was killed by SIGKILL", events(parts[0])))
+    folder.write_rank(here, RankTrace(info, "train.py", "0.1", "rank 1 was killed by SIGKILL", events(parts[0])))
     return here
 
 
 def test_a_rank_that_left_nothing_is_named(cut: str) -> None:
-    said = told(cut, range(2))
+    said = trace_note(cut, range(2))
     assert said.startswith(f"the trace up to then is in {cut}, without rank 1, of which nothing is there; look at it")
     done = CliRunner().invoke(main, ["trace", cut])
     assert done.exit_code == 1
@@ -138,7 +138,7 @@ def test_a_rank_that_left_nothing_is_named(cut: str) -> None:
 def test_a_file_that_was_broken_off_is_none(cut: str) -> None:
     path = folder.rank_file(cut, 0)
     path.write_bytes(path.read_bytes()[:-20])
-    gather(cut)
+    merge_rank_traces(cut)
     assert not Path(cut, folder.MERGED).exists()
     assert folder.read_ranks(cut) == []
 
@@ -148,22 +148,22 @@ def test_what_another_run_left_is_not_taken_for_this_ones(cut: str) -> None:
         Path(cut, name).touch()
     folder.clear(cut)
     assert [path.name for path in Path(cut).iterdir()] == ["notes.txt"]
-    assert told(cut, range(2)) == ""
+    assert trace_note(cut, range(2)) == ""
 
 
 def test_a_run_that_went_well_is_not_made_anew(cut: str) -> None:
-    folder.write_rank(cut, Part(RankInfo(0, "here", 1, 0), "train.py", "0.1", "", []))
-    gather(cut)
+    folder.write_rank(cut, RankTrace(RankInfo(0, "here", 1, 0), "train.py", "0.1", "", []))
+    merge_rank_traces(cut)
     assert not Path(cut, folder.MERGED).exists()
 
 
 def test_what_is_done_last_takes_no_longer_than_it_may() -> None:
-    last, hold = LastThings(), threading.Event()
+    last, hold = FailureCallbacks(), threading.Event()
     seen: list[str] = []
     last.add(lambda: seen.append("written"))
     last.add(hold.wait)
     start = time.monotonic()
     last.start().wait()
     assert seen == ["written"]
-    assert LAST_THINGS <= time.monotonic() - start < LAST_THINGS + 20.0  # of which a busy machine takes some
+    assert CALLBACK_SECONDS <= time.monotonic() - start < CALLBACK_SECONDS + 20.0  # of which a busy machine takes some
     hold.set()

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from actorflow.cli import main
 from actorflow.tracing import folder
-from actorflow.tracing.folder import Traced
-from actorflow.tracing.measured import measured
+from actorflow.tracing.folder import TraceData
+from actorflow.tracing.measurement import measure
 from tracing.chrome_format import faults
 
 STEPS = 5
@@ -61,7 +61,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stderr
 
 
-def read(path: Path) -> Traced:
+def read(path: Path) -> TraceData:
     return folder.read(str(path))
 
 
@@ -86,7 +86,7 @@ def test_ranks_of_different_machines_are_on_one_clock_to_within_their_doubt(trac
     doubt = {r.rank: r.doubt for r in found.ranks}
     assert doubt[0] == 0
     assert 0 < doubt[1] < 1e9  # it asked, and got answers
-    kept = measured(found, found.ran[0])
+    kept = measure(found, found.ran[0])
     for register in kept.plan.registers:
         producer = kept.plan.actor(register.producer)
         if producer.rank != kept.plan.home(register):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.tracing.clock import Estimate, SharedClock, estimate
-from actorflow.tracing.measured import Measured, measured
-from actorflow.tracing.report import report, to_text
+from actorflow.tracing.measurement import Measurement, measure
+from actorflow.tracing.report import make_report, to_text
 from actorflow.tracing.view import drawn, html
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.core.hardware import CPU_CORE
@@ -31,7 +31,7 @@ def costs(plan: Plan, **named: int) -> Durations:
     return Durations({a.id: named.get(a.name, 1000) for a in plan.actors}, {})
 
 
-def waits(found: Measured) -> dict[tuple[int, str], int]:
+def waits(found: Measurement) -> dict[tuple[int, str], int]:
     """(rank, reason) → ns."""
     spent: dict[tuple[int, str], int] = {}
     for gap in found.gaps():
@@ -85,14 +85,15 @@ def test_a_script_that_calls_late_is_the_host(issued: int, what: str) -> None:
 
     calls = {rank: [late * i for i in range(CALLS)] for rank in range(2)}
     made = {rank: [t * issued for t in times] for rank, times in calls.items()}
-    gaps = [g for g in Measured(plan, later(found.starts), later(found.ends), {}, {}, made, calls).gaps() if not g.rank]
+    shifted = Measurement(plan, later(found.starts), later(found.ends), {}, {}, made, calls)
+    gaps = [g for g in shifted.gaps() if not g.rank]
     host = [g for g in gaps if g.reason == "host" and g.on == what]
     assert sum(g.end - g.start for g in host) > 0.9 * late * (CALLS - 2)
 
 
 def test_what_a_queue_runs_and_waits_for_is_all_of_its_time() -> None:
     traced = trace()
-    found = report(traced, traced.ran[0])
+    found = make_report(traced, traced.ran[0])
     m = found.measured
     end = m.end_of(m.iterations - 1)
     lasts = [max(m.ends[id][-1] for id in o.actors) for o in m.plan.orders if o.queue == COMPUTING]
@@ -113,7 +114,7 @@ def test_the_actor_whose_cost_was_forecast_worst_is_named_first() -> None:
     fair = nanoseconds(plan, CPU_CORE)
     f1 = next(a for a in plan.actors if a.name == "F1")
     traced = trace(costs=Durations({**fair.firing, f1.id: 80 * MS}, fair.latency))
-    found = report(traced, traced.ran[0])
+    found = make_report(traced, traced.ran[0])
     assert found.costs[0].name == "F1"
     assert found.costs[0].off < -0.2  # four firings of 80 ms that took nothing like it
     assert "F1" in to_text(traced, found).partition("forecast worst")[2].splitlines()[2]
@@ -121,7 +122,7 @@ def test_the_actor_whose_cost_was_forecast_worst_is_named_first() -> None:
 
 def test_the_page_shows_the_measured_timeline_beside_the_forecast() -> None:
     traced = trace()
-    found = report(traced, traced.ran[0])
+    found = make_report(traced, traced.ran[0])
     page = html(traced, found)
     for text in ("What the run waited for", "Forecast costs and measured ones", "forecast</h3>", "measured</h3>"):
         assert text in page
@@ -137,13 +138,13 @@ def test_a_trace_that_lacks_a_firing_is_refused() -> None:
     lost = next(e for e in traced.events if e["ph"] == "X" and e["args"]["firing"] == 1)
     rest = [e for e in traced.events if e is not lost]
     with pytest.raises(TraceError, match="lacks firings of actor"):
-        measured(type(traced)("s", "0", traced.ranks, traced.ran, rest), traced.ran[0])
+        measure(type(traced)("s", "0", traced.ranks, traced.ran, rest), traced.ran[0])
 
 
 def test_a_plan_that_never_ran_whole_is_refused() -> None:
     traced = trace()
     with pytest.raises(TraceError, match="holds no whole step of plan"):
-        report(type(traced)("s", "0", traced.ranks, traced.ran, []), traced.ran[0])
+        make_report(type(traced)("s", "0", traced.ranks, traced.ran, []), traced.ran[0])
 
 
 @given(

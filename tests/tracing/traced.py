@@ -6,9 +6,9 @@ from functools import cache
 
 from actorflow.runtime.recorder import Recorder
 from actorflow.testing.local_cluster import LocalCluster
-from actorflow.tracing.chrome import Recorded, events, joined
-from actorflow.tracing.folder import Ran, RankInfo, Traced
-from actorflow.tracing.measured import Measured
+from actorflow.tracing.chrome import RankRecording, events, joined
+from actorflow.tracing.folder import RankInfo, TraceData, TracedPlan
+from actorflow.tracing.measurement import Measurement
 from actorflow_compiler.core.hardware import CPU_CORE
 from actorflow_compiler.plan.plan import Plan
 from actorflow_scheduler.cost import Durations
@@ -20,7 +20,7 @@ CALLS = 6
 
 
 @cache
-def recorded(limit: int = 100) -> tuple[Plan, tuple[Recorded, ...]]:
+def recorded(limit: int = 100) -> tuple[Plan, tuple[RankRecording, ...]]:
     """What each of two ranks recorded of some training steps."""
     plan = training()
     values = dict(zip(("w0", "w1"), weights(), strict=True))
@@ -33,27 +33,27 @@ def recorded(limit: int = 100) -> tuple[Plan, tuple[Recorded, ...]]:
             assert worker.record is not None
             kept.append(worker.record)
     parts = tuple(
-        Recorded(rank, "here", 1, {0: plan.for_rank(rank)}, k.fired, k.arrivals, k.credits, k.begun)
+        RankRecording(rank, "here", 1, {0: plan.for_rank(rank)}, k.fired, k.arrivals, k.credits, k.begun)
         for rank, k in enumerate(kept)
     )
     return plan, parts
 
 
-def trace(limit: int = 100, costs: Durations | None = None) -> Traced:
+def trace(limit: int = 100, costs: Durations | None = None) -> TraceData:
     """The same as a trace of the run, with a forecast of its costs."""
     plan, parts = recorded(limit)
-    ran = Ran(0, plan, "a core", costs or nanoseconds(plan, CPU_CORE))
+    ran = TracedPlan(0, plan, "a core", costs or nanoseconds(plan, CPU_CORE))
     ranks = tuple(RankInfo(rank, "here", 1, 0) for rank in range(plan.world))
-    return Traced("train.py", "0.1", ranks, (ran,), joined(map(events, parts)))
+    return TraceData("train.py", "0.1", ranks, (ran,), joined(map(events, parts)))
 
 
-def as_forecast(plan: Plan, costs: Durations, iterations: int = CALLS) -> Measured:
+def as_forecast(plan: Plan, costs: Durations, iterations: int = CALLS) -> Measurement:
     """A run in which everything happened when the forecast says, and messages took no time."""
     firings = FiringTimes(plan, costs)
     assert firings.run(iterations)
     starts = {a.id: [end - firings.durations[a.id] for end in firings.ends[a.id]] for a in plan.actors}
     remote = [r for r in plan.registers if plan.actor(r.producer).rank != plan.home(r)]
-    return Measured(
+    return Measurement(
         plan,
         starts,
         firings.ends,

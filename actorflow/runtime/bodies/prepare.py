@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actorflow.runtime.bodies.kernels import Kernels
 from actorflow.runtime.bodies.run import Run
-from actorflow.support.progress import working
+from actorflow.support.progress import show_progress
 from actorflow.transport.redistribution import dtype_of
 from actorflow_compiler.core.torch_internals import static_fake_mode
 from actorflow_compiler.plan.modes import MODES
@@ -37,7 +37,7 @@ def prepare(
     """
     told = _Told(plan)
     mode = MODES[plan.mode]
-    with working(f"compiling the bodies of {plan.name!r}", f"compiled the bodies of {plan.name!r}") as doing:
+    with show_progress(f"compiling the bodies of {plan.name!r}", f"compiled the bodies of {plan.name!r}") as doing:
         if mode.inductor:
             doing(f"0 of {len(runs)}")
         ready: list[Actor] = []

@@ -1,4 +1,4 @@
-"""A plan's new variables go in; this rank's parts of them, and stand-ins where the script held tensors, come out."""
+"""Take over the new variables of a plan: cut this rank's parts of them, and leave stand-ins in the script."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import sys
 from collections.abc import Container
 
 from actorflow.runtime.memory import out_of_memory, ran_out
-from actorflow.session.compiling import Made
-from actorflow.session.context import Context, Running
+from actorflow.session.compiling import RankPlan
+from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow_compiler.values.variables import WITH_PARAMETERS, ScriptState
 
-__all__ = ["adopt"]
+__all__ = ["adopt_variables"]
 
 
-def adopt(
-    context: Context, running: Running, made: Made, state: ScriptState, number: int, apart: Container[str]
+def adopt_variables(
+    context: SessionContext,
+    runtime: PlanRuntime,
+    made: RankPlan,
+    state: ScriptState,
+    number: int,
+    apart: Container[str],
 ) -> None:
     """Cut this rank's parts of the new variables, from the master's values where they differ; leave stand-ins.
 
-    Call ``number`` makes the plan.  Tensors of the script that are ``apart``, by name, stay what they are, and others
-    take their places.
+    ``number`` is the call that made the plan.  Tensors whose names are in ``apart`` stay with the script: the step
+    assigns others in their places.
     """
-    variables, rank = running.variables, context.rank
+    variables, rank = runtime.variables, context.rank
     new = [v for v in made.plan.variables if v.name not in variables.layouts]
     for variable in made.plan.variables:  # of which plans have only read, until now
         if variables.borrows(variable.name) and variable.name not in made.lent:
@@ -39,7 +44,7 @@ def adopt(
                 raise out_of_memory(rank, made.plan, f"rank {rank}, variable {name}", error) from error
             raise
         if mine is not None:
-            running.worker.variables[name] = mine.clone() if name in apart else mine
+            runtime.worker.variables[name] = mine.clone() if name in apart else mine
         if name in made.lent:
             variables.lend(variable, state.held[name])
         elif not made.differing or (name not in made.differing and variable.kind not in WITH_PARAMETERS):
@@ -54,10 +59,10 @@ def adopt(
         variables.offer(number, {})
     for root in state.modules.values():
         variables.watch(root.modules())
-    context.gates.moved()  # another rank may wait to read them
+    context.barrier.notify()  # another rank may wait to read them
 
 
-def _warn(made: Made, rank: int) -> None:
+def _warn(made: RankPlan, rank: int) -> None:
     ranks = sorted({r for rs in made.differing.values() for r in rs})
     names = ", ".join(list(made.differing)[:3]) + (", …" if len(made.differing) > 3 else "")
     if rank in (0, *ranks):

@@ -1,4 +1,4 @@
-"""Pieces of payloads that peers send for gathers and scatters go in; whole payloads come out."""
+"""Assemble the payloads that peers send in pieces for gathers and scatters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a traced run that failed enters; one trace of what its ranks still wrote leaves."""
+"""Merge the traces that the ranks of a failed run still wrote into one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from actorflow.tracing import folder as folders
 from actorflow.tracing.chrome import joined
 
-__all__ = ["gather", "told"]
+__all__ = ["merge_rank_traces", "trace_note"]
 
 
-def told(folder: str, ranks: range) -> str:
+def trace_note(folder: str, ranks: range) -> str:
     """A line for people, when the run has ended: where what was recorded is, and whose is not there."""
     there = [rank for rank in ranks if folders.rank_file(folder, rank).exists()]
     if not there or Path(folder, folders.MERGED).exists():
@@ -20,7 +20,7 @@ def told(folder: str, ranks: range) -> str:
     return f"the trace up to then is in {folder}{without}; look at it with: actorflow trace {folder}"
 
 
-def gather(folder: str) -> None:
+def merge_rank_traces(folder: str) -> None:
     """Make ``trace.json`` of the ranks' files where a run that was cut short left only these.  Raises TraceError."""
     if Path(folder, folders.MERGED).exists():
         return
@@ -28,9 +28,9 @@ def gather(folder: str) -> None:
     cut = [part.cut for part in parts if part.cut]
     if not cut:  # not one that failed
         return
-    from actorflow.tracing.foretold import foretold  # here: it takes a launcher a second, which only asks what was told
+    from actorflow.tracing.forecast import with_forecast  # here: it takes a launcher a second to import
 
-    ran = tuple(foretold(number, plan) for number, plan in folders.read_plans(folder))
+    ran = tuple(with_forecast(number, plan) for number, plan in folders.read_plans(folder))
     events = joined(part.events for part in parts)
     ranks = tuple(part.info for part in parts)
-    folders.write(folder, folders.Traced(parts[0].script, parts[0].version, ranks, ran, events, cut[0]))
+    folders.write(folder, folders.TraceData(parts[0].script, parts[0].version, ranks, ran, events, cut[0]))

@@ -1,4 +1,4 @@
-"""A call's tensors and the rank's device go in; a warning leaves, once, for one that lies where no batch comes from."""
+"""Warn, once, of arguments on another device than the rank's, which every call has to move."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from actorflow.script_state.arguments import CallArguments
 from actorflow_compiler.core.errors import CallError
 
-__all__ = ["Fed"]
+__all__ = ["InputDevices"]
 
 
-class Fed:
-    """Looks at where the arguments of jobs lie.
+class InputDevices:
+    """Checks on which devices the arguments of jobs lie.
 
     A tensor on the CPU is where batches come from, and goes to the device through pinned memory.  One that is on
     another device than the rank's is moved, which costs a copy with every call that nothing hides.

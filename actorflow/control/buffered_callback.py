@@ -1,4 +1,4 @@
-"""Values go in on one thread; a callback that may come later gets every one of them, in order."""
+"""A callback that may be attached late: calls made before are kept, and delivered to it in order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Generic, ParamSpec
 P = ParamSpec("P")
 
 
-class Feed(Generic[P]):
-    """Hands values to a callback; keeps those that come before there is one."""
+class BufferedCallback(Generic[P]):
+    """Passes calls on to a callback; keeps those that come before it is attached.  Any thread."""
 
     def __init__(self) -> None:
         self._callback: Callable[P, object] | None = None
@@ -18,7 +18,7 @@ class Feed(Generic[P]):
         self._lock = threading.Lock()
 
     def attach(self, callback: Callable[P, object]) -> None:
-        """Set the callback and give it what was kept."""
+        """Set the callback and pass on the calls that were kept."""
         with self._lock:
             for give in self._kept:
                 give(callback)
@@ -26,7 +26,7 @@ class Feed(Generic[P]):
             self._callback = callback
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Pass a value on."""
+        """Pass a call on, or keep it."""
         callback = self._callback
         if callback is None:
             with self._lock:

@@ -1,7 +1,7 @@
-"""What one rank does on its gRPC thread: join, common steps, register messages, pulls, noticing failure.
+"""One rank's control plane on its gRPC thread: joining, common steps, register messages, pulls, failure detection.
 
-Every method runs on that thread's event loop unless it says otherwise.  ``cluster.Cluster`` is the
-face that the main thread sees.
+Every method runs on that thread's event loop unless it says otherwise.  The main thread uses it through
+``cluster.Cluster``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from actorflow.control import channels as door
-from actorflow.control import why as why
-from actorflow.control import wire as wire
+from actorflow.control import join_hints as join_hints
+from actorflow.control import proto as proto
 from actorflow.control.channels import PeerServicer, PeerStub, add_servicer, grpc
-from actorflow.control.dropped import Dropped, Tally
+from actorflow.control.drops import DropSet, DropTally
 from actorflow.control.join import Reception
-from actorflow.control.ledger import CommonStep, Ledger
-from actorflow.control.link import Link
-from actorflow.control.near import Near
-from actorflow.control.parts import Payloads
-from actorflow.control.pull import Pulls
-from actorflow.rendezvous.failure import LOST, Failure
+from actorflow.control.ledger import CommonStep, Ledger, StepKind
+from actorflow.control.link import PeerLink
+from actorflow.control.local_links import LocalLinks
+from actorflow.control.payloads import Payloads
+from actorflow.control.pull import PullService
+from actorflow.rendezvous.failure import LOST, Failure, FailureKind
 from actorflow.rendezvous.reports import LogsKept, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
@@ -42,7 +42,7 @@ CLOSING = 3.0  # seconds for links to close after all have said goodbye
 NOTICING = 6.0  # seconds in which the loss of a peer becomes known
 
 
-class Control:
+class ControlPlane:
     """The state of one rank's control plane; made by ``Cluster``."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Control:
         settings: Settings,
         ticket: Callable[[int], Ticket],  # our ticket, given the port of our server
         store: tuple[str, int],  # where the master's TCPStore listens
-        on_go: Callable[[int, Dropped], None],
+        on_go: Callable[[int, DropSet], None],
         on_message: Callable[[int, Message], None],
         on_line: Callable[[Line], None],
         on_failure: Callable[[Failure], None],
@@ -62,37 +62,37 @@ class Control:
         self.store = store
         self.failure: Failure | None = None
         self.told = threading.Event()  # every peer has heard of the failure
-        self.pulls = Pulls()
-        self.links: dict[int, Link] = {}
-        self.near = Near(settings, on_line, self._line_ended)
+        self.pulls = PullService()
+        self.links: dict[int, PeerLink] = {}
+        self.local_links = LocalLinks(settings, on_line, self._line_ended)
         self._make_ticket = ticket
         self._on_go, self._on_message, self._on_failure, self._on_order = on_go, on_message, on_failure, on_order
         self._ledger = Ledger(settings.world)
         self._coordinator = Coordinator(settings.world)  # the master's
-        self._dropped = Tally(settings.world)
+        self._dropped = DropTally(settings.world)
         self._reception: Reception | None = None  # the master's
         self._payloads = Payloads()
         self._dialled: dict[int, Any] = {}  # channels, by peer
         self._arrivals: dict[int, asyncio.Future[None]] = {}  # links that peers made to us
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._rejected: set[Link] = set()  # from ranks that have no place in this run
-        self._unheard: set[Link] = set()
+        self._rejected: set[PeerLink] = set()  # from ranks that have no place in this run
+        self._unheard: set[PeerLink] = set()
         self._done = False  # all have said goodbye
-        self._items: dict[str, Callable[[Link, Any], None]] = {
-            "issue": lambda link, item: self._issued(link.peer, wire.step_from(item)),
+        self._items: dict[str, Callable[[PeerLink, Any], None]] = {
+            "issue": lambda link, item: self._issued(link.peer, proto.step_from(item)),
             "part": lambda link, item: self._payloads.add(link.peer, item),
-            "go": lambda _, item: self._on_go(*wire.go_from(item)),
+            "go": lambda _, item: self._on_go(*proto.go_from(item)),
             "hello": self._hello,
             "welcome": lambda _, item: self._welcome(item),
             "failure": self._told_of_failure,
             "heard": lambda link, _: self._heard(link),
             "farewell": lambda _, __: self._farewell(),
             "bye": self._bye,
-            "near": lambda link, item: self.near.told(link.peer, item.connected),
-            "failed": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
-            "vote": lambda link, item: self._heard_of(link.peer, wire.word_from(item)),
-            "hold": lambda _, item: self._on_order(wire.order_from(item)),
-            "decision": lambda _, item: self._on_order(wire.order_from(item)),
+            "near": lambda link, item: self.local_links.on_dialled(link.peer, item.connected),
+            "failed": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
+            "vote": lambda link, item: self._heard_of(link.peer, proto.word_from(item)),
+            "hold": lambda _, item: self._on_order(proto.order_from(item)),
+            "decision": lambda _, item: self._on_order(proto.order_from(item)),
         }
 
     async def run(self, joined: Future[None]) -> None:
@@ -110,11 +110,11 @@ class Control:
         except Exception as e:
             if not isinstance(e, ClusterError):
                 traceback.print_exc()
-            self.fail(self._own_failure("join", str(e)))
+            self.fail(self._own_failure(FailureKind.JOIN, str(e)))
             joined.set_exception(e)
         await self._over.wait()
         self.pulls.close()
-        await self.near.close()
+        await self.local_links.close()
         for channel in self._dialled.values():
             await channel.close()
         if server is not None:
@@ -128,10 +128,10 @@ class Control:
         server, port = door.make_server(
             host, port, reserved=s.reserved_port and self.rank == 0, token=s.token, turned_away=self._turn_away
         )
-        machine, socket = self.near.open()
+        machine, socket = self.local_links.open()
         self.own = replace(self._make_ticket(port), machine=machine, socket=socket)
         self.tickets[self.rank] = self.own
-        self._reception = Reception(self.own, s.join_timeout, why.doubts(s)) if self.rank == 0 else None
+        self._reception = Reception(self.own, s.join_timeout, join_hints.master_hints(s)) if self.rank == 0 else None
         add_servicer(_Servicer(self), server)
         await server.start()
         return server
@@ -144,7 +144,7 @@ class Control:
         """The master's part of joining: wait for all, then give everybody the address book."""
         assert self._reception is not None
         tickets = await self._reception.wait(self._unless_failed)
-        book = [wire.ticket_to(ticket) for ticket in tickets]
+        book = [proto.ticket_to(ticket) for ticket in tickets]
         welcome = pb.Welcome(
             tickets=book, store_host=self.store[0], store_port=self.store[1], logs_port=self.settings.logs_port
         )
@@ -154,28 +154,30 @@ class Control:
         """Another rank's part of joining."""
         s = self.settings
         address = s.master_address
-        notices = self._spawn(why.tell_why(s)) if s.local_rank == 0 else None  # one for each node is enough
+        notices = (
+            self._spawn(join_hints.report_waiting(s)) if s.local_rank == 0 else None
+        )  # one for each node is enough
         try:
             link = await self._dial(0, address, s.join_timeout)
         except TimeoutError:
             raise ClusterError(
                 f"no master (rank 0, node 0) answered rank {self.rank} (node {s.node}) at {address} within "
-                f"{s.join_timeout:g} s (--join-timeout). {await why.no_master(s)}"
+                f"{s.join_timeout:g} s (--join-timeout). {await join_hints.why_no_master(s)}"
             ) from None
         finally:
             if notices is not None:
                 notices.cancel()
-        link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=wire.ticket_to(self.own))))
+        link.put(pb.Item(hello=pb.Hello(rank=self.rank, ticket=proto.ticket_to(self.own))))
         try:  # the master gives the verdict; the margin is for a master that started later
             await self._unless_failed(self._welcomed, s.join_timeout + 10.0)
         except TimeoutError:
             raise ClusterError(f"the master at {address} took the call but did not welcome us") from None
 
-    def _hello(self, link: Link, item: pb.Hello) -> None:
+    def _hello(self, link: PeerLink, item: pb.Hello) -> None:
         if self._done or item.rank != link.peer:
             return
         if self._reception is not None:
-            ticket = wire.ticket_from(item.ticket)
+            ticket = proto.ticket_from(item.ticket)
             late = self._reception.roster.complete
             try:
                 self._reception.admit(ticket)
@@ -186,15 +188,15 @@ class Control:
         link.known = True
         self.links[link.peer] = link
         if self.failure is not None:
-            link.put(wire.failure_to(self.failure))
+            link.put(proto.failure_to(self.failure))
         arrival = self._arrivals.setdefault(link.peer, self._loop.create_future())
         if not arrival.done():
             arrival.set_result(None)
 
-    def _reject(self, link: Link, text: str, late: bool) -> None:
-        failure = self._own_failure("join", text)
+    def _reject(self, link: PeerLink, text: str, late: bool) -> None:
+        failure = self._own_failure(FailureKind.JOIN, text)
         if late:  # a stray process must not harm a run that goes well
-            link.put(wire.failure_to(failure))
+            link.put(proto.failure_to(failure))
             link.close()
         else:
             link.known = True  # so that it can say that it has heard
@@ -202,7 +204,7 @@ class Control:
             self.fail(failure)
 
     def _welcome(self, item: pb.Welcome) -> None:
-        self.tickets = {ticket.rank: wire.ticket_from(ticket) for ticket in item.tickets}
+        self.tickets = {ticket.rank: proto.ticket_from(ticket) for ticket in item.tickets}
         self.store = (item.store_host, item.store_port)
         if item.logs_port and self.settings.leads:  # one for each launcher is enough
             report_to_launcher(self.settings.launcher, LogsKept(self.settings.at_master(item.logs_port)))
@@ -224,12 +226,14 @@ class Control:
                     arrival = self._arrivals.setdefault(peer, self._loop.create_future())
                     await self._unless_failed(asyncio.shield(arrival), timeout)
             except TimeoutError:
-                raise ClusterError(await why.apart(self.settings, self.own, self.tickets[peer], timeout)) from None
+                raise ClusterError(
+                    await join_hints.why_no_link(self.settings, self.own, self.tickets[peer], timeout)
+                ) from None
         for peer in sorted({*peers} - {self.rank}):
             if self.own.machine and self.own.machine == self.tickets[peer].machine:
-                await self.near.connect(self.tickets[peer], self.links[peer], self._unless_failed)
+                await self.local_links.connect(self.tickets[peer], self.links[peer], self._unless_failed)
 
-    async def _dial(self, peer: int, address: str, timeout: float) -> Link:
+    async def _dial(self, peer: int, address: str, timeout: float) -> PeerLink:
         channel = self._channel(peer, address)
         await self._unless_failed(channel.channel_ready(), timeout)
         call = PeerStub(channel).Link(metadata=self._metadata())
@@ -240,7 +244,7 @@ class Control:
                 f"rank {peer} ({address}) turned rank {self.rank} away: their tokens differ. Give every node the same "
                 "token (ACTORFLOW_TOKEN or --token-file)."
             )
-        link = Link(peer, self._loop)
+        link = PeerLink(peer, self._loop)
         link.known = True
         self.links[peer] = link
         self._spawn(self._talk(link, call))
@@ -254,7 +258,7 @@ class Control:
     def _metadata(self) -> Sequence[tuple[str, str]]:
         return door.metadata(self.settings.token, self.rank)
 
-    async def _talk(self, link: Link, call: Any) -> None:
+    async def _talk(self, link: PeerLink, call: Any) -> None:
         """The dialling side of a link."""
 
         async def pump() -> None:
@@ -269,10 +273,12 @@ class Control:
         if peer <= self.rank:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"rank {peer} does not dial rank {self.rank}")
         await context.send_initial_metadata(door.ACCEPTED)
-        link = Link(peer, self._loop)
+        link = PeerLink(peer, self._loop)
         await self._converse(link, link.pump(context.write), context.read)
 
-    async def _converse(self, link: Link, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]) -> None:
+    async def _converse(
+        self, link: PeerLink, pump: Coroutine[Any, Any, None], read: Callable[[], Awaitable[Any]]
+    ) -> None:
         pumping = asyncio.ensure_future(pump)
         pumping.add_done_callback(lambda task: task.cancelled() or task.exception())  # reading reports it
         try:
@@ -285,7 +291,7 @@ class Control:
             pumping.cancel()
             self._ended(link)
 
-    def _item(self, link: Link, item: pb.Item) -> None:
+    def _item(self, link: PeerLink, item: pb.Item) -> None:
         kind = item.WhichOneof("kind")
         if kind is None or not (link.known or kind == "hello"):
             return
@@ -293,17 +299,19 @@ class Control:
             if kind == "credit":
                 self._on_message(link.peer, Credit(item.credit.plan, item.credit.register))
             elif kind == "ready":
-                self._on_message(link.peer, wire.ready_from(item.ready))
+                self._on_message(link.peer, proto.ready_from(item.ready))
             else:
                 self._items[kind](link, getattr(item, kind))
         except Exception as e:  # a bug of ours or of a callback must end the run, not silence the link
             traceback.print_exc()
-            self.fail(self._own_failure("raised", f"raised {type(e).__name__}: {e} (while it handled {kind!r})"))
+            self.fail(
+                self._own_failure(FailureKind.RAISED, f"raised {type(e).__name__}: {e} (while it handled {kind!r})")
+            )
 
-    def _bye(self, link: Link, _item: pb.Bye) -> None:
+    def _bye(self, link: PeerLink, _item: pb.Bye) -> None:
         link.said_bye = True
 
-    def _ended(self, link: Link) -> None:
+    def _ended(self, link: PeerLink) -> None:
         link.ended.set()
         self._heard(link)
         if self.links.get(link.peer) is not link:
@@ -312,7 +320,7 @@ class Control:
             self._spawn(self._lost(link.peer))
 
     def _line_ended(self, peer: int) -> None:
-        """Any thread: a peer's Unix socket was closed, and it did not say goodbye there."""
+        """A peer's Unix socket was closed without a goodbye.  Any thread."""
 
         def look() -> None:
             if self.failure is None and not self._done and not self.links[peer].said_bye:
@@ -337,44 +345,44 @@ class Control:
         if self.rank == 0:
             self._issued(0, step)
         else:
-            self.links[0].put(wire.step_to(step))
+            self.links[0].put(proto.step_to(step))
 
     def _issued(self, rank: int, step: CommonStep) -> None:
         try:
             complete = self._ledger.issue(rank, step)
         except CallError as e:
             ticket = self.tickets[rank]
-            self.fail(Failure(rank, ticket.host, ticket.pid, "call", str(e), 0))
+            self.fail(Failure(rank, ticket.host, ticket.pid, FailureKind.CALL, str(e), 0))
             return
-        self._dropped.told(rank, step.dropped)
-        if complete and step.kind == "call":
+        self._dropped.report(rank, step.dropped)
+        if complete and step.kind is StepKind.CALL:
             agreed = self._dropped.agreed()
-            self._tell_all(wire.go_to(step.call, agreed))
+            self._tell_all(proto.go_to(step.call, agreed))
             self._on_go(step.call, agreed)
-        elif complete and step.kind == "end":
+        elif complete and step.kind is StepKind.END:
             self._tell_all(pb.Item(farewell=pb.Farewell()))
             self._farewell()
 
     def say(self, word: Word) -> None:
-        """Tell the master what became of a call here that has failed on some rank."""
+        """Tell the master what became, on this rank, of a call that has failed on some rank."""
         if self.rank == 0:
             self._heard_of(0, word)
         else:
-            self.links[0].put(wire.word_to(word))
+            self.links[0].put(proto.word_to(word))
 
     def _heard_of(self, rank: int, word: Word) -> None:
         order = self._coordinator.hear(rank, word)
         if order is not None:
-            self._tell_all(wire.order_to(order))
+            self._tell_all(proto.order_to(order))
             self._on_order(order)
 
-    def forget(self, dropped: Dropped) -> None:
-        """On the master: these are gone on all ranks, which have agreed on it otherwise."""
+    def forget(self, dropped: DropSet) -> None:
+        """On the master: forget drops that all ranks have agreed on otherwise."""
         self._dropped.forget(dropped)
 
     async def gather(self, number: int, tag: str, payload: bytes) -> list[bytes] | None:
         """Common step ``number``: the master gets what each rank gives."""
-        self.issue(CommonStep("gather", tag))
+        self.issue(CommonStep(StepKind.GATHER, tag))
         if self.rank:
             self._send_parts(0, number, payload)
             return None
@@ -382,7 +390,7 @@ class Control:
 
     async def scatter(self, number: int, tag: str, payloads: Sequence[bytes] | None) -> bytes:
         """Common step ``number``: each rank gets what the master gives for it."""
-        self.issue(CommonStep("scatter", tag))
+        self.issue(CommonStep(StepKind.SCATTER, tag))
         if self.rank:
             return await self._payload(0, number)
         assert payloads is not None
@@ -392,7 +400,7 @@ class Control:
         return payloads[0]
 
     def _send_parts(self, peer: int, number: int, payload: bytes) -> None:
-        for item in wire.parts(number, payload):
+        for item in proto.parts(number, payload):
             self.links[peer].put(item)
 
     async def _payload(self, peer: int, number: int) -> bytes:
@@ -402,7 +410,7 @@ class Control:
 
     async def goodbye(self) -> None:
         """Serve until every rank has come to its end, then close all links."""
-        self.issue(CommonStep("end"))
+        self.issue(CommonStep(StepKind.END))
         await self._unless_failed(self._departed)
         await asyncio.wait({asyncio.ensure_future(link.ended.wait()) for link in self.links.values()}, timeout=CLOSING)
         self._over.set()
@@ -435,7 +443,7 @@ class Control:
     # -- failure ---------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """End the run: wake whoever waits here, tell the peers (the master tells everybody) and the owner."""
+        """End the run: wake all waiters here, tell the peers (the master tells all ranks) and the owner."""
         if self.failure is not None or self._done:
             return
         self.failure = failure
@@ -443,23 +451,23 @@ class Control:
             self._failing.set_result(None)
         peers = {*self.links.values(), *self._rejected}
         for link in peers:
-            link.put(wire.failure_to(failure))
+            link.put(proto.failure_to(failure))
         lost = failure.rank if failure.kind in LOST else -1
         self._unheard = {link for link in peers if not link.ended.is_set() and link.peer != lost}
         if not self._unheard:
             self.told.set()
         self._on_failure(failure)
 
-    def _told_of_failure(self, link: Link, item: pb.Failure) -> None:
+    def _told_of_failure(self, link: PeerLink, item: pb.Failure) -> None:
         link.put(pb.Item(heard=pb.Heard()))
-        self.fail(wire.failure_from(item))
+        self.fail(proto.failure_from(item))
 
-    def _heard(self, link: Link) -> None:
+    def _heard(self, link: PeerLink) -> None:
         self._unheard.discard(link)
         if self.failure is not None and not self._unheard:
             self.told.set()
 
-    def _own_failure(self, kind: str, cause: str) -> Failure:
+    def _own_failure(self, kind: FailureKind, cause: str) -> Failure:
         ticket = self.tickets.get(self.rank) or self._make_ticket(0)
         return Failure(self.rank, ticket.host, ticket.pid, kind, cause, self.rank)
 
@@ -490,7 +498,7 @@ class Control:
 class _Servicer(PeerServicer):  # type: ignore[misc]
     """What other ranks can call."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlPlane) -> None:
         self._control = control
 
     async def Link(self, _requests: Any, context: Any) -> None:  # noqa: N802 -- the service's name

@@ -1,4 +1,4 @@
-"""A step of an optimizer outside of jobs, over parameters that plans own, goes in; a call of a job comes out."""
+"""Turn an optimizer's step outside of jobs, over parameters that plans own, into a call of a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tickets of peers go in; Unix links to those on this machine come out, agreed on with each of them.
+"""Unix sockets to the peers on this machine, each agreed on with its peer.
 
-Lives on the gRPC thread.  Of two ranks the higher one dials and tells the lower one how that went, so
-that both use the link or neither does; where it fails, their messages go over gRPC.
+Used on the gRPC thread.  Of two ranks, the higher one dials and tells the lower one whether it succeeded, so that
+both use the link or neither does; without it, their messages go over gRPC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from actorflow.control.join import UnlessFailed
-from actorflow.control.link import Link
+from actorflow.control.link import PeerLink
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 from actorflow.transport.unix_door import UnixDoor, machine
@@ -21,7 +21,7 @@ from actorflow_compiler.core.errors import ClusterError
 from actorflow_protos import runtime_pb2 as pb
 
 
-class Near:
+class LocalLinks:
     """The peers on this machine, and the Unix links to them.
 
     ``on_link`` gets each link as it is made; ``on_end``, which may be called on any thread, the peer
@@ -49,7 +49,7 @@ class Near:
                 return where, self._door.name
         return "", ""
 
-    async def connect(self, peer: Ticket, control: Link, unless_failed: UnlessFailed) -> None:
+    async def connect(self, peer: Ticket, control: PeerLink, unless_failed: UnlessFailed) -> None:
         """Have a Unix link to a peer on this machine, which does the same, or agree that there is none."""
         if self._door is None or peer.rank in self._settled:
             return
@@ -78,7 +78,7 @@ class Near:
             link = self.links[peer.rank] = UnixLink(peer.rank, sock, lambda: self._on_end(peer.rank))
             self._on_link(link)
 
-    def told(self, peer: int, connected: bool) -> None:
+    def on_dialled(self, peer: int, connected: bool) -> None:
         """A peer has dialled this rank."""
         said = self._said.setdefault(peer, asyncio.get_running_loop().create_future())
         if not said.done():

@@ -1,4 +1,4 @@
-"""The calls of this process's jobs, and what people asked for, enter; the one view of the process is made and fed."""
+"""Observe the calls of a process's jobs and feed its one progress view; ``flow.progress``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import torch
 
 from actorflow.control import cluster as clusters
 from actorflow.control.cluster import Alone, Cluster
-from actorflow.live.meter import Meter
-from actorflow.live.pulse import PulseNow, take
+from actorflow.live.meter import StepMeter
+from actorflow.live.pulse import PulseRequest, take_pulse
 from actorflow.rendezvous.options import LiveMode
 from actorflow.rendezvous.settings import Settings
 from actorflow.runtime.call import Call
 from actorflow.runtime.observer import Observer
 from actorflow.runtime.recorder import Recorder
 from actorflow.runtime.worker import Worker
-from actorflow.support.endings import when_failed
+from actorflow.support.exit_hooks import when_failed
 from actorflow_compiler.core.sbp import Broadcast
 from actorflow_compiler.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from actorflow.live.view import View
+    from actorflow.live.view import LiveView
 
-__all__ = ["Live", "close", "progress"]
+__all__ = ["LiveObserver", "close", "progress"]
 
 T = TypeVar("T")
 
 _OWN_BARS = ("tqdm", "rich.progress", "alive_progress", "progressbar")  # who loads one of them draws bars of its own
 
-_meter = Meter(time.monotonic)
-_view: View | None = None
+_meter = StepMeter(time.monotonic)
+_view: LiveView | None = None
 _closed = False
 
 
@@ -49,7 +49,7 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     >>> for tokens, targets in flow.progress(loader):
     ...     loss = train_step(tokens, targets)
     """
-    settings = clusters.place()
+    settings = clusters.process_settings()
     count = total if total is not None else len(steps) if isinstance(steps, Sized) else None
     if settings.rank == 0 and not settings.pretend and settings.live is not LiveMode.NONE:
         _meter.total = None if count is None else _meter.issued + count
@@ -57,20 +57,20 @@ def progress(steps: Iterable[T], total: int | None = None) -> Iterator[T]:
     yield from steps
 
 
-class Live(Observer):
+class LiveObserver(Observer):
     """Shows the training steps of this process's run, on the master; the other ranks say what they are doing."""
 
     def __init__(self, run: Alone | Cluster) -> None:
         self._run = run
         self._worker: Worker | None = None
-        run.serve(PulseNow, lambda _: [json.dumps(asdict(take(run.rank, self._worker))).encode()])
+        run.serve(PulseRequest, lambda _: [json.dumps(asdict(take_pulse(run.rank, self._worker))).encode()])
 
     def recorder(self) -> Recorder | None:
         """Counts how long queues work, where that is shown; it keeps no firings."""
         return Recorder(0) if self._run.settings.live is LiveMode.RANKS else None
 
     def started(self, worker: Worker) -> None:
-        """Of which it is told what it does."""
+        """Take the worker's samples from now on."""
         self._worker = worker
 
     def issued(self, call: Call, plan: Plan, rows: int, trains: bool) -> None:
@@ -108,13 +108,13 @@ def _show(settings: Settings) -> None:
     global _view
     if _view is not None or _closed:
         return
-    from actorflow.live.view import View
+    from actorflow.live.view import LiveView
 
     run = clusters.joined()
     pull: Callable[[int], bytes] | None = None
     if settings.live is LiveMode.RANKS and run is not None:
-        pull = lambda rank: run.pull(rank, PulseNow())  # noqa: E731
-    _view = View(_meter, settings.world, pull)
+        pull = lambda rank: run.pull(rank, PulseRequest())  # noqa: E731
+    _view = LiveView(_meter, settings.world, pull)
     _view.start()
     atexit.register(close)  # a script that has raised may leave it
 

@@ -1,4 +1,4 @@
-"""A call's arguments go in; the plan of its job that holds for it comes out, or why none does."""
+"""The plans of one job: find the one that holds for a call, or say why none does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.guards import Guards
 from actorflow.script_state.search import SearchResult
-from actorflow.script_state.side_effects import SideEffect
-from actorflow.session.keys import Keys
-from actorflow.session.numbers import Reading, known_to
+from actorflow.session.number_reads import numbers_now
+from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.step_effects import StepEffects
 from actorflow.variables.weak_guards import WeakGuards
-from actorflow_compiler.values.host_programs import ValueDecisions
 
-__all__ = ["Known"]
+__all__ = ["PlanCache"]
 
 OFTEN = 3  # plans that one value has cost, after which that is said
 WORTH = 20  # calls of a plan, after which nobody asks what it was made for
@@ -25,19 +24,19 @@ PARTS = (  # what a key has, in order
 )  # fmt: skip
 
 
-class Binding(Protocol):
+class CachedBinding(Protocol):
     """What of the script a plan was made with."""
 
-    keys: Keys
+    keys: PlanKeys
     guards: Guards
     found: SearchResult
 
 
-class Holding(Protocol):
-    """What is known of a plan here."""
+class CachedPlan(Protocol):
+    """What the cache needs to know of a plan."""
 
     @property
-    def bound(self) -> Binding:
+    def bound(self) -> CachedBinding:
         """What of the script it was made with."""
 
     @property
@@ -45,30 +44,22 @@ class Holding(Protocol):
         """What its arguments, modes and settings have to be."""
 
     @property
-    def reading(self) -> Reading:
-        """What it reads of numbers of the script, and what they have to be."""
-
-    @property
-    def changes(self) -> tuple[SideEffect, ...]:
-        """What it leaves in the script."""
+    def effects(self) -> StepEffects:
+        """What it reads of the script and leaves there."""
 
     @property
     def calls(self) -> int:
         """How many there were."""
 
     @property
-    def decisions(self) -> ValueDecisions:
-        """What it depends on of the values of small variables."""
-
-    @property
     def parked(self) -> WeakGuards | None:
         """Whether it is put aside."""
 
 
-P = TypeVar("P", bound=Holding)
+P = TypeVar("P", bound=CachedPlan)
 
 
-class Known(Generic[P]):
+class PlanCache(Generic[P]):
     """The plans of one job, each with what it was made for."""
 
     def __init__(self, name: str) -> None:
@@ -86,7 +77,7 @@ class Known(Generic[P]):
     def __iter__(self) -> Iterator[P]:
         return iter(self._all)
 
-    def find(self, arguments: CallArguments, fresh: Callable[[Keys], bool], misfit: Callable[[P], str]) -> P | None:
+    def find(self, arguments: CallArguments, fresh: Callable[[PlanKeys], bool], misfit: Callable[[P], str]) -> P | None:
         """The plan for a call with such arguments, as the script is now; None where there is none: ``why`` says it.
 
         ``misfit`` says what a plan takes for granted of gradients and values that is not so.
@@ -98,8 +89,8 @@ class Known(Generic[P]):
             key = plan.bound.keys.key(arguments, fresh(plan.bound.keys))
             if key == plan.key:
                 bound = plan.bound
-                numbers = known_to(arguments, bound.found.state, bound.found.looked)
-                changed = plan.reading.difference(numbers) or bound.guards.difference() or misfit(plan)
+                numbers = numbers_now(arguments, bound.found.state, bound.found.looked)
+                changed = plan.effects.reading.difference(numbers) or bound.guards.difference() or misfit(plan)
                 if not changed:
                     if at != len(alike) - 1:
                         alike.append(alike.pop(at))
@@ -117,7 +108,7 @@ class Known(Generic[P]):
         self._told.append(self.why or "the first call")
 
     def park(self, stays: Callable[[P], bool]) -> list[P]:
-        """Put aside plans that do not ``stay``; returns them."""
+        """Put aside the plans for which ``stays`` is false; returns them."""
         found = []
         for key, plans in [*self._of.items()]:
             leaving = [plan for plan in plans if not stays(plan)]
@@ -130,7 +121,7 @@ class Known(Generic[P]):
         return found
 
     def unpark(self, binds: Callable[[P], bool]) -> bool:
-        """Take back those that ``bind`` again, and forget those that never can; whether any bound."""
+        """Take back parked plans for which ``binds`` is true, and forget those for which it never can be."""
         found = False
         for key, plan in self._aside:
             if plan.parked is not None and plan.parked.gone:
@@ -156,11 +147,11 @@ class Known(Generic[P]):
         for number, plan in enumerate(self._all):
             if plan.calls >= WORTH:
                 continue
-            for change in plan.changes:
+            for change in plan.effects.changes:
                 if change.read and change.plain:
                     said = repr(change.value)
                     values.setdefault(change.where, set()).add(f"{said} {number}" if "'number'" in said else said)
-            for asked in plan.decisions.numbers:
+            for asked in plan.effects.decisions.numbers:
                 values.setdefault(asked.where, set()).add(repr(asked.found))
         return values
 

@@ -1,4 +1,4 @@
-"""A connection that was not made goes in; why, as far as can be seen from this machine, comes out in words."""
+"""Explain why a connection between nodes was not made, as far as this machine can see."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actorflow.rendezvous.reports import Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
 
-__all__ = ["apart", "doubts", "no_master", "tell_why"]
+__all__ = ["why_no_link", "master_hints", "why_no_master", "report_waiting"]
 
 
 def _here(settings: Settings, others: tuple[str, ...] = ()) -> Here:
@@ -21,25 +21,25 @@ def _here(settings: Settings, others: tuple[str, ...] = ()) -> Here:
     return Here((settings.master_host, *others), node, settings.master_port)
 
 
-async def no_master(settings: Settings) -> str:
+async def why_no_master(settings: Settings) -> str:
     """Why this rank does not reach the master; takes some seconds."""
     s = settings
     return await asyncio.to_thread(why_unreached, _here(s), s.master_host, s.master_port, "the master")
 
 
-async def tell_why(settings: Settings) -> None:
+async def report_waiting(settings: Settings) -> None:
     """While the master does not answer, say why on this node's terminal, again and again until cancelled."""
     wait = FIRST_NOTICE
     while True:
         await asyncio.sleep(wait)
-        why = await no_master(settings)
+        why = await why_no_master(settings)
         report_to_launcher(
             settings.launcher, Notice(f"rank {settings.rank} (node {settings.node}) waits for the master. {why}")
         )
         wait = NOTICE
 
 
-async def apart(settings: Settings, own: Ticket, other: Ticket, timeout: float) -> str:
+async def why_no_link(settings: Settings, own: Ticket, other: Ticket, timeout: float) -> str:
     """Why this rank and another, which have both reached the master, cannot connect."""
     host, _, port = other.address.rpartition(":")
     host = host.strip("[]")
@@ -50,6 +50,6 @@ async def apart(settings: Settings, own: Ticket, other: Ticket, timeout: float) 
     )
 
 
-def doubts(settings: Settings) -> Callable[[], str]:
+def master_hints(settings: Settings) -> Callable[[], str]:
     """What on the master's machine may keep others away, asked when they do not come."""
     return partial(why_alone, _here(settings))

@@ -1,6 +1,7 @@
-"""What a capture has made of numbers of the script goes in; what its plan reads of them at each call comes out.
+"""What a plan reads of the script's numbers at each call, and the values that it depends on.
 
-That are its scalars, and whether it holds: what has decided something has to be what it was.
+Its scalars are computed anew for each call; numbers that have decided something while the step was captured have to
+be what they were.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from actorflow_compiler.custom_ops.optimizers import source_of
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["Reading", "every_number", "known_to", "learned", "settled", "write"]
+__all__ = ["NumberReads", "every_number", "numbers_now", "reads_of_capture", "reads_as_constants", "write"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NumberReads:
     """What a plan reads of the numbers of a script, and what they have to be for it."""
 
     scalars: Mapping[str, Operand]  # of the plan, by name
@@ -80,13 +81,13 @@ class Reading:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Reading:
+    def from_json(data: Mapping[str, Any]) -> NumberReads:
         """What ``to_json`` was given."""
         scalars = {name: from_json(expression) for name, expression in data["scalars"].items()}
         conditions = tuple(Condition(from_json(e), value) for e, value in data["conditions"])
         written = {_source(source): from_json(expression) for source, expression in data["written"]}
         kinds = {_source(source): kind for source, kind in data["kinds"]}
-        return Reading(scalars, conditions, kinds, written, tuple(map(_source, data["own"])))
+        return NumberReads(scalars, conditions, kinds, written, tuple(map(_source, data["own"])))
 
 
 def _source(data: Any) -> Source:
@@ -95,14 +96,16 @@ def _source(data: Any) -> Source:
     return source
 
 
-def learned(numbers: NumberEnv, own: Sequence[Source]) -> Reading:
+def reads_of_capture(numbers: NumberEnv, own: Sequence[Source]) -> NumberReads:
     """What a capture has left open, and what not; ``own`` are places that the step changes."""
     kinds = {source: kind for source, kind in numbers.kinds.items() if source.kind in ("state", "place")}
-    return Reading(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
+    return NumberReads(dict(numbers.read), numbers.conditions, kinds, dict(numbers.written), tuple(own))
 
 
-def settled(arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None) -> Reading:
-    """That all numbers are constants of the plan, but for rates that its ops read by name and its code does not."""
+def reads_as_constants(
+    arguments: CallArguments, state: ScriptState, train: bool, found: SearchResult | None
+) -> NumberReads:
+    """All numbers as constants, except learning rates that ops of the plan read by name and its code does not."""
     read = {id(one.holder) for one in found.read if one.counts} if found is not None else set()
 
     def by_name(source: Source) -> bool:
@@ -111,7 +114,7 @@ def settled(arguments: CallArguments, state: ScriptState, train: bool, found: Se
 
     numbers = every_number(arguments, state, train, found)
     fixed = ((s, value) for s, value in numbers if s.kind != "setting" or not by_name(s))
-    return Reading({}, tuple(Condition(s, of_python(value)) for s, value in fixed))
+    return NumberReads({}, tuple(Condition(s, of_python(value)) for s, value in fixed))
 
 
 def every_number(
@@ -127,8 +130,8 @@ def every_number(
         yield from counts_of(title, optimizer, {id(h.tensor): h.name for h in state.held.values()})
 
 
-def known_to(arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Known:
-    """What gives numbers as they are when a call begins.  Raises CallError for one that is no number any more."""
+def numbers_now(arguments: CallArguments, state: ScriptState, looked: Sequence[StateSource]) -> Known:
+    """A function that gives the numbers as they were when the call began; CallError for what is no number now."""
     before: dict[Source, Value] = {}  # the call itself may change them
 
     def now(source: Source) -> Value:
@@ -139,7 +142,7 @@ def known_to(arguments: CallArguments, state: ScriptState, looked: Sequence[Stat
     return now
 
 
-def write(reading: Reading, state: ScriptState, known: Known) -> None:
+def write(reading: NumberReads, state: ScriptState, known: Known) -> None:
     """Put what a call leaves with optimizers."""
     values = [(source, evaluate(expression, known)) for source, expression in reading.written.items()]
     for source, value in values:

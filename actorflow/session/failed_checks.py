@@ -1,4 +1,4 @@
-"""What a call's checks have found goes in; the exception that the script would have raised comes out."""
+"""Raise the exception that a value check of a call stands for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def first_failed(checks: Sequence[Check], results: Sequence[Tensor]) -> Check | 
 
 
 def failure_of(check: Check, job: str) -> BaseException:
-    """The exception of a check, once what comes before it was printed."""
+    """The exception of a check; prints what the step prints before it."""
     for stream, text in check.raised.printed:
         print(text, end="", file=getattr(sys, stream), flush=True)
     error = check.raised.error()

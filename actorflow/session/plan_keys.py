@@ -1,4 +1,4 @@
-"""A call's arguments and state go in; the key of its plan, and the call as people write it, come out."""
+"""Make the key under which a call's plan is cached, and describe the call for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actorflow_compiler.core.torch_internals import scaler_settings
 from actorflow_compiler.custom_ops.optimizers import READ
 from actorflow_compiler.values.variables import ScriptState
 
-__all__ = ["GrowingModule", "Keys", "fresh", "lines", "refuse_mixed", "spoken"]
+__all__ = ["GrowingModule", "PlanKeys", "first_step_differs", "settings_lines", "refuse_mixed", "call_text"]
 
 BUFFER = "momentum_buffer"
 
@@ -26,7 +26,7 @@ class GrowingModule(torch.nn.Module):
     """A module whose flags never change, and which grows as other jobs need more of it."""
 
 
-class Keys:
+class PlanKeys:
     """Makes the keys of one job's calls.
 
     What a key is made of besides the arguments: the flags of the modules and parameters that the
@@ -83,7 +83,7 @@ class Keys:
         return [key for key, value in group.items() if has_numbers(value) or key == "lr"]
 
 
-def fresh(state: ScriptState) -> bool:
+def first_step_differs(state: ScriptState) -> bool:
     """Whether an optimizer's coming step is its first one, or one without state, and differs from those after it."""
     return any(
         group.get("dampening") and group.get("momentum")
@@ -109,7 +109,7 @@ def refuse_mixed(state: ScriptState, used: Collection[str]) -> None:
         )
 
 
-def spoken(arguments: CallArguments, key: tuple[Any, ...]) -> str:
+def call_text(arguments: CallArguments, key: tuple[Any, ...]) -> str:
     """A call as people write it, with what else of its key can differ between ranks; the same for the same key."""
     (structure, specs, plain), training, gradients, *others = key
     values = [(path, kind.__qualname__, value if isinstance(value, str) else "") for path, kind, value in plain]
@@ -120,7 +120,7 @@ def spoken(arguments: CallArguments, key: tuple[Any, ...]) -> str:
     )
 
 
-def lines(state: ScriptState) -> list[str]:
+def settings_lines(state: ScriptState) -> list[str]:
     """Flags and settings, one for each line, by which ranks that compile a plan find what differs between them."""
     modules = [(root, n, m) for root, module in state.modules.items() for n, m in module.named_modules()]
     found = [f"autocast, modes and dtype of torch: {_modes()}"]

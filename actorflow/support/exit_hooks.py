@@ -1,6 +1,6 @@
-"""What has to be done when the script ends, said by those who began something; the process's entry does it.
+"""Hooks for the end of the script: rooms register what has to be done, and the process's entry does it.
 
-So the entry knows none of them, and what a script never used is not imported at its end.
+The entry needs to know none of the rooms, and what a script never used is not imported at its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _failed: list[Step] = []
 def when_finished(step: Step, *, first: bool = False) -> None:
     """Call ``step`` once the script has run to its end, in the order of these calls, or before all others.
 
-    ``first`` is for what peers may be waiting for while the others wait for peers.
+    ``first`` is for steps that peers may wait for, while other steps wait for peers.
     """
     _finished.insert(0 if first else len(_finished), step)
 

@@ -1,4 +1,4 @@
-"""What moves tensors between ranks on this machine (NCCL, or Gloo in torch) comes out, without importing torch."""
+"""Name the library and version that moves tensors between ranks here (NCCL or Gloo), without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan that would wait for ever goes in; the error that says so, and where it is kept for a report, comes out."""
+"""The error for a plan that would deadlock, which is a bug of ours; keeps the plan's text in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.text import to_text
 
 
-def refused(plan: Plan, why: DeadlockError) -> DeadlockError:
+def deadlock_error(plan: Plan, why: DeadlockError) -> DeadlockError:
     """The error for a plan that we made and whose proof failed; writes the plan's text to a new temporary file."""
     number, path = tempfile.mkstemp(prefix="actorflow-plan-", suffix=".txt")
     with os.fdopen(number, "w") as file:

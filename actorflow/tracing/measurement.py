@@ -1,4 +1,4 @@
-"""A trace and its plan enter; when every actor fired, when tokens and slots were there, and why queues stood still.
+"""Find in a trace when every actor fired, when tokens and slots were there, and why compute queues were idle.
 
 An idle compute queue waited for the last thing that its next firing needed: **data** (a token), **queue** (a
 token whose transfer could have begun earlier, but its queue was busy with another), **credit** (a free
@@ -7,6 +7,7 @@ slot), or **host** (the script had not made the call, or the thread was at somet
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +18,23 @@ from typing import Any
 
 from actorflow.show.styles import short
 from actorflow.tracing.chrome import ARRIVAL, CALL, CREDIT
-from actorflow.tracing.folder import Ran, Traced
+from actorflow.tracing.folder import TraceData, TracedPlan
 from actorflow_compiler.core.errors import TraceError
 from actorflow_compiler.plan.plan import Actor, Collective, Plan, Register
 from actorflow_scheduler.notation import COMPUTING
 
-__all__ = ["REASONS", "WARM_UP", "Gap", "Measured", "measured"]
+__all__ = ["WARM_UP", "Gap", "IdleReason", "Measurement", "measure"]
 
-REASONS = ("data", "queue", "credit", "host")
+
+class IdleReason(enum.StrEnum):
+    """What an idle compute queue waited for; see the top of this file."""
+
+    DATA = "data"
+    QUEUE = "queue"
+    CREDIT = "credit"
+    HOST = "host"
+
+
 WARM_UP = 2  # iterations that are left out where there are more: memory is allocated, threads wake
 
 
@@ -33,7 +43,7 @@ class Gap:
     """A time in which a compute queue ran nothing, for one reason."""
 
     rank: int
-    reason: str  # one of ``REASONS``
+    reason: IdleReason
     actor: int  # that fired next
     on: str  # what it waited for, for people
     start: int  # ns
@@ -41,7 +51,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What was measured of one plan, in nanoseconds on the common clock."""
 
     plan: Plan
@@ -116,30 +126,35 @@ class Measured:
                     script = "all ranks to make the call"
             left = min(max(self._left(*made), called), ready)
         for why, what, a, b in (
-            ("host", script, free, called),
-            ("queue", on, called, left),
+            (IdleReason.HOST, script, free, called),
+            (IdleReason.QUEUE, on, called, left),
             (reason, on, left, ready),
-            ("host", "the thread that fires", ready, start),
+            (IdleReason.HOST, "the thread that fires", ready, start),
         ):
             if b > a:
                 yield Gap(rank, why, actor.id, what, a, b)
 
-    def _needs(self, actor: Actor, firing: int) -> Iterator[tuple[int, str, str, tuple[Actor, int] | None]]:
+    def _needs(self, actor: Actor, firing: int) -> Iterator[tuple[int, IdleReason, str, tuple[Actor, int] | None]]:
         """What a firing needed: (when it was there, the reason to wait for it, what it is, the firing that made it)."""
         plan = self.plan
-        yield self._of(self.begun, actor, firing), "host", "the script to make the next call", None
+        yield self._of(self.begun, actor, firing), IdleReason.HOST, "the script to make the next call", None
         for register in plan.inputs_of[actor.id]:
             read = next(r for r in register.readers if r.actor == actor.id)
             token = firing // read.firings - register.initial
             if token >= 0:
                 producer, made = plan.actor(register.producer), (token + 1) * register.fill - 1
                 on = f"{short(producer.name)} of rank {producer.rank}"
-                yield self._there(register, token, made), "data", on, (producer, made)
+                yield self._there(register, token, made), IdleReason.DATA, on, (producer, made)
         for register in plan.outputs_of[actor.id]:
             token = firing // register.fill + register.initial - register.slots  # whose slot it takes
             if firing % register.fill == 0 and token >= 0:
                 readers = " and ".join(sorted({short(plan.actor(r.actor).name) for r in register.readers}))
-                yield self._freed(register, token), "credit", f"a slot of what goes to {readers or 'nobody'}", None
+                yield (
+                    self._freed(register, token),
+                    IdleReason.CREDIT,
+                    f"a slot of what goes to {readers or 'nobody'}",
+                    None,
+                )
 
     def _left(self, actor: Actor, firing: int) -> int:
         """Until when a communication waited for others on its queue, if it could have begun before; else 0."""
@@ -190,7 +205,7 @@ class Measured:
         return max(self.ends[r.actor][(token + 1) * r.firings - 1] for r in register.readers)
 
 
-def measured(traced: Traced, ran: Ran) -> Measured:
+def measure(traced: TraceData, ran: TracedPlan) -> Measurement:
     """What a trace holds of one of its plans.  Raises TraceError where firings of it are missing."""
     plan, number = ran.plan, ran.number
     slices: dict[int, dict[int, tuple[int, int]]] = {a.id: {} for a in plan.actors}
@@ -215,7 +230,7 @@ def measured(traced: Traced, ran: Ran) -> Measured:
     for a in plan.actors:
         if sorted(slices[a.id]) != list(range(len(slices[a.id]))):
             raise TraceError(f"the trace lacks firings of actor {a.name} of rank {a.rank}; run the script again")
-    return Measured(
+    return Measurement(
         plan,
         {a: [firings[n][0] for n in sorted(firings)] for a, firings in slices.items()},
         {a: [firings[n][1] for n in sorted(firings)] for a, firings in slices.items()},

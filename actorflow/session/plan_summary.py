@@ -1,4 +1,4 @@
-"""A plan that is about to run and its hardware enter; five lines that say what was made of the step leave."""
+"""Summarize a plan in five lines: parallelism, communication, bubble, memory and expected step time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from actorflow_compiler.core.units import bytes_text, ranges_text, seconds_text
 from actorflow_compiler.plan.plan import Plan, Variable
 from actorflow_scheduler.forecast import Forecast, forecast
 
-__all__ = ["five_lines"]
+__all__ = ["summary_lines"]
 
 _STATE = (("parameter", "parameters"), ("optimizer", "optimizer state"))
 
 
-def five_lines(plan: Plan, hardware: Hardware) -> list[str]:
+def summary_lines(plan: Plan, hardware: Hardware) -> list[str]:
     """Parallelism, bytes that move, bubble, memory, and how long a step is expected to take."""
     found = forecast(plan, hardware)
     moved = ", ".join(f"{kind} {bytes_text(nbytes)}" for kind, nbytes in plan.summary.moved)

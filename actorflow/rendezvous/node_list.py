@@ -1,4 +1,4 @@
-"""The list of a run's nodes goes in; which of them this machine is comes out, or an error that shows its addresses."""
+"""Find which node of the run's list this machine is; errors show the machine's addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actorflow_compiler.core.errors import ClusterError
 NODE = "ACTORFLOW_NODE"  # says which node of the list this is, where its addresses do not
 
 
-def own_place(nodes: Sequence[str], said: str | None) -> int:
+def own_node(nodes: Sequence[str], said: str | None) -> int:
     """The number of this machine in the list of nodes.
 
     ``said`` is what ``ACTORFLOW_NODE`` says, if it is set; it is needed where several addresses of the

@@ -1,4 +1,4 @@
-"""A worker enters, whatever it is at; what its rank does and which ranks it waits for leaves, as plain data."""
+"""Describe what a rank is doing and which ranks it waits for, as plain data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from actorflow.runtime.job import Job
     from actorflow.runtime.worker import Worker
 
-__all__ = ["Observed", "Standing", "StandingNow", "Waiting", "observe", "own", "waits_of"]
+__all__ = ["ObservedSession", "RankStatus", "StatusRequest", "QueueWait", "observe_session", "own_status", "waits_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class StandingNow(Request):
+class StatusRequest(Request):
     """Asks what a rank is at."""
 
 
-class Observed(Protocol):
-    """What makes a process's calls of jobs."""
+class ObservedSession(Protocol):
+    """What of a session is needed here."""
 
     @property
     def calls(self) -> int:
@@ -38,12 +38,12 @@ class Observed(Protocol):
         """What executes them, once a job has been compiled."""
 
 
-_observed: Callable[[], Observed | None] = lambda: None  # noqa: E731 -- until there is somebody to ask
+_observed: Callable[[], ObservedSession | None] = lambda: None  # noqa: E731 -- until there is somebody to ask
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A queue of a rank that cannot go on without others."""
+class QueueWait:
+    """A queue that waits for other ranks."""
 
     actor: str
     why: str  # for people: waits for register 3 (empty) filled by send F0 of rank 0
@@ -52,7 +52,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStatus:
     """What a rank is at."""
 
     rank: int
@@ -64,7 +64,7 @@ class Standing:
     doing: str = ""  # what the compute thread fires
     busy: bool = False  # it computes or sends, whatever else it waits for
     moved: int = 0  # grows with whatever happens on the rank
-    waits: tuple[Waiting, ...] = ()
+    waits: tuple[QueueWait, ...] = ()
     text: str = ""  # everything that the worker says of itself
 
     def to_json(self) -> dict[str, Any]:
@@ -72,19 +72,19 @@ class Standing:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Standing:
+    def from_json(cls, found: Mapping[str, Any]) -> RankStatus:
         """The other way round."""
-        waits = tuple(Waiting(w["actor"], w["why"], tuple(w["ranks"]), w["meets"]) for w in found["waits"])
+        waits = tuple(QueueWait(w["actor"], w["why"], tuple(w["ranks"]), w["meets"]) for w in found["waits"])
         return cls(**{**found, "waits": waits})
 
 
-def observe(observed: Callable[[], Observed | None]) -> None:
+def observe_session(observed: Callable[[], ObservedSession | None]) -> None:
     """Ask ``observed`` from now on for what makes this process's calls; it may answer that there is nothing yet."""
     global _observed
     _observed = observed
 
 
-def own(rank: int) -> Standing:
+def own_status(rank: int) -> RankStatus:
     """What this process is at; any thread, at any time."""
     line = ""
     if "torch" in sys.modules:  # else nothing of the script has run yet
@@ -94,16 +94,16 @@ def own(rank: int) -> Standing:
     here = (rank, socket.gethostname(), os.getpid(), line)
     session = _observed()
     if session is None or session.worker is None:
-        return Standing(*here, 0 if session is None else session.calls, text="no job is compiled yet")
+        return RankStatus(*here, 0 if session is None else session.calls, text="no job is compiled yet")
     worker = session.worker
     job, early, doing = worker.standing()
     moved = worker.moved()
     waits = () if job is None else tuple(waits_of(job, rank))
     busy = bool(doing) or (job is not None and _sends(job))
-    return Standing(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
+    return RankStatus(*here, session.calls, early, doing, busy, moved, waits, worker.explain())
 
 
-def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
+def waits_of(job: Job, rank: int) -> Iterator[QueueWait]:
     """What the queues wait for that other ranks have to bring."""
     plan, machine = job.plan, job.machine
     for id in machine.unfinished():
@@ -112,13 +112,13 @@ def waits_of(job: Job, rank: int) -> Iterator[Waiting]:
         comm = actor.comm
         if not waits and isinstance(comm, Collective):
             others = tuple(r for r in comm.ranks if r != rank)
-            yield Waiting(
+            yield QueueWait(
                 actor.name, f"is in {comm.label} {comm.id} with ranks {list(comm.ranks)}", others, str(comm.id)
             )
         for wait in waits:
             ranks = tuple(sorted(_ranks(job, wait) - {rank}))
             if ranks:
-                yield Waiting(name(plan, id), explain(plan, wait), ranks)
+                yield QueueWait(name(plan, id), explain(plan, wait), ranks)
 
 
 def _sends(job: Job) -> bool:

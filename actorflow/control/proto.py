@@ -1,12 +1,12 @@
-"""Messages, tickets and failures go in, their protobuf forms come out; and back."""
+"""Convert messages, tickets, failures and common steps to and from protobuf."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from actorflow.control.dropped import NOTHING, Dropped, dropped
-from actorflow.control.ledger import CommonStep
-from actorflow.rendezvous.failure import Failure
+from actorflow.control.drops import NO_DROPS, DropSet, drop_set
+from actorflow.control.ledger import CommonStep, StepKind
+from actorflow.rendezvous.failure import Failure, FailureKind
 from actorflow.rendezvous.roster import Ticket
 from actorflow.transport.abandon import Decision, Failed, Hold, Order, Vote, Word
 from actorflow.transport.messages import Credit, Message, Ready
@@ -93,7 +93,7 @@ def failure_to(failure: Failure) -> pb.Item:
 
 def failure_from(item: pb.Failure) -> Failure:
     """The failure that a peer told of."""
-    return Failure(item.rank, item.host, item.pid, item.kind, item.cause, item.noticed_by)
+    return Failure(item.rank, item.host, item.pid, FailureKind(item.kind), item.cause, item.noticed_by)
 
 
 def step_to(step: CommonStep) -> pb.Item:
@@ -106,10 +106,10 @@ def step_to(step: CommonStep) -> pb.Item:
 
 def step_from(item: pb.Issue) -> CommonStep:
     """The common step that a rank issued."""
-    return CommonStep(item.kind, item.tag, item.text, item.call, _dropped_from(item))
+    return CommonStep(StepKind(item.kind), item.tag, item.text, item.call, _dropped_from(item))
 
 
-def go_to(call: int, agreed: Dropped) -> pb.Item:
+def go_to(call: int, agreed: DropSet) -> pb.Item:
     """Word that all ranks have made a call, and of what they have let go of."""
     go = pb.Go(call=call)
     if agreed:
@@ -117,17 +117,17 @@ def go_to(call: int, agreed: Dropped) -> pb.Item:
     return pb.Item(go=go)
 
 
-def go_from(item: pb.Go) -> tuple[int, Dropped]:
+def go_from(item: pb.Go) -> tuple[int, DropSet]:
     """The call and what was let go of that the master tells of."""
     return item.call, _dropped_from(item)
 
 
-def _dropped_to(what: Dropped) -> pb.Dropped:
+def _dropped_to(what: DropSet) -> pb.Dropped:
     return pb.Dropped(plans=sorted(what.plans), variables=sorted(what.variables))
 
 
-def _dropped_from(item: pb.Issue | pb.Go) -> Dropped:
-    return dropped(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NOTHING
+def _dropped_from(item: pb.Issue | pb.Go) -> DropSet:
+    return drop_set(item.dropped.plans, item.dropped.variables) if item.HasField("dropped") else NO_DROPS
 
 
 def word_to(word: Word) -> pb.Item:

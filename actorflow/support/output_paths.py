@@ -1,4 +1,4 @@
-"""The name of a file or a folder for output goes in; whether it can be written comes out, before any work is done.
+"""Check that a file or folder for output can be written, before any work is done.
 
 One rule for all that is written where people say: missing folders are made, and what stands in the way is named.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-__all__ = ["fault"]
+__all__ = ["why_not_writable"]
 
 
-def fault(path: str | Path, *, folder: bool = False) -> str:
+def why_not_writable(path: str | Path, *, folder: bool = False) -> str:
     """Why the file, or anything in the folder, cannot be written, as a sentence; empty where it can."""
     path = Path(path)
     inside = path if folder else path.parent

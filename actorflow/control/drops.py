@@ -1,0 +1,74 @@
+"""Agree between ranks which plans and variables can be dropped: those that every rank's script has released.
+
+Pure: no clock, no I/O.  The master keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["NO_DROPS", "DropSet", "DropTally", "drop_set"]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSet:
+    """Plans (by number) and variables (by name) that scripts can no longer reach."""
+
+    plans: frozenset[int] = frozenset()
+    variables: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.plans or self.variables)
+
+    def __or__(self, other: DropSet) -> DropSet:
+        return DropSet(self.plans | other.plans, self.variables | other.variables)
+
+    def __sub__(self, other: DropSet) -> DropSet:
+        return DropSet(self.plans - other.plans, self.variables - other.variables)
+
+
+NO_DROPS = DropSet()
+
+
+def drop_set(plans: Iterable[int], variables: Iterable[str]) -> DropSet:
+    """The set of these plans and variables."""
+    return DropSet(frozenset(plans), frozenset(variables))
+
+
+class DropTally:
+    """Collects the drops that each rank reports, and gives out those that all ranks have reported.
+
+    >>> tally = DropTally(world=2)
+    >>> tally.report(0, DropSet(variables=frozenset({"w"})))
+    >>> bool(tally.agreed())
+    False
+    >>> tally.report(1, DropSet(variables=frozenset({"w"})))
+    >>> sorted(tally.agreed().variables)
+    ['w']
+    """
+
+    def __init__(self, world: int) -> None:
+        self._by = [NO_DROPS] * world
+        self._news = False
+
+    def report(self, rank: int, drops: DropSet) -> None:
+        """Add what a rank reports."""
+        if drops:
+            self._by[rank] |= drops
+            self._news = True
+
+    def agreed(self) -> DropSet:
+        """What every rank has reported since the last call; it is removed from the tally."""
+        if not self._news:
+            return NO_DROPS
+        self._news = False
+        plans = frozenset.intersection(*(one.plans for one in self._by))
+        found = DropSet(plans, frozenset.intersection(*(one.variables for one in self._by)))
+        self.forget(found)
+        return found
+
+    def forget(self, drops: DropSet) -> None:
+        """Remove drops that all ranks have already carried out."""
+        if drops:
+            self._by = [one - drops for one in self._by]

@@ -1,0 +1,140 @@
+"""Drop plans and variables that the script has released, on all ranks with the same call."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import replace
+
+from actorflow.control.drops import NO_DROPS, DropSet, drop_set
+from actorflow.script_state.search import SearchResult
+from actorflow.session.agreement import StateReport
+from actorflow.session.context import PlanRuntime, SessionContext
+from actorflow.session.jobs import InstalledPlan, JobLike
+from actorflow.session.plan_keys import PlanKeys
+from actorflow.session.plan_uses import PlanUses
+from actorflow.variables.weak_guards import names_in, owned_in
+from actorflow_compiler.values.variables import ScriptState
+
+__all__ = ["PlanRelease"]
+
+BEHIND = 8  # calls by which dropping lags, so that all ranks drop with the same call: they are never so far apart
+
+
+class PlanRelease:
+    """Decides which plans and variables of a rank are no longer needed, and drops them."""
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._gone = PlanUses()
+        self._told = NO_DROPS  # what this rank has reported to the others as droppable
+        self._untold = False  # whether there may be more than that
+
+    def installed(self, compiled: InstalledPlan, uses: Iterable[str]) -> None:
+        """A plan can be called as long as its job holds it."""
+        self._gone.installed(compiled.number, uses, compiled)
+
+    def uses(self, compiled: InstalledPlan) -> frozenset[str]:
+        """The variables of a plan."""
+        return self._gone.uses(compiled.number)
+
+    # -- plans that are put aside ------------------------------------------------------------------
+
+    def park(self, runtime: PlanRuntime, job: JobLike, state: ScriptState) -> None:
+        """Put aside plans whose state the job no longer works on; they are dropped when nobody holds that state."""
+        there = names_in(state)
+        aside = job.plans.park(lambda plan: owned_in(plan.bound.found.state) <= there)
+        for plan in aside:
+            plan.park(self._context.names, self._gone.died(plan.number))
+            self._gone.park(plan.number)
+        if aside:
+            job.last = None
+            ready = self._gone.ready()
+            runtime.variables.suspend({name for plan in aside for name in self.uses(plan)} - ready)
+
+    def unpark(self, runtime: PlanRuntime, job: JobLike, found: SearchResult) -> bool:
+        """Take back parked plans that fit what a job works on now; returns whether there were any."""
+        taken: list[InstalledPlan] = []
+
+        def binds(plan: InstalledPlan) -> bool:
+            if plan.unpark(found):
+                taken.append(plan)
+            return plan.parked is None
+
+        if not job.plans.unpark(binds):
+            return False
+        job.keys = PlanKeys(found.state)
+        for plan in taken:
+            self._gone.unpark(plan.number)
+            plan.take_places(runtime.rebound.adopt(plan.places, {}, self._context.states()))
+        self.resume(runtime, found.state, sorted(set().union(*map(self.uses, taken))))
+        return True
+
+    @staticmethod
+    def resume(runtime: PlanRuntime, state: ScriptState, names: Iterable[str]) -> None:
+        """A plan that is to be called reads these variables: take them over as the script has them now."""
+        for name in names:
+            if name in state.held:
+                runtime.variables.resume(state.held[name])
+        runtime.variables.refresh(False)
+
+    # -- what can be dropped -----------------------------------------------------------------------
+
+    def let_go(self, runtime: PlanRuntime, calls: int) -> None:
+        """Before a call: drop what the script can no longer reach and no running call needs.
+
+        On several ranks that is what all of them had reported ``BEHIND`` calls ago, so that each drops it with the
+        same call.
+        ``calls`` is how many this rank has announced.
+        """
+        worker, variables = runtime.worker, runtime.variables
+        if self._context.world == 1:
+            plans = self._gone.plans()
+            if (plans or variables.dying) and not worker.busy(plans):
+                used = self._gone.used()
+                self.drop(runtime, drop_set(plans, frozenset(variables.gone(used)) - used))
+            return
+        agreed = self._context.barrier.drops_by(calls - BEHIND)
+        if agreed:
+            self._told -= agreed
+            plans = self._gone.among(agreed.plans)
+            if worker.busy(plans):
+                worker.wait_all(tell=False)
+            # a plan that was made since then may use what only read tensors of the script
+            self.drop(runtime, drop_set(plans, agreed.variables - self._gone.used_by_others(plans)))
+
+    def to_tell(self, runtime: PlanRuntime | None) -> DropSet:
+        """What this rank could drop and has not reported yet."""
+        if runtime is None or not (self._untold or self._gone.news or runtime.variables.news):
+            return NO_DROPS
+        self._untold = False
+        plans, used = self._gone.plans(), self._gone.used()
+        new = drop_set(plans, frozenset(runtime.variables.gone(used)) - used) - self._told
+        self._told |= new
+        return new
+
+    def with_gone(self, runtime: PlanRuntime | None, mine: StateReport, state: ScriptState) -> StateReport:
+        """This rank's report with what it could drop."""
+        if runtime is None:
+            return mine
+        variables = runtime.variables
+        parameters = {held.name for held in state.held.values() if held.kind == "parameter"}
+        if not parameters <= variables.layouts.keys():  # what comes may take another one's place
+            gc.collect()  # models and their jobs refer to each other
+        plans, used = self._gone.plans(), self._gone.used()
+        return replace(mine, plans=frozenset(plans), variables=frozenset(variables.gone(used)) - used)
+
+    def drop_all(self, runtime: PlanRuntime, gone: DropSet) -> None:
+        """Drop what all ranks have reported that they could."""
+        self.drop(runtime, gone)
+        self._told, self._untold = self._told - gone, True
+        self._context.cluster.forget(gone)
+
+    def drop(self, runtime: PlanRuntime, gone: DropSet) -> None:
+        """Drop plans and variables, once the calls of these plans are done."""
+        if not any(observer.keeps_plans for observer in self._context.observers):
+            runtime.worker.drop(gone.plans)
+        self._gone.drop(gone.plans)
+        runtime.variables.drop(gone.variables)
+        runtime.rebound.forget(gone.variables)
+        self._context.names.sweep()
