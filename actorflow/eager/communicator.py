@@ -1,4 +1,7 @@
-"""Tensors of this rank go in, those that its peers have given it come out: what global tensors are moved by."""
+"""How global tensors move data between ranks: the interface of a rank's communicator, and the collectives built on it.
+
+``group_communicator.py`` implements it between processes, ``actorflow.testing.thread_ranks`` between threads.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,22 @@ WIDE = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLabel:
-    """What a collective is for; equal on all of its ranks."""
+    """The text that identifies a collective; all of its ranks must give the same."""
 
     text: str  # "aten.mm.default: float32[4,5], S(0) on cpu:[0,1] -> B on cpu:[0,1]"
     digest: int
 
     @classmethod
     def of(cls, text: str) -> CollectiveLabel:
-        """What a text says."""
+        """The label of a text."""
         return cls(text, zlib.crc32(text.encode()))
 
 
 class EagerCommunicator(ABC):
-    """How one rank gives tensors to others.
+    """One rank's access to the collectives of global tensors.
 
-    All ranks of ``ranks`` make the same calls on the same ``ranks`` (ascending, this one among them) with the same
-    ``label``.  Ranks that do not are found out: CallError names what each of them does.  ClusterError names a rank
+    A call is collective over its argument ``ranks`` (ascending, this rank among them): each of them makes it with the
+    same ``ranks`` and ``label``.  Where they do not, CallError says what each rank is doing.  ClusterError names a rank
     that was lost.
     """
 
@@ -57,20 +60,20 @@ class EagerCommunicator(ABC):
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
         self.all_ranks = tuple(range(world))
-        self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # how many want every op to be compared
+        self.checks = int(os.environ.get(CHECK, "0") not in ("", "0"))  # callers that want every op compared
         self.generator: torch.Generator | None = None  # of random global tensors; None: torch's default one
         self.drawn = 0  # random ops so far
         self._entered: dict[tuple[int, ...], int] = {}
         self._known: set[Placement] = set()
         self.agreed: set[str] = set()  # kinds of calls whose layouts all ranks have from rank 0
-        self.stepwise: set[object] = set()  # functions of torch whose ops run one after the other: see learning.py
-        self.stepwise_kinds: dict[object, int] = {}  # function → kinds of its calls that had to
+        self.stepwise: set[object] = set()  # functions of torch that are always run op by op: see partwise.py
+        self.stepwise_kinds: dict[object, int] = {}  # function → kinds of its calls that had to be
 
     @abstractmethod
     def _transfer(
         self, waiting: CollectiveWait, digest: int, send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
-        """Give and take for one collective."""
+        """Send and receive for one collective; the arguments are those of ``exchange``."""
 
     def exchange(
         self,
@@ -80,10 +83,10 @@ class EagerCommunicator(ABC):
         receive: Sequence[int],
         like: Tensor,
     ) -> list[Tensor | None]:
-        """Give ``send[i]`` to ``ranks[i]``, and take ``receive[i]`` elements from it; None and 0 for nothing.
+        """Send ``send[i]`` to ``ranks[i]``, and receive ``receive[i]`` elements from it; None and 0 mean nothing.
 
-        What is given is flat, of the dtype and on the device of ``like``, and so is what comes.  What is given may be
-        changed as soon as this returns.  Where the entries are None or 0 for this rank itself, nothing is done.
+        Tensors sent and received are flat, of the dtype and on the device of ``like``.  What is sent may be changed as
+        soon as this returns.  The entries of this rank itself are None and 0.
         """
         peers = tuple(r for r, out, n in zip(ranks, send, receive, strict=True) if (out is not None or n))
         number = self._entered.get(ranks, 0)
@@ -130,7 +133,7 @@ class EagerCommunicator(ABC):
         return [payload if i == me else b"" if t is None else t.numpy().tobytes() for i, t in enumerate(found)]
 
     def compare(self, what: str) -> None:
-        """Compare what every rank is about to do; raises CallError that shows each rank's ``what``."""
+        """Raise a CallError that shows each rank's ``what``, unless all ranks give the same."""
         found = [text.decode() for text in self.gather(_COMPARE, self.all_ranks, what.encode())]
         if len(set(found)) > 1:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(found))
@@ -164,14 +167,14 @@ class EagerCommunicator(ABC):
 
     @abstractmethod
     def finish(self, how: str = "has ended its script") -> None:
-        """Tell the peers that this rank takes part in nothing more."""
+        """Tell the peers that this rank takes part in no further collective; ``how`` says why, for their errors."""
 
 
 _COMPARE = CollectiveLabel.of("comparison of the next op")
 
 
 class SingleRankCommunicator(EagerCommunicator):
-    """One rank alone: there is nobody to exchange anything with."""
+    """The communicator of a process without peers."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -182,16 +185,16 @@ class SingleRankCommunicator(EagerCommunicator):
         raise AssertionError(f"a process that is alone has no peers: {waiting}")
 
     def finish(self, how: str = "has ended its script") -> None:
-        """Nobody is to be told."""
+        """Do nothing: there is no peer."""
 
 
 def _but(me: int, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """What goes to the others: nothing to oneself, and nothing that is empty."""
+    """``tensors`` with None in place of this rank's own entry and of empty tensors."""
     return [t if i != me and t is not None and t.numel() else None for i, t in enumerate(tensors)]
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor:
-    """The sum, in the order of the terms."""
+    """The sum, added in the order of the terms."""
     found = [t for t in terms if t is not None]
     wide = WIDE.get(found[0].dtype)
     out = found[0].clone() if wide is None else found[0].to(wide)

@@ -1,6 +1,6 @@
-"""A logical shape, a placement and an SBP go in; a global tensor of which each rank has made only its part comes out.
+"""Create global tensors from a logical shape, a placement and an SBP; each rank makes only its part.
 
-Without ``placement=`` each of these is torch's function of that name, exactly.
+Without ``placement=`` each function here is torch's function of that name, exactly.
 """
 
 from __future__ import annotations

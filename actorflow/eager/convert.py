@@ -1,7 +1,4 @@
-"""Plain tensors and global ones go in; global tensors, other layouts of them, or this rank's parts come out.
-
-All of it can be differentiated.
-"""
+"""Convert between plain and global tensors, and between layouts: ``to_global`` and ``to_local``, with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread asks; the comm of the rank that it is come out, made where the process has none yet."""
+"""The communicator of the calling thread's rank; the process's own is made at the first call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _making = threading.Lock()
 
 
 def current() -> EagerCommunicator:
-    """This rank's comm: those of ``use`` on this thread, else the process's, which are made at the first call.
+    """This rank's communicator: that of ``use`` on this thread, else the process's, which the first call makes.
 
     That call is collective where the process has peers (under ``actorflow run``, ``torchrun``, or
     ``python -m actorflow.distributed.launch``).
@@ -33,7 +33,7 @@ def current() -> EagerCommunicator:
 
 
 def world() -> int:
-    """The number of ranks; makes no comm."""
+    """The number of ranks; makes no communicator."""
     if (known := _here.comm or _of_process) is not None:
         return known.world
     return world_of_run()
@@ -41,7 +41,7 @@ def world() -> int:
 
 @contextlib.contextmanager
 def use(comm: EagerCommunicator) -> Iterator[EagerCommunicator]:
-    """Let this thread be another rank in the body."""
+    """Make ``comm`` the communicator of this thread in the body, so that the thread is that rank."""
     before = _here.comm
     _here.comm = comm
     try:
@@ -66,7 +66,7 @@ def checked() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Tell the peers that this process's script has ended, if it has made its comm."""
+    """Tell the peers that this process's script has ended, if it has made a communicator."""
     if _of_process is not None:
         _of_process.finish()
 

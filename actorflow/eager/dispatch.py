@@ -1,7 +1,7 @@
-"""An op and its arguments go in, global tensors among them; what the op returns comes out, global as well.
+"""Run an op on global tensors: ``GlobalTensor.__torch_dispatch__``.
 
-What needs nothing but the op on the parts is looked up and done at once (``run``); anything else goes the long way
-(``carry_out``), on which operands are brought to a layout that the op can run in.
+``run`` is the fast path: where the cache has a direct call for this kind of call, the op runs on the parts at once.
+Everything else goes through ``carry_out``, which moves operands to layouts that the op can run in.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from actorflow_compiler.signatures import has_line
 
 _lookup = CACHE.get
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-HANDLERS: dict[Any, Handler] = {}  # ops that are done otherwise; ``special.py`` fills it
+HANDLERS: dict[Any, Handler] = {}  # ops with code of their own; ``special_ops.py`` fills it
 
 
 def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-    """``GlobalTensor.__torch_dispatch__``: the short way for what is known to need nothing but the op on the parts."""
+    """``GlobalTensor.__torch_dispatch__``: the direct call where the cache has one, else ``carry_out``."""
     if _watchers:
         watcher = _watchers.pop(threading.get_ident(), None)
         if watcher is not None:
@@ -46,7 +46,7 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
     if found is not None and parts is not None and found.direct is not None and not found.comm.checks:
         try:
             local = found.direct(*parts, **kwargs) if kwargs else found.direct(*parts)
-        except RuntimeError:  # a view that is not possible, or what the op has to say: the long way tells
+        except RuntimeError:  # a view that needs a copy, or an error of the op, which ``carry_out`` raises again
             pass
         else:
             spec = found.outs
@@ -56,19 +56,19 @@ def run(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dic
                 made._spec = spec
                 return made
             return args[0] if spec is None else _several(local, spec)
-    parts = None  # nothing but the arguments may hold plain tensors: see ``plain.py``
+    parts = None  # only the arguments may refer to plain tensors: ``plain_tensors.py`` counts references
     return carry_out(func, args, kwargs or {})
 
 
-# ---- seeing the ops that a function is made of
+# ---- recording the ops that a function is made of
 
 Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]  # op, arguments, what it has returned
-_watchers: dict[int, Watcher] = {}  # by thread, and not while an op runs, which may run others
+_watchers: dict[int, Watcher] = {}  # by thread; taken out while an op runs, since it may run others
 
 
 @contextlib.contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Tell of each op on global tensors that this thread runs in the body, after it has run."""
+    """Call ``watcher`` after each op on global tensors that this thread runs in the body."""
     thread = threading.get_ident()
     before = _watchers.pop(thread, None)
     _watchers[thread] = watcher
@@ -90,7 +90,7 @@ def _watched(watcher: Watcher, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _several(parts: Any, specs: Any) -> Any:
-    """Several outputs."""
+    """The outputs of an op that returns a list or tuple, as global tensors."""
     return type(parts)(
         [
             part if spec is None or not isinstance(part, Tensor) else wrap(part, spec)
@@ -100,7 +100,7 @@ def _several(parts: Any, specs: Any) -> Any:
 
 
 def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any op, the long way."""
+    """Run any op: by its handler, its decomposition, its random rule, in place, or by a plan."""
     if not isinstance(func, torch._ops.OpOverload):
         raise LayoutError(
             f"{func} was given a global tensor; it is no op that runs on tensors part by part: give it x.to_local(), "
@@ -133,15 +133,15 @@ def carry_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @functools.cache
 def _is_composed(func: Any) -> bool:
-    """Whether an op is made of others and has no line; such arrive where a decomposition calls them."""
+    """Whether an op is a composite of others and the table of signatures has no line for it.
+
+    Autograd splits composites before dispatch, so these come from decompositions that call them.
+    """
     return is_composed(func) and not has_line(op_name(func))
 
 
 def _begin(func: Any, leaves: Sequence[Any]) -> None:
-    """Let views show what their bases are now.
-
-    In the mode that checks each op: let all ranks compare what they are about to do.
-    """
+    """Refresh views whose base has changed, and in checked mode compare the op between all ranks."""
     operands = [leaf for leaf in leaves if isinstance(leaf, GlobalTensor)]
     for t in operands:
         if isinstance(t, LinkedView):
@@ -153,7 +153,7 @@ def _begin(func: Any, leaves: Sequence[Any]) -> None:
 GlobalTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[method-assign, assignment]
 
 
-# ---- arithmetic that needs no gradients: the parts at once, without a way through torch's dispatcher and back
+# ---- arithmetic operators without gradients: on the parts at once, past torch's dispatcher
 
 
 def _arithmetic(name: str, func: Any) -> None:

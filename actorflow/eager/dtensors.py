@@ -1,4 +1,4 @@
-"""A global tensor goes in, torch's DTensor comes out, and the other way round; the part's memory is shared."""
+"""Convert global tensors to torch's DTensor and back; the parts share memory."""
 
 from __future__ import annotations
 

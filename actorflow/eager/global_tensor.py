@@ -1,4 +1,4 @@
-"""This rank's part of a tensor and how the whole lies go in; one tensor of the whole's shape comes out."""
+"""``GlobalTensor``, a tensor that lies over ranks, and ``GlobalSpec``, all that is known of it without its values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalSpec:
-    """All that is known of a global tensor without its values; one object for equal ones, on each rank.
+    """All that is known of a global tensor without its values; ``spec_of`` makes one object for equal ones on a rank.
 
-    What an op does is looked up by the specs of its operands, so they hash by identity.
+    Ops are looked up by the specs of their operands, so specs compare and hash by identity.
     """
 
     comm: EagerCommunicator  # of this rank
@@ -31,7 +31,7 @@ class GlobalSpec:
     strides: Shape  # of the whole, as one device would have it
     dtype: torch.dtype
     device: torch.device
-    make: Callable[[], Any] = field(init=False)  # a tensor of this kind, of which the part is missing
+    make: Callable[[], Any] = field(init=False)  # makes a tensor of this kind, without its part
     size: torch.Size = field(init=False)  # the shape as torch gives it
     here: bool = field(init=False)  # whether this rank is in the placement
 
@@ -63,7 +63,7 @@ def spec_of(
     dtype: torch.dtype,
     device: torch.device,
 ) -> GlobalSpec:
-    """The one GlobalSpec; strides left out are those of a new tensor."""
+    """The spec of these values; ``strides=None`` means those of a new contiguous tensor."""
     key = (comm, layout, shape, strides, dtype, device)
     found = _specs.get(key)
     if found is None:
@@ -90,16 +90,16 @@ class GlobalTensor(torch.Tensor):
 
     _local: Tensor
     _spec: GlobalSpec
-    _leaf: tuple[Tensor, Tensor]  # this part, and the same as the beginning of a graph; missing until it is needed
+    _leaf: tuple[Tensor, Tensor]  # this part, and the same as a leaf of a graph of parts; set when first needed
 
     __slots__ = ("_leaf", "_local", "_spec")
-    __torch_function__ = no_torch_function  # replaced by ``calls.py``, once ops are known
+    __torch_function__ = no_torch_function  # replaced by ``torch_function.py``
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub knows no class method
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replaced by ``dispatch.py``, which knows the ops."""
+        """Replaced by ``dispatch.py``."""
         raise NotImplementedError(func)
 
 

@@ -1,8 +1,8 @@
-"""Tensors of this process go in, those that peers in other processes have given it come out, moved by Gloo.
+"""The communicator of a rank that is a process, over one Gloo group of all ranks.
 
-What one rank gives another carries a tag of what it is for, so ranks in different ops never take each other's data:
-they wait, and ``watch.py`` finds them out.  Tensors on GPUs go from one to the other over NCCL, once both ranks have
-said over Gloo that they are in the same op; between ranks that share a GPU, or have no NCCL, through the CPU.
+Every message carries a tag made of its collective's label, so ranks in different ops never take each other's data: they
+wait, and ``mismatch_watch.py`` finds that out.  Tensors on GPUs go from GPU to GPU over NCCL, once both ranks have said
+over Gloo that they are in the same op; between ranks that share a GPU or have no NCCL they go through the CPU.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MEETING = 300.0  # seconds in which all ranks have to use their first global ten
 class GroupCommunicator(EagerCommunicator):
     """One rank of several processes, over one Gloo group of all of them.
 
-    ``store`` is one that all ranks share and nobody else uses; making comm is collective.  ``pairs`` moves tensors on
-    devices of its kind, on all ranks or none; without it they go through the CPU.
+    ``store`` is one that all ranks share and nobody else uses; the constructor is collective.  ``pairs`` moves
+    tensors on devices of its kind, on all ranks or none; without it they go through the CPU.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GroupCommunicator(EagerCommunicator):
 
     @classmethod
     def joined(cls) -> GroupCommunicator | None:
-        """The comm of this process's run, or of torch's default group; None for a process that is alone."""
+        """The communicator of this process's run, or of torch's default group; None for a process without peers."""
         run = cluster.joined()
         if isinstance(run, Cluster):
             store, rank, world = run.store(), run.rank, run.world
@@ -93,7 +93,7 @@ class GroupCommunicator(EagerCommunicator):
         if pairs is not None:
             waiting = replace(waiting, what=f"{waiting.what}, between {pairs.kind} devices")
             rooms = [torch.empty(n, dtype=like.dtype, device=like.device) if n else None for n in receive]
-            send = [None if t is None else flat(t) for t in send]  # memory is asked for before others wait
+            send = [None if t is None else flat(t) for t in send]  # out of memory is raised before others wait
         tag = (digest + waiting.number * 0x9E3779B1 + (pairs is not None)) % TAGS
         self._watch.enter(waiting)
         try:
@@ -111,7 +111,7 @@ class GroupCommunicator(EagerCommunicator):
     def _carry(
         self, tag: int, ranks: Sequence[int], send: Sequence[Tensor | None], receive: Sequence[int], like: Tensor
     ) -> list[Tensor | None]:
-        """Give and take over Gloo."""
+        """Send and receive over Gloo."""
         far = like.device.type != "cpu"
         came: list[Tensor | None] = [None] * len(send)
         works = []
@@ -135,7 +135,7 @@ class GroupCommunicator(EagerCommunicator):
         send: Sequence[Tensor | None],
         rooms: list[Tensor | None],
     ) -> list[Tensor | None]:
-        """Give and take from device to device where two ranks can, else over Gloo, once all peers are in the op."""
+        """Send and receive from device to device where two ranks can, else over Gloo, once all peers are in the op."""
         mine = torch.frombuffer(bytearray(pairs.location), dtype=torch.uint8)
         count = len(waiting.peers)
         locations = self._carry(tag, waiting.peers, [mine] * count, [LOCATION_BYTES] * count, mine)
@@ -165,7 +165,7 @@ class GroupCommunicator(EagerCommunicator):
         return [room if d else t for d, room, t in zip(direct, rooms, slow, strict=True)]
 
     def _explain(self, error: RuntimeError, waiting: CollectiveWait) -> NoReturn:
-        """Raise what is behind a transfer that has failed."""
+        """Raise the error that says why a transfer has failed."""
         run = cluster.joined()
         if isinstance(run, Cluster) and self._watch.verdict is None and run.failed.wait(1.0):
             raise run.explain(error) from error
@@ -173,13 +173,13 @@ class GroupCommunicator(EagerCommunicator):
         raise (ClusterError if lost else CallError)(why) from error if self._watch.verdict is None else None
 
     def _break(self) -> None:
-        """Make a call that is blocked fail."""
+        """Make a transfer that is blocked fail; called on the watching thread."""
         break_connections(self._group, next(r for r in self.all_ranks if r != self.rank))
         if self._pairs is not None:
             self._pairs.abort()
 
     def finish(self, how: str = "has ended its script") -> None:
-        """Tell the peers that this rank takes part in nothing more; waits a little for those that wait for it."""
+        """Tell the peers that this rank takes part in no further collective; waits a moment, so that they learn why."""
         self._watch.finish(how)
         if self._pairs is not None and self._watch.verdict is None:
             self._pairs.close()
@@ -210,4 +210,4 @@ def _meet(store: Store, rank: int, world: int) -> None:
                 raise ClusterError(text)
             told = True
             print(f"actorflow: {text}", file=sys.stderr, flush=True)
-        time.sleep(0.02)  # a store has no event to wait for that could be given up
+        time.sleep(0.02)  # a store's own wait cannot be interrupted

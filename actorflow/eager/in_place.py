@@ -1,4 +1,4 @@
-"""An op that changes tensors in place goes in; their parts are changed, and the bases of views; layouts stay."""
+"""Ops that change global tensors in place: the parts and the bases of views change, layouts stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from actorflow_compiler.core.torch_internals import without_dispatch
 
 
 def run_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op that changes some of its arguments."""
+    """Run an op that changes some of its arguments, and return what it returns."""
     changed: list[GlobalTensor] = written_tensors(func, args, kwargs)
     computes = _computes(func)
     if torch.Tag.inplace_view in func.tags and computes is not None:
@@ -36,7 +36,7 @@ def run_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``transpose_`` and its like: a tensor becomes a view of what it was."""
+    """Run ``transpose_`` and its like, which make a tensor a view of what it was."""
     self = args[0]
     new = computes(*args, **kwargs)
     if isinstance(new, LinkedView) and (self._is_view() or isinstance(self, LinkedView)):
@@ -50,7 +50,7 @@ def _reshaped(func: Any, computes: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def assign(self: GlobalTensor, value: GlobalTensor) -> None:
-    """Let a tensor have the values of another of its shape, and keep its layout and dtype."""
+    """Copy the values of ``value`` into ``self``, which keeps its layout and dtype; their shapes are equal."""
     spec, new = self._spec, value._spec
     part = value._local
     if new.dtype != spec.dtype and new.layout is not spec.layout:
@@ -78,7 +78,7 @@ def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return [t for t in found if t is not None]
 
 
-# ops whose overload of the same name means something else
+# in-place op → the op that computes its result, where the overload of the same name is another op
 _OTHERWISE = {
     torch.ops.aten.pow_.Scalar: torch.ops.aten.pow.Tensor_Scalar,
     torch.ops.aten.pow_.Tensor: torch.ops.aten.pow.Tensor_Tensor,
@@ -109,7 +109,7 @@ def _takes(func: Any) -> list[tuple[str, str]]:
 
 
 def _change_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Sequence[GlobalTensor]) -> Any:
-    """On whole copies, which are then brought back."""
+    """Run an op on whole copies of its operands, then copy back what it has changed."""
     operands, _ = operands_of(args, kwargs)
     first = changed[0]._spec
     place = first.layout.placement

@@ -1,4 +1,4 @@
-"""A placement and an SBP for each of its mesh axes go in, checked; one value that says how a tensor lies comes out."""
+"""``Layout``: the placement of a tensor and one SBP for each axis of its mesh, checked as users write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Layout:
     sbp: NdSbp
 
     def __new__(cls, placement: Placement, sbp: NdSbp) -> Layout:
-        """The one object for this placement and sbp."""
+        """Return the one object for this placement and sbp."""
         key = (placement, sbp)
         found = _known.get(key)
         # of two threads that make the same one at once, both get the first, and each fills in the same fields

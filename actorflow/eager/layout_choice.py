@@ -1,7 +1,7 @@
-"""An op on tensors that lie somehow goes in; how each operand has to lie, and what this rank then runs, come out.
+"""Choose the layouts that an op's operands need and its results get, and what this rank then runs.
 
-The same table as for jobs says which layouts may go together; here the cheapest for this one op is taken, one mesh
-axis after the other.  Pure: every rank comes to the same choice.
+The table of signatures that jobs use says which layouts may go together; here the cheapest for this one op is taken,
+one mesh axis after the other.  Pure: every rank makes the same choice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actorflow_compiler.signatures import OpCall, Signature, localised, signatur
 
 @dataclass(frozen=True, slots=True)
 class OpOperand:
-    """What is known of one operand."""
+    """One operand, as far as the choice depends on it."""
 
     meta: Meta  # of the whole
     layout: Layout
@@ -34,7 +34,7 @@ class OpOperand:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """How an op is run."""
+    """The layouts that an op is run with, and what this rank runs."""
 
     needs: tuple[Layout, ...]  # of each operand
     outs: tuple[Layout | None, ...]  # of each output
@@ -42,7 +42,7 @@ class LayoutChoice:
 
 
 def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None) -> Placement:
-    """Where an op runs: where its operands are, else where the fewest bytes have to move to.
+    """The placement that an op runs on: that of its operands, else the one that costs the fewest bytes moved.
 
     ``fixed`` is the placement of what the op changes in place.  Raises LayoutError where two placements cost the same.
     """
@@ -66,7 +66,7 @@ def placement_for(operands: Sequence[OpOperand], fixed: Placement | None = None)
 
 
 def _spelled(p: Placement) -> str:
-    """As a user writes it."""
+    """A placement as a user writes it."""
     ranks: list[Any] = list(p.ranks)
     for n in reversed(p.hierarchy[1:]):
         ranks = [ranks[i : i + n] for i in range(0, len(ranks), n)]
@@ -86,8 +86,8 @@ def choose(
 ) -> LayoutChoice:
     """Choose a signature for each mesh axis.
 
-    ``kept`` are (operand, output) pairs that have to lie as the operand does now, because the op changes it in place;
-    where no signature does, the cheapest is taken, and the caller brings the result back.
+    ``kept`` are (operand, output) pairs whose output should have the operand's present layout, because the op changes
+    it in place; where no signature gives that, the cheapest is taken, and the caller moves the result back.
     """
     at = coordinates(placement, placement.index(rank)) if rank in placement else None
     first = mine = call
@@ -142,7 +142,7 @@ def _cheapest(
     prices = prices_of(UNMEASURED[placement.type].slowest)
 
     def cost(s: Signature) -> tuple[float, int]:
-        """Seconds, and of equal ones the bytes that are held more than once."""
+        """Seconds, then bytes that every device holds, which decide between equally fast signatures."""
         total = 0.0
         for o, meta, entry, need in zip(operands, call.ins, have, s.ins, strict=True):
             total += _seconds(entry, need, meta.nbytes, parts, o.small or o.layout.placement == placement, prices)
@@ -158,7 +158,7 @@ def _cheapest(
 def _seconds(have: Sbp, need: Sbp, nbytes: int, parts: int, same: bool, prices: Prices) -> float:
     if same and have == need:
         return 0.0
-    if need == P and isinstance(have, Split):  # nothing moves now, but the sum has to be made in the end
+    if need == P and isinstance(have, Split):  # nothing moves now, but the sum has to be made later
         have, need = P, B
     moved = bytes_moved(have, need, nbytes, parts, parts, same)
     return moved / parts / prices.bandwidth + prices.latency if moved else LOCAL

@@ -1,6 +1,6 @@
-"""A view whose part had to be moved or copied goes in; reads of it see its base, and writes to it reach its base.
+"""Views whose part had to be moved or copied: reads show the base as it is now, and writes reach the base.
 
-Where a part is a true view of the base's part, PyTorch's own views do this, and nothing here is used.
+Where a part is a true view of its base's part, PyTorch's own views do this, and nothing here is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class LinkedView(GlobalTensor):
-    """A view that has its own copy of what it shows."""
+    """A view that holds a copy of the values that it shows."""
 
     __slots__ = ("_args", "_func", "_index", "_kwargs", "_moved", "_parent", "_seen")
     _parent: GlobalTensor
@@ -45,7 +45,7 @@ def link_view(
 
 
 def refresh(view: LinkedView) -> None:
-    """Make the view again if its base has changed since."""
+    """Copy the values of the base again if it has changed since."""
     parent = view._parent
     if isinstance(parent, LinkedView):
         refresh(parent)

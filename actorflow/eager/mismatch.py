@@ -1,7 +1,7 @@
-"""What each rank is doing goes in; which ranks wait for each other for ever, and why, comes out: pure functions.
+"""Detect ranks that wait for each other forever, from what each rank says it is doing.  Pure functions.
 
 Global tensors need all ranks to run the same ops in the same order.  A rank that does not makes others wait in a
-collective that it will never join; ``find_mismatch`` finds that out from what all ranks say of themselves.
+collective that it will never join.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ScriptEnd", "RankState", "CollectiveWait", "find_mismatch", "decode_
 
 @dataclass(frozen=True, slots=True)
 class CollectiveWait:
-    """A rank is in a collective."""
+    """A rank is in a collective and waits for its peers."""
 
     ranks: tuple[int, ...]  # that take part
     number: int  # of the collective, among those of the same ranks
@@ -54,7 +54,7 @@ class RankState:
 
 
 def find_mismatch(states: Mapping[int, RankState]) -> str | None:
-    """Why some ranks will wait for ever: a peer has ended, or they are in different collectives; None if none does."""
+    """Why some ranks will wait forever: a peer has ended, or they are in different collectives; None if none does."""
     waits: dict[int, list[int]] = {}
     for rank, state in states.items():
         if not isinstance(state.doing, CollectiveWait):
@@ -98,7 +98,7 @@ def show_rank(rank: int, state: RankState) -> str:
 
 
 def encode_state(state: RankState, beat: int) -> str:
-    """A state and the number of the moment at which it was so."""
+    """A state and the number of the heartbeat that it belongs to, as text."""
     doing = state.doing
     return json.dumps(
         {
@@ -112,7 +112,7 @@ def encode_state(state: RankState, beat: int) -> str:
 
 
 def decode_state(text: str) -> tuple[RankState, int]:
-    """What ``encode_state`` was given."""
+    """The state and heartbeat that ``encode_state`` was given."""
     found = json.loads(text)
     doing: CollectiveWait | ScriptEnd | None = None
     if found["waiting"]:

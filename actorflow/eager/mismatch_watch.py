@@ -1,6 +1,6 @@
-"""What this rank is in goes in, and what all ranks say of themselves in their common store; a verdict comes out.
+"""Publish what this rank is doing in the ranks' common store, and detect on a thread of its own that it waits in vain.
 
-A rank that waits for one that will never come is told so within seconds, on a thread of its own.
+A rank that waits for one that will never come gets an error within seconds.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from actorflow.support import background
 
 __all__ = ["StatusStore", "MismatchWatch"]
 
-TICK = 0.5  # seconds between two looks
-PATIENCE = 1.0  # seconds in one collective after which a rank asks what the others do
+TICK = 0.5  # seconds between two checks
+PATIENCE = 1.0  # seconds in one collective after which a rank reads what the others do
 SILENT = 60.0  # seconds without a sign of life after which a rank counts as lost
 SLOW = 15.0  # seconds of waiting after which a line says what is waited for
-NEWS = 6.0  # seconds in which the cause of a broken connection becomes known
-GONE = 2.5  # seconds without a sign of life, when a connection has broken, after which a rank is what was lost
+NEWS = 6.0  # seconds to wait for the cause of a broken connection to become known
+GONE = 2.5  # after a connection has broken: seconds without a sign of life after which a rank counts as lost
 
 
 class StatusStore(Protocol):
-    """What is used of ``torch.distributed.StatusStore``."""
+    """The methods of ``torch.distributed.Store`` that are used."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Put a value there."""
+        """Set the value of a key."""
 
     def get(self, key: str, /) -> bytes:
-        """What is there."""
+        """The value of a key."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether there is something at all of them."""
+        """Whether all keys have a value."""
 
 
 class MismatchWatch:
-    """Tells the other ranks what this one is in, and finds out when it waits in vain.
+    """Tells the other ranks which collective this one is in, and decides when it waits in vain.
 
-    ``store`` is this thread's own connection.  ``wake`` is called once, on the watching thread, when there is a
-    verdict: it has to make the main thread's blocked call fail.
+    ``store`` is a connection that only this object uses.  ``wake`` is called once, on the watching thread, when there
+    is a verdict: it has to make the main thread's blocked call fail.
     """
 
     def __init__(self, store: StatusStore, rank: int, world: int, wake: Callable[[], object]) -> None:
@@ -60,10 +60,10 @@ class MismatchWatch:
         self._entered: dict[tuple[int, ...], int] = {}
         self._ended: ScriptEnd | None = None
         self._beat = 0
-        self._last_beats: dict[int, tuple[int, float]] = {}  # rank → its last beat, and when it was new
-        self._suspected: tuple[str, int] | None = None  # what was thought at the last look, and in which collective
+        self._last_beats: dict[int, tuple[int, float]] = {}  # rank → its last heartbeat, and when it was first seen
+        self._suspected: tuple[str, int] | None = None  # the mismatch seen at the last check, and in which collective
         self._entries = 0
-        self._printed_wait = False  # that it takes long
+        self._printed_wait = False
         self._close = threading.Event()
         self._lost_store = False
         self.verdict: str | None = None
@@ -74,21 +74,21 @@ class MismatchWatch:
     # -- the main thread -------------------------------------------------------------------------
 
     def enter(self, waiting: CollectiveWait) -> None:
-        """This rank is in a collective from now on."""
+        """This rank enters a collective."""
         self._entered[waiting.ranks] = waiting.number + 1
         self._entries += 1
         self._now = (waiting, time.monotonic())
 
     def leave(self) -> None:
-        """It is through with it."""
+        """This rank has left the collective."""
         self._now = None
 
     def give_up(self, waiting: CollectiveWait) -> None:
-        """It is not through with it, and never will be."""
+        """This rank has given up the collective, so it never passes it."""
         self._entered[waiting.ranks] = waiting.number
 
     def finish(self, how: str) -> None:
-        """This rank takes part in nothing more; it stays for a moment, so that those that wait for it hear why."""
+        """This rank takes part in no further collective; waits a moment, so that those that wait for it learn why."""
         if self._ended is not None:
             return
         self._ended = ScriptEnd(how)
@@ -96,7 +96,7 @@ class MismatchWatch:
         self._thread.join(NEWS)
 
     def why(self, error: BaseException, waiting: CollectiveWait) -> tuple[str, bool]:
-        """Why a transfer has failed, and whether it is that a rank was lost; takes a few seconds at most."""
+        """Why a transfer has failed, and whether a rank was lost; takes a few seconds at most."""
         begun = time.monotonic()
         silent: list[int] = []
         while not self._decided.wait(TICK) and not silent and time.monotonic() - begun < NEWS:
@@ -126,7 +126,7 @@ class MismatchWatch:
             while self._ended and (staying := self._is_awaited()) is not False and time.monotonic() - begun < NEWS:
                 if staying is None and time.monotonic() - begun > 2 * TICK:
                     break
-                time.sleep(TICK / 10)  # a store has no event to wait for that could be given up
+                time.sleep(TICK / 10)  # a store's own wait cannot be interrupted
         except Exception:  # the store is gone, and whoever kept it
             self._lost_store = True
             self._decided.set()
@@ -151,9 +151,9 @@ class MismatchWatch:
             self._print_wait(now[0], states, waited)
 
     def _is_awaited(self) -> bool | None:
-        """Whether a rank waits for this one, and does not know yet that it waits in vain.
+        """Whether a rank waits for this one and has not read yet that it waits in vain.
 
-        None where some may begin to: what they say of themselves is up to a tick old.  False where nobody will.
+        None where a rank may have begun to wait, since published states are up to a tick old.  False where none will.
         """
         if self._store.check(["verdict"]):
             return False
@@ -187,7 +187,7 @@ class MismatchWatch:
         return RankState(self._ended or waiting, dict(self._entered), line_of(self._main))
 
     def _read(self, waiting: CollectiveWait) -> dict[int, RankState]:
-        """What the ranks say that matter: those that this one waits for, those that they wait for, and so on."""
+        """The states of the ranks that this one waits for, of those that these wait for, and so on."""
         states = {self._rank: self._state(waiting)}
         wanted = list(waiting.peers)
         while wanted:

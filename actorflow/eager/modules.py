@@ -1,4 +1,4 @@
-"""Modules, tensors and trees of them go in; the same, global, or this rank's parts, come out."""
+"""``flow.to_global`` and ``flow.to_local`` for modules and for trees of tensors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _module_to_global(module: nn.Module, placement: Placement | None, sbp: Any) 
 
 
 def _converted(tensor: Tensor, layout: Layout) -> GlobalTensor:
-    """A parameter or buffer, global; its gradient goes."""
+    """A parameter or buffer as a global one, without its gradient."""
     value: Any
     value = moved(tensor, layout) if isinstance(tensor, GlobalTensor) else from_whole(tensor, layout, from_first=True)
     if isinstance(tensor, nn.Parameter):

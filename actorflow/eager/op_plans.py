@@ -1,6 +1,6 @@
-"""An op and the specs of its operands go in; what has to be moved, and what each rank runs on its parts, come out.
+"""Plan an op on global tensors: which operands have to move, and what each rank runs on its parts.
 
-Pure: nothing is communicated, so that all ranks make_plan the same plan, each by itself and once.
+Pure: nothing is communicated.  All ranks make the same plan, each by itself and once.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ Run = Callable[[list[Tensor], tuple[Any, ...], dict[str, Any]], Any]
 # ops that depend on how a tensor lies in memory
 STRIDED = frozenset({"aten.as_strided.default", "aten.view.dtype", "aten.as_strided_scatter.default"})
 RESHAPES = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"})
-_lock = threading.RLock()  # ranks that are threads of one process plan one after the other
+_lock = threading.RLock()  # ranks that are threads of one process plan one at a time
 _fake = fake_mode()
 _kernels: dict[torch.device, Kernels] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class OpPlan:
-    """How an op is run on tensors of given specs."""
+    """How an op is run on operands of given specs."""
 
-    moves: tuple[tuple[int, Layout], ...]  # operands that have to lie otherwise
+    moves: tuple[tuple[int, Layout], ...]  # operands that need another layout
     run: Run  # on this rank's parts: what the op returns
-    outs: tuple[GlobalSpec | None, ...] | None  # of each output; None: seen when it is there
+    outs: tuple[GlobalSpec | None, ...] | None  # of each output; None: known only once it is there
     form: type | None  # list or tuple of outputs; None: one
     view: bool  # the results share the memory of the first operand, if they can
-    same: bool  # what runs takes the arguments that it is given, not those that the plan was made for
-    in_place: bool = False  # of what changes its first operand: this can be done to the part
-    quick: Callable[..., Any] | None = None  # called with the arguments, tensors being parts: does the same as ``run``
+    same: bool  # ``run`` uses the arguments that it is given, not those that the plan was made for
+    in_place: bool = False  # the op changes its first operand, and that can be done to the part
+    quick: Callable[..., Any] | None = None  # same as ``run``, called with the op's arguments, tensors being parts
 
 
 def is_view(func: Any) -> bool:
@@ -78,7 +78,7 @@ def make_plan(
             choice = choose(call, known, place, operands[0]._spec.comm.rank, ((0, 0),) if changed is not None else ())
         except (LayoutError, SignatureError):
             raise
-        except Exception:  # a rule that does not know this form of the op: whole tensors are never wrong
+        except Exception:  # a rule that does not cover this form of the op: whole tensors are always right
             return whole(func, operands, place)
     moves = tuple(
         (i, need) for i, (t, need) in enumerate(zip(operands, choice.needs, strict=True)) if t._spec.layout is not need
@@ -145,7 +145,7 @@ def where(func: Any, operands: Sequence[GlobalTensor], small: Sequence[bool], fi
 
 
 def whole(func: Any, operands: Sequence[GlobalTensor], place: Placement) -> OpPlan:
-    """Run the op itself on whole tensors, on every rank that is to know the shape of what comes out."""
+    """Run the op itself on whole tensors, on every rank, since each has to know the shape of the result."""
     comm = operands[0]._spec.comm
     if any(rank not in place for rank in comm.all_ranks):
         place = Placement(place.type, comm.all_ranks, (comm.world,))
@@ -175,13 +175,13 @@ class _OpDescription:
 
 
 class _Unknown(Exception):
-    """An argument that no table has a word for."""
+    """An argument that the compiler cannot describe."""
 
 
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> _OpDescription | None:
-    """The call in the compiler's words; None where it has none for an argument or a dtype."""
+    """The call as the compiler describes ops; None where it cannot describe an argument or a dtype."""
     numbers = iter(range(len(operands)))
 
     def plain(value: Any) -> Arg:
@@ -214,9 +214,9 @@ _Outputs = tuple[type | None, tuple[Meta | None, ...], tuple[tuple[int, ...], ..
 def _outputs(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> _Outputs | None:
-    """What comes out, from shapes alone: list or tuple, Metas, strides; None where shapes alone do not tell.
+    """The outputs, from shapes alone: list or tuple, Metas, strides; None where values decide.
 
-    What is wrong with the shapes is also left for the op itself to say.
+    None as well for wrong shapes: the op itself then raises its error.
     """
     with _fake, torch.no_grad():
         specs = [t._spec for t in operands]
@@ -281,7 +281,7 @@ def direct(func: Any) -> Run:
 
 
 def fastest(func: Any) -> Callable[..., Any]:
-    """What calls an op on plain tensors with the least ado: for the plainest ops, torch's own function."""
+    """What calls an op on plain tensors with the least overhead: for the commonest ops, torch's own function."""
     namespace, _, name = func._schema.name.partition("::")
     found = getattr(torch, name, None) if namespace == "aten" and name in _PLAINEST else None
     return found if found is not None else native_kernel(func)
@@ -295,7 +295,7 @@ _PLAINEST = frozenset(
 
 
 def _quick_view(local: OpCall, view: bool) -> Callable[..., Any] | None:
-    """A view whose sizes are other on the part; None for another op."""
+    """The direct call of a view whose sizes differ on the part; None for other ops."""
     if local.op in RESHAPES:
         shape: Any = local.args[1]
         return _viewed(shape) if view else _reshaped(shape)
@@ -310,7 +310,7 @@ def _quick_view(local: OpCall, view: bool) -> Callable[..., Any] | None:
     return quick
 
 
-# ops of one tensor that name sizes of the whole
+# ops of one tensor whose arguments are sizes of the whole
 _SIZED: dict[str, Callable[..., Any]] = {
     "aten.split_with_sizes.default": fast_callable(torch.ops.aten.split_with_sizes.default),
     "aten.expand.default": Tensor.expand,
@@ -336,7 +336,7 @@ def _reshaped(shape: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def _as_strided(func: Any, specs: Sequence[GlobalSpec]) -> Run:
-    """The op on parts that lie in memory as the whole does."""
+    """The op on parts that have the strides of the whole."""
     run = direct(func)
 
     def strided(parts: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -350,7 +350,7 @@ def _as_strided(func: Any, specs: Sequence[GlobalSpec]) -> Run:
 
 
 def _localised(local: OpCall, device: torch.device, form: type | None, copies: bool) -> Run:
-    """The op with other arguments, or another op."""
+    """A call with other arguments than the op was given, or of another op."""
     if device not in _kernels:
         _kernels[device] = Kernels(device, OPS)
     numbers = tuple(range(len(local.ins), len(local.ins) + len(local.outs)))
@@ -383,7 +383,7 @@ def _localised(local: OpCall, device: torch.device, form: type | None, copies: b
 
 
 def _nothing(dtypes: Sequence[torch.dtype | None], device: torch.device, form: type | None) -> Run:
-    """On a rank outside of the placement."""
+    """What runs on a rank outside of the placement: empty parts."""
 
     def run(parts: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = [None if d is None else torch.empty(NOWHERE, dtype=d, device=device) for d in dtypes]

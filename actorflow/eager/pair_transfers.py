@@ -1,8 +1,9 @@
-"""Tensors on this rank's GPU go in, those on the GPUs of its peers come out, over a communicator of each pair of ranks.
+"""Move tensors between GPUs over NCCL, with a communicator for each pair of ranks.
 
-NCCL has no tags, takes operations only in an order that all ranks agree on, and does not say when a peer never comes.
-So the ranks of a collective first tell each other over ``group_communicator.py`` that they are in it, and where they
-compute; then its pairs are served one after the other, lower ranks first, which is one order on all ranks.
+NCCL has no tags, takes operations only in an order that all ranks agree on, and does not report a peer that never
+comes.  So the ranks of a collective first tell each other over Gloo (``group_communicator.py``) that they are in it,
+and where they compute.  Then the pairs are served one after the other, lower ranks first, which is one order on all
+ranks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from actorflow_compiler.core.flat import as_bytes
 
 __all__ = ["LOCATION_BYTES", "PairCommunicators", "PairTransfer", "can_use_nccl", "gpu_location"]
 
-LOCATION_BYTES = 32  # bytes that say where a rank computes: the first 8 which NCCL it has, the others which GPU
+LOCATION_BYTES = 32  # bytes of a rank's location: the first 8 are of its version of NCCL, the others of its GPU
 _NOWHERE = bytes(LOCATION_BYTES)  # a rank without NCCL
 
 
 def gpu_location() -> bytes:
-    """Where this rank computes."""
+    """This rank's location."""
     version = nccl_version()
     if not version:
         return _NOWHERE
@@ -37,13 +38,13 @@ def gpu_location() -> bytes:
 
 
 def can_use_nccl(one: bytes, other: bytes) -> bool:
-    """Whether two ranks can use NCCL between them: both have the same, and not the same GPU; the same for both."""
+    """Whether the ranks at two locations can use NCCL: both have the same version, and different GPUs."""
     return _NOWHERE not in (one, other) and one[:8] == other[:8] and one[8:] != other[8:]
 
 
 @dataclass(frozen=True, slots=True)
 class PairTransfer:
-    """What this rank gives one peer and takes from it: flat tensors, None for nothing."""
+    """What this rank sends to one peer and receives from it: flat tensors, None for nothing."""
 
     peer: int
     leaving: Tensor | None
@@ -51,10 +52,10 @@ class PairTransfer:
 
 
 class PairCommunicators:
-    """One rank's communicators, each made when its pair first transfers.
+    """One rank's communicators, each made at the first transfer of its pair.
 
     ``store`` is shared by all ranks and used by nobody else.  ``kind`` is the type of the devices whose tensors go this
-    way, ``location`` says where this rank computes; it is asked once, at the first transfer.
+    way, ``location`` is called once, at the first transfer.
     """
 
     def __init__(
@@ -73,16 +74,16 @@ class PairCommunicators:
 
     @property
     def location(self) -> bytes:
-        """This rank's."""
+        """This rank's location."""
         if self._location is None:
             self._location = self._find()
         return self._location
 
     def exchange(self, transfers: Sequence[PairTransfer], device: torch.device) -> None:
-        """Give and take; returns when all is there.
+        """Send and receive; returns when everything has arrived.
 
-        Every peer is known to make the same transfers now.  Raises RuntimeError where the communicator fails, and after
-        ``abort``.
+        Every peer is known to be making the same transfers.  Raises RuntimeError where the communicator fails, and
+        after ``abort``.
         """
         self._transferring = True
         for transfer in sorted(transfers, key=lambda t: _ordered(self._rank, t.peer)):
@@ -93,10 +94,10 @@ class PairCommunicators:
             give, take = [out.numel(), 0], [into.numel(), 0]
             communicator.alltoall_base(
                 into, out, take if first else take[::-1], give if first else give[::-1]
-            ).wait()  # the device's queue waits, so that pairs follow each other there as well
+            ).wait()  # the device's queue waits, so that transfers keep their order there as well
         mark = make_device(device).here().mark()
         if mark is not None:
-            mark.wait_on_host()  # here, where a peer that is lost is noticed
+            mark.wait_on_host()  # the host waits here, where a lost peer is noticed
         self._check_aborted()
         self._transferring = False
 

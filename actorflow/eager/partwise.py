@@ -1,13 +1,14 @@
-"""A call of one of torch's functions goes in, seen for the first time; whether it can be made on the parts comes out.
+"""Find out whether a call of one of torch's functions can be made on the parts as a whole, and remember it.
 
-The function is run op by op and its ops are watched; where none of them has to move anything it is run again, on the
-parts.  If both times it is the same ops with the same arguments, a call on the parts gives the parts of the result.
+The first call of a kind is run op by op, and its ops are recorded.  Where none of them has to move anything, the
+function is run again, on the parts.  If both runs make the same ops with the same arguments, a call on the parts
+gives the parts of the result.
 
-How gradients lie follows from how the tensors do: what a rank computes is a function of its parts, and going back
-through that gives ``S`` where a tensor is split, ``B`` for the terms of a sum, and terms of a sum (``P``) for what is
-broadcast to ranks that do not all compute the same.
+The layouts of gradients follow from those of the tensors.  What a rank computes is a function of its parts, so going
+back through it gives ``S`` where a tensor is split, ``B`` for the terms of a sum, and terms of a sum (``P``) for a
+tensor that is broadcast to ranks which do not all compute the same.
 
-The answer depends on nothing that differs between ranks: all have to make their calls in the same way.
+The answer depends on nothing that differs between ranks, since all have to make their calls in the same way.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from actorflow_compiler.core.sbp import B, P, Sbp
 from actorflow_compiler.core.torch_internals import memory_of
 
 MOST = 1 << 14  # calls that are remembered
-TRIES = 3  # kinds of calls after which a function that never was a call on the parts is not looked at any more
-LEAST, LIMIT = 2, 100  # ops of a function that this is worth for
-# what these do is told by the shapes of what enters and leaves
+TRIES = 3  # kinds of calls that have to go op by op before a function is not examined any more
+LEAST, LIMIT = 2, 100  # ops of a function for which this pays
+# ops that the shapes of their operand and result describe fully
 _SHAPED = RESHAPES | {"aten.expand.default", "aten.split.Tensor", "aten.split_with_sizes.default"}
-_DETACH = torch.ops.aten.detach.default  # autograd calls it or not for what it saves
+_DETACH = torch.ops.aten.detach.default  # autograd may or may not call it for what it saves
 
 
 @dataclass(frozen=True, slots=True)
 class PartwiseCall:
-    """A call that can be made on the parts."""
+    """A call of a function that can be made on the parts."""
 
     func: Any
     args: tuple[Any, ...]  # with a OperandRef for each operand
     kwargs: dict[str, Any]
     form: type | None  # list or tuple of results; None: one
     outs: tuple[GlobalSpec, ...]
-    back: tuple[Layout, ...]  # how the gradients of the results have to lie
-    grads: tuple[GlobalSpec, ...]  # what those of the operands then are
-    kept_ins: tuple[int, ...] = ()  # operands whose memory the graph of the parts keeps
+    back: tuple[Layout, ...]  # layouts that the gradients of the results need
+    grads: tuple[GlobalSpec, ...]  # specs that the gradients of the operands then have
+    kept_ins: tuple[int, ...] = ()  # operands whose memory the autograd graph of the parts saves
     kept_outs: tuple[int, ...] = ()  # and results
 
 
 @dataclass(frozen=True, slots=True)
 class OperandRef:
-    """Stands for an operand."""
+    """Stands for an operand in the arguments of a call."""
 
     number: int
 
@@ -78,12 +79,12 @@ def fill(partwise: PartwiseCall, tensors: Sequence[Any]) -> Any:
 
 
 def leaves(operands: Sequence[GlobalTensor]) -> list[Tensor]:
-    """The parts, as the beginnings of a graph of their own where there is a gradient to be found."""
+    """The parts; those that need a gradient as leaves of an autograd graph of parts."""
     return [_leaf(t) if t.requires_grad else t._local for t in operands]
 
 
 def _leaf(t: GlobalTensor) -> Tensor:
-    """Kept, since parameters are used again and again."""
+    """The part as a leaf; kept on the tensor, since parameters are used again and again."""
     part = t._local
     kept: tuple[Tensor, Tensor] | None = getattr(t, "_leaf", None)
     if kept is not None and kept[0] is part:
@@ -115,21 +116,21 @@ def learn(
     return made
 
 
-# ---- what a function does op by op
+# ---- recording the ops of a function
 
-_Op = tuple[Any, ...]  # an op and its arguments, with a description in the place of each tensor
+_Op = tuple[Any, ...]  # an op and its arguments, with a description in place of each tensor
 
 
 @dataclass(slots=True)
 class _OpRecorder:
-    """The ops of a function, as far as they run on the parts alone."""
+    """Records the ops of a function until one needs more than the parts."""
 
     ops: list[_Op] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)  # plain tensors that the function made, in order of use
     alone: bool = True
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-        """See an op that has run."""
+        """Record an op that has run."""
         if not self.alone or func is _DETACH:
             return
         op = self._seen(func, args, kwargs, made)
@@ -156,7 +157,7 @@ class _OpRecorder:
 
 
 def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> _Op:
-    """What an op does to parts."""
+    """An op as it runs on parts, for comparison."""
 
     def described(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -172,18 +173,18 @@ def _described(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: A
 
 
 class _Parts(TorchDispatchMode):
-    """The ops of a function that is called on parts."""
+    """Records the ops of a function that is called on parts."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.ops: list[_Op] = []
         self.constants: list[Tensor] = []
-        self._of_parts: dict[int, Any] = {id(t): t for t in parts}  # all that depends on the parts
+        self._of_parts: dict[int, Any] = {id(t): t for t in parts}  # every tensor that depends on the parts, by id
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an op and see it, unless it is about constants alone."""
+        """Run an op, and record it unless all of its tensors are constants."""
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         used = [t for t in flat(args, kwargs) if isinstance(t, Tensor)]
@@ -196,7 +197,7 @@ class _Parts(TorchDispatchMode):
         return made
 
 
-# ---- whether it is the same on the parts
+# ---- comparing with the parts
 
 
 def _examine(
@@ -236,8 +237,9 @@ def _alike_on_all_ranks(spec: GlobalSpec, first: GlobalSpec) -> bool:
 
 
 def _gradients(ins: Sequence[Layout], outs: Sequence[Layout]) -> tuple[list[Layout], list[Layout]] | None:
-    """How gradients of results have to lie, and those of operands then do; None where a result is the same on ranks
-    that do not compute the same.
+    """The layouts that gradients of results need, and those that gradients of operands then have.
+
+    None where a result is broadcast over ranks that do not compute the same.
     """
     place = ins[0].placement
     differ = [
@@ -258,7 +260,7 @@ def _gradients(ins: Sequence[Layout], outs: Sequence[Layout]) -> tuple[list[Layo
 def _same_on_parts(
     partwise: PartwiseCall, watched: _OpRecorder, operands: Sequence[GlobalTensor], outs: Sequence[Any], recorded: bool
 ) -> PartwiseCall | None:
-    """The same with what its graph keeps, if the function does on parts what it does on the whole."""
+    """The call with what its graph saves; None unless the function does the same on the parts as on the whole."""
     parts = leaves(operands) if recorded else [t._local for t in operands]
     kept: set[int] = set()
 
@@ -269,7 +271,7 @@ def _same_on_parts(
     try:
         with _Parts(parts) as seen, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             made = fill(partwise, parts)
-    except Exception:  # what the function has to say of the parts does not matter: it goes op by op
+    except Exception:  # an error on the parts means nothing to the user: the function goes op by op
         return None
     if seen.ops != watched.ops or (type(made) if isinstance(made, list | tuple) else None) is not partwise.form:
         return None

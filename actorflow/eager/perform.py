@@ -1,6 +1,6 @@
-"""An op on global tensors goes in; its operands are moved by need, it runs on the parts, global results come out.
+"""Run an op on global tensors: move operands where its plan says so, run it on the parts, wrap the results.
 
-What has to be done is planned once for each op and specs of operands (``plans.py``) and remembered here.
+Plans (``op_plans.py``) are made once for each kind of call and kept in the cache (``op_cache.py``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from actorflow_compiler.signatures.discovery.rules import from_json, structure, 
 
 
 def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: Any = None) -> Any:
-    """An op that changes nothing; plain tensors count as whole.
+    """Run an op that changes nothing; plain tensors count as whole.
 
-    With ``changed``, the op that changes its first operand and of which ``func`` is what it computes: if it can be
-    done to the part, that is done; else what has to be put into it is returned.
+    ``changed`` is an op that changes its first operand to what ``func`` computes.  Where that can be done to the
+    part, it is done, and the operand is returned; else the result of ``func`` is returned, for the caller to copy
+    into it.
     """
     operands, small = operands_of(args, kwargs)
     op = func if changed is None else changed
@@ -57,7 +58,7 @@ def perform(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: A
 def _results(
     made: Any, plan: OpPlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]
 ) -> Any:
-    """What an op has returned on this rank, as global tensors."""
+    """Wrap what an op has returned on this rank."""
     form = plan.form if plan.outs is not None else (type(made) if isinstance(made, list | tuple) else None)
     flat_made = [made] if form is None else list(made)
     outs = plan.outs if plan.outs is not None else [spec_seen(t, operands) for t in flat_made]
@@ -84,7 +85,7 @@ def _apart(view: Tensor, base: Tensor) -> bool:
 
 
 def spec_seen(t: Any, operands: Sequence[GlobalTensor]) -> GlobalSpec | None:
-    """Of what has come out whole on every rank."""
+    """The spec of a result that is whole on every rank; None for what is no tensor."""
     if not isinstance(t, Tensor):
         return None
     first = operands[0]._spec
@@ -95,7 +96,7 @@ def spec_seen(t: Any, operands: Sequence[GlobalTensor]) -> GlobalSpec | None:
 
 
 def operands_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[GlobalTensor], list[bool]]:
-    """The tensors among the arguments, in order, plain ones as whole ones; and which every rank has."""
+    """The tensors among the arguments, in order, plain ones as whole global ones; and which were plain."""
     found = [leaf for leaf in flat(args, kwargs) if isinstance(leaf, Tensor)]
     first = next(t for t in found if isinstance(t, GlobalTensor))
     small = [not isinstance(t, GlobalTensor) for t in found]
@@ -114,11 +115,11 @@ def as_whole(tensor: Tensor, like: GlobalSpec) -> GlobalTensor:
     return wrap(part if spec.here else part.new_empty(NOWHERE), spec)
 
 
-# ---- what is known
+# ---- plans of ops, and what all ranks know of ops
 
 
 def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan | None:
-    """How an op that has run was run; None for one that is done otherwise."""
+    """The plan by which an op was run; None for one that has a handler or was not cached."""
     try:
         found = CACHE.get(call_key(func, args, kwargs)[0])
     except TypeError:  # an argument without a hash
@@ -127,10 +128,10 @@ def plan_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpPlan 
 
 
 def agree(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: Sequence[GlobalTensor]) -> None:
-    """Let all ranks know which layouts this op may have, where that has to be found out by running it.
+    """Give all ranks the layouts that an op without a signature may have, as rank 0 discovers them by running it.
 
-    Rank 0 finds out: that takes time and can fail for want of it, so that ranks could come to different layouts, each
-    by itself.  Collective the first time for each kind of call.
+    Discovery has a time limit, so ranks that each discovered by themselves could get different layouts.  Collective the
+    first time for each kind of call; ops with a signature need nothing.
     """
     comm = operands[0]._spec.comm
     call = None if comm.world == 1 else unknown_call(func, args, kwargs, operands)

@@ -1,6 +1,6 @@
-"""A plain tensor beside global ones in an op goes in; whether it may be taken as whole on every rank comes out.
+"""Decide whether a plain tensor beside global ones in an op may be taken as whole on every rank.
 
-A number, or a tensor without dims, may.  So may what a global module's forward makes (positions, masks), and what
+A number may, and a tensor without dims.  So may what a global module's forward makes (positions, masks), and what
 torch makes inside of an op or of a backward pass.  Anything else could be one rank's own part as well as the whole:
 the user has to say which.
 """
@@ -29,7 +29,7 @@ from actorflow_compiler.core.torch_internals import MODULE_CALL, in_backward
 
 
 class _Inside(threading.local):
-    depth = 0  # bodies of ``plain_as_whole`` that this thread is in
+    depth = 0  # nested bodies of ``plain_as_whole`` on this thread
     counting = False  # whether the references to a tensor that torch makes are being counted
 
 
@@ -38,7 +38,7 @@ _inside = _Inside()
 
 @contextlib.contextmanager
 def plain_as_whole() -> Iterator[None]:
-    """Plain tensors of the body are the same on every rank."""
+    """Take plain tensors of the body as equal on every rank."""
     _inside.depth += 1
     try:
         yield
@@ -49,8 +49,8 @@ def plain_as_whole() -> Iterator[None]:
 def check(tensor: Tensor, references: int, op: str) -> None:
     """Raise LayoutError for a plain tensor that a script has put beside a global one.
 
-    ``references`` are those that Python holds: of what torch has made inside of the op, nobody holds any but the op's
-    arguments.
+    ``references`` is the number that Python holds: only the op's arguments refer to a tensor that torch has made inside
+    of the op.
     """
     if _inside.counting:
         raise _Counted(references)
@@ -98,7 +98,7 @@ IS_GLOBAL = "_actorflow_global"  # set on modules whose forward takes plain tens
 
 
 def _in_global_module() -> bool:
-    """Whether this thread is in the forward of a global module: seen from its stack, so that calls need no hooks."""
+    """Whether this thread is in the forward of a global module; read from its stack, so that calls need no hooks."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code is MODULE_CALL and frame.f_locals["self"].__dict__.get(IS_GLOBAL):
@@ -108,7 +108,7 @@ def _in_global_module() -> bool:
 
 
 class _Counted(Exception):
-    """Ends an op that was only begun for the sake of how many references there are."""
+    """Ends an op that was only begun to count references."""
 
 
 _known: list[int] = []

@@ -1,7 +1,7 @@
-"""A random op on global tensors goes in; the same numbers come out under every layout, each rank making its own.
+"""Random ops on global tensors: the same numbers under every layout, each rank drawing only its own part.
 
-Every op takes one number from torch's default generator, or the one that it is given; the elements' numbers depend on
-that and on where an element lies in the whole tensor: see ``actorflow_compiler.custom_ops.random``.
+Every op takes one number from torch's default generator, or the one that it is given.  The number of an element
+depends on that and on its index in the whole tensor: see ``actorflow_compiler.custom_ops.random``.
 """
 
 from __future__ import annotations

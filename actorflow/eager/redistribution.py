@@ -1,6 +1,6 @@
-"""This rank's part of a tensor in one layout goes in; its part of the same tensor in another layout comes out.
+"""Move a tensor from one layout to another: each rank gives its part and gets its new one.
 
-What moves is planned by ``actorflow_compiler.boxing.routes``, as for jobs; here each hop of a route is carried out.
+``actorflow_compiler.boxing.routes`` plans the hops, as for jobs; here each hop of a route is carried out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class HopStep:
 
     kind: str  # as in ``Hop``
     ranks: tuple[int, ...]  # that exchange, this one among them
-    send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, what it gets of this rank's part
-    receive: tuple[tuple[Box, ...], ...]  # from each of ``ranks``, where what it gives lies in the new part
-    counts: tuple[int, ...]  # elements that each of the other ``ranks`` gives
+    send: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of this rank's part that it gets
+    receive: tuple[tuple[Box, ...], ...]  # for each of ``ranks``, the boxes of the new part that it sends
+    counts: tuple[int, ...]  # elements that each of the other ``ranks`` sends
     shape: Shape  # of the new part
     add: bool
 
@@ -44,8 +44,8 @@ def redistribute(
 
     Collective: every rank of both placements calls it, with the same arguments but for ``local``; on others it does
     nothing.  A rank outside of a placement has a part of shape ``(0,)``, of the right dtype.  The result shares
-    memory with ``local`` only where the layouts are the same; no gradient flows.  ``why`` is the op that wants
-    it, for errors.  Raises LayoutError for a split that does not fit the shape.
+    memory with ``local`` only where the layouts are the same; no gradient flows.  ``why`` names the op that
+    needs it, for errors.  Raises LayoutError for a split that does not fit the shape.
 
     >>> redistribute(torch.ones(2), (2,), Layout(both, (P,)), Layout(both, (S(0),)), comm)  # on each of two ranks
     tensor([2.])
@@ -70,7 +70,7 @@ def redistribute(
 
 @lru_cache(maxsize=1 << 14)
 def hop_steps(shape: Shape, source: Layout, target: Layout, rank: int) -> tuple[HopStep, ...]:
-    """What one rank does, in order."""
+    """One rank's side of each hop of the route, in order."""
     hops = route(shape, source.placement, source.sbp, target.placement, target.sbp)
     found = (_hop_step(hop, shape, rank) for hop in hops)
     return tuple(step for step in found if step is not None)
@@ -100,7 +100,7 @@ def _hop_step(hop: Hop, shape: Shape, rank: int) -> HopStep | None:
 
 
 def _ranks(hop: Hop, rank: int) -> tuple[int, ...]:
-    """Those that exchange with a rank in a hop."""
+    """The ranks that exchange data with a rank in a hop."""
     if hop.groups:
         return next(group for group in hop.groups if rank in group)
     return tuple(sorted({*hop.source.ranks, *hop.target.ranks})) if hop.kind == "send" else (rank,)
@@ -131,7 +131,7 @@ def _exchange(local: Tensor, step: HopStep, comm: EagerCommunicator, label: Coll
 
 
 def _flat(local: Tensor, boxes: tuple[Box, ...]) -> Tensor | None:
-    """The elements that some boxes name, one after the other; None for none."""
+    """The elements of some boxes, one box after the other; None for none."""
     if not boxes or not any(numel(b.size) for b in boxes):
         return None
     parts = [carve(local, b.start, b.size).reshape(-1) for b in boxes]

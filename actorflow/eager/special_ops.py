@@ -1,4 +1,4 @@
-"""The ops on global tensors that are more, or less, than an op on each part; put into the table of ``dispatch.py``."""
+"""Handlers of ops on global tensors that are more, or less, than the op on each part; fills ``dispatch.HANDLERS``."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @_for(aten._conj.default)
 def _conj(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Values, not a mark that they are to be conjugated: parts are sent as they are."""
+    """Compute the conjugates: a lazily conjugated part could not be sent as it is."""
     return aten._conj_physical.default(args[0])
 
 
@@ -116,7 +116,7 @@ def _reshape_alias(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @_for(aten._linalg_det.default, aten._linalg_slogdet.default)
 def _determinant(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """By how the whole lies, which autograd goes by, and not its parts."""
+    """Go by the strides of the whole, as autograd does, and not by those of the parts."""
     return determinant(func, args[0])
 
 
@@ -134,7 +134,7 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def like(spec: GlobalSpec, shape: tuple[int, ...]) -> Layout:
-    """How a new tensor lies that is made beside one: as that, if they have the same shape; never as terms."""
+    """The layout of a new tensor made like another: the same if their shapes are equal, but never partial sums."""
     if shape != spec.shape:
         return everywhere(spec.layout.placement)
     return Layout(spec.layout.placement, tuple(B if e == P else e for e in spec.layout.sbp))
@@ -231,7 +231,7 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-# ---- ops that are written out where a tensor is split, so that parts of it give terms of a sum
+# ---- ops that are decomposed where a tensor is split, so that its parts give terms of a sum
 
 
 def _written_out(function: Callable[..., Any]) -> Handler:
@@ -249,7 +249,7 @@ for _table in (TABLE, BATCH_NORM):
 
 @_for(aten.native_batch_norm.default)
 def _batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Running statistics are brought forward as values."""
+    """Compute new running statistics as values, then copy them into the old ones."""
     x, weight, bias, mean, var, training, momentum, eps = args
     if not training or mean is None:
         operands, _ = operands_of(args, kwargs)
@@ -271,7 +271,7 @@ def _batch_norm_legit(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An op over lists of tensors: the op of each, one after the other."""
+    """Run an op over lists of tensors as the op of each, one after the other."""
     name = func._schema.name.removeprefix("aten::_foreach_")
     count = len(next(a for a in args if isinstance(a, list | tuple)))
     run = {"norm": torch.linalg.vector_norm, "max": torch.max}.get(name) or _of_one(name)
@@ -290,7 +290,7 @@ def each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _of_one(name: str) -> Callable[..., Any]:
-    """What does to one tensor what a list op does to each."""
+    """The function of one tensor that a list op applies to each."""
     found: Callable[..., Any] | None = getattr(Tensor, name, None) or getattr(torch, name, None)
     if found is not None:
         return found
@@ -299,7 +299,7 @@ def _of_one(name: str) -> Callable[..., Any]:
 
 
 def fused(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A fused optimizer: each element of a parameter for itself, so on the parts, laid out as the parameter is."""
+    """Run a fused optimizer on the parts, in each parameter's layout: it works element by element."""
     parameters = args[0]
     lists = [list(a) if isinstance(a, list | tuple) else a for a in args]
     parts: list[Any] = []

@@ -1,4 +1,4 @@
-"""A global tensor goes in; what users do with it besides ops comes out: values, text, copies, pickles."""
+"""Methods and properties of global tensors besides ops: values, text, copies, pickles, gradients of leaves."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def _reduce(x: GlobalTensor, protocol: Any) -> Any:
     return _rebuild, args
 
 
-# ---- gradients lie as what they are gradients of
+# ---- the gradient of a leaf has the layout of the leaf
 
 _HOOKED = "_actorflow_hooked"
 
 
 def keep_gradients_alike(x: GlobalTensor) -> None:
-    """Let the gradient of a leaf come to its layout as soon as it is known, and be added up over the ranks once."""
+    """Redistribute the gradient of a leaf to the leaf's layout as soon as it is known, so that it is summed once."""
     if x.__dict__.get(_HOOKED):
         return
     x.__dict__[_HOOKED] = True
@@ -162,7 +162,7 @@ def keep_gradients_alike(x: GlobalTensor) -> None:
 
 
 def _requires_grad(x: GlobalTensor, requires_grad: bool = True) -> GlobalTensor:
-    """Record ops on this leaf; its gradient will lie as it does."""
+    """Record ops on this leaf; its gradient will have the leaf's layout."""
     torch.Tensor.requires_grad_(x, requires_grad)
     if requires_grad and x.is_leaf:
         keep_gradients_alike(x)
@@ -176,12 +176,15 @@ def _backward(
     create_graph: bool = False,
     inputs: Any = None,
 ) -> None:
-    """As of any tensor.  Here, since what hooks do in the backward pass goes through ``__torch_function__`` as well."""
+    """Compute gradients, as of any tensor.
+
+    Defined here so that hooks of the backward pass go through ``__torch_function__`` as well.
+    """
     torch.autograd.backward(x, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _quickly(name: str) -> property:
-    """A property of every tensor, without the way through ``__torch_function__``."""
+    """A property of every tensor that does not go through ``__torch_function__``."""
     found: Any = getattr(Tensor, name)
 
     def read(x: GlobalTensor) -> Any:

@@ -1,9 +1,9 @@
-"""A call of one of torch's functions goes in; where each of its ops runs on the parts alone, the whole call does so.
+"""Call one of torch's functions on global tensors: on the parts at once where that is possible, else op by op.
 
-``linear`` is four ops and ``scaled_dot_product_attention`` eighteen, with as many in the backward pass, and each costs
-a way through torch's dispatcher and a global tensor.  A function whose ops need nothing from other ranks can be called
-on the parts instead, once, and autograd goes back through it on the parts.  Whether that is so is found out the first
-time (``learning.py``): the function is run op by op, then on the parts, and both have to be the same ops.
+This is ``GlobalTensor.__torch_function__``.  ``linear`` is four ops and ``scaled_dot_product_attention`` eighteen,
+with as many in the backward pass, and each costs a trip through torch's dispatcher and a global tensor.  A function
+whose ops need nothing from other ranks can be called on the parts instead, once, and autograd goes back through it on
+the parts.  ``partwise.py`` finds out which functions these are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def call(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: di
         return made
 
 
-# kinds of arguments that calls are told apart by
+# types of arguments that enter the key of a call by their values
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
@@ -83,20 +83,20 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_its_own(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that makes a plain tensor in an argument's place: whole where all that is given is global."""
+    """Call a function that makes plain tensors itself; they are whole where all of its tensor arguments are global."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     with plain_as_whole() if all(isinstance(t, GlobalTensor) for t in given) else contextlib.nullcontext():
         return func(*args, **kwargs)
 
 
 def _without_chunks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function without ``options`` for chunks where it would go back by writing into plain tensors."""
+    """Call a function without the chunk ``options`` where its backward pass would write into plain tensors."""
     return func(*args, **(kwargs | {"options": None} if kwargs.get("reduction") == "none" else kwargs))
 
 
 # function of torch → how it is called
 _PREPARED: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    # they cut their first argument where the values of another say, which is read before there is an op
+    # read the values of an argument, the places to cut at, before they call an op
     torch.tensor_split: _by_value,
     Tensor.tensor_split: _by_value,
     torch.nn.functional.embedding_bag: _with_its_own,  # offsets
@@ -106,12 +106,12 @@ if hasattr(torch.nn.functional, "linear_cross_entropy"):  # torch 2.13
 
 
 def _free(spec: GlobalSpec) -> bool:
-    """Whether nothing is about that has to see each op."""
+    """Whether nothing is active that has to see each op: checks, autocast, saved-tensor hooks, functorch transforms."""
     return not (spec.comm.checks or torch.is_autocast_enabled(spec.device.type) or packs_saved() or in_transform())
 
 
 def _run(partwise: PartwiseCall, operands: list[GlobalTensor], recorded: bool) -> Any:
-    """The call on the parts; NotImplemented where a result is a view of an operand."""
+    """Make the call on the parts; NotImplemented where a result is a view of an operand."""
     parts = leaves(operands) if recorded else [t._local for t in operands]
     made = fill(partwise, parts)
     outs = (made,) if partwise.form is None else tuple(made)
@@ -127,7 +127,7 @@ def _run(partwise: PartwiseCall, operands: list[GlobalTensor], recorded: bool) -
 
 @dataclass(slots=True)
 class _RecordedCall:
-    """A call that was made on the parts, to be gone back through."""
+    """A call that was made on the parts, kept for its backward pass."""
 
     partwise: PartwiseCall
     parts: list[Tensor]  # those that need a gradient are leaves
@@ -135,16 +135,16 @@ class _RecordedCall:
 
 
 class _PartwiseFunction(torch.autograd.Function):
-    """What was called on the parts, as one node of the graph of global tensors."""
+    """A call on the parts, as one node of the autograd graph of global tensors."""
 
     @staticmethod
     def forward(ctx: Any, recorded: _RecordedCall, *operands: GlobalTensor) -> tuple[GlobalTensor, ...]:
         partwise, outs = recorded.partwise, recorded.outs
-        recorded.outs = ()  # their memory belongs to whoever holds the results; the graph needs only where it ends
+        recorded.outs = ()  # do not keep the results alive: the graph needs only its end nodes
         made = tuple([wrap(t.detach(), spec) for t, spec in zip(outs, partwise.outs, strict=True)])
         ctx.set_materialize_grads(False)
         ctx.recorded, ctx.ends = recorded, [end_of_graph(t) for t in outs]
-        # what changes a global tensor in place is not counted by its part: of what the graph keeps, it is seen here
+        # parts do not count changes in place of their global tensors: saving these detects them
         ctx.save_for_backward(*[operands[i] for i in partwise.kept_ins], *[made[i] for i in partwise.kept_outs])
         ctx.others = [
             (i, t, None if t.is_inference() else t._version)
@@ -177,7 +177,7 @@ class _PartwiseFunction(torch.autograd.Function):
             seen = list(given)
             for i, g in zip(which, gradients(ends, given, [parts[i] for i in which], keep), strict=True):
                 if g is not None:
-                    # what two tensors get must not be one memory: each may be added to in place
+                    # gradients of two tensors must not share memory: each may be added to in place
                     made[1 + i] = _wrapped(g.clone() if any(g is s for s in seen) else g, partwise.grads[i])
                     seen.append(g)
         if not keep:
@@ -189,7 +189,7 @@ _call: Callable[..., Any] = plain_apply(_PartwiseFunction)
 
 
 def _wrapped(part: Tensor, spec: GlobalSpec) -> GlobalTensor:
-    """A gradient, which may lie in memory otherwise than what it is a gradient of."""
+    """Wrap a gradient, whose strides may differ from those of its tensor."""
     if not part.is_contiguous():
         steps = part.stride()
         order = sorted(range(part.dim()), key=lambda d: (-steps[d], d))
@@ -205,7 +205,7 @@ def _wrapped(part: Tensor, spec: GlobalSpec) -> GlobalTensor:
 
 
 def _operands(ctx: Any, kept: Sequence[Any]) -> list[Any]:
-    """What the function was called with."""
+    """The operands that the function was called with; raises RuntimeError where one was changed in place since."""
     found = dict(zip(ctx.recorded.partwise.kept_ins, kept, strict=False))
     for i, t, version in ctx.others:
         if version is not None and t._version != version:
@@ -220,7 +220,7 @@ def _operands(ctx: Any, kept: Sequence[Any]) -> list[Any]:
 def _differentiable(
     partwise: PartwiseCall, operands: Sequence[Any], needs: Sequence[bool], grads: Sequence[Any]
 ) -> list[Any]:
-    """The gradients as results of ops on global tensors, op by op, so that they can be differentiated as well."""
+    """Compute the gradients op by op on global tensors, so that they can be differentiated themselves."""
     with torch.enable_grad(), only_dispatch():
         given = [t.view_as(t) for t in operands]  # one that is given twice gets a gradient for each
         made = fill(partwise, given)

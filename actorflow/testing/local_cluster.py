@@ -1,7 +1,7 @@
-"""A whole plan of many ranks enters; its results leave, computed by threads of this one process.
+"""Run a whole plan of many ranks with the ranks as threads of this process.
 
-Tests and the plan checker use it: workers and machine are those of a real run, only the transport
-and the data plane stay in memory.
+For tests and benchmarks: workers and scheduler are those of a real run; only the transport and the data plane stay in
+memory.  No other part of actorflow uses it.
 """
 
 from __future__ import annotations
