@@ -1,1 +1,1 @@
-"""A step of the script goes in; its logical graph comes out."""
+"""Trace a step of the script into its logical graph."""

@@ -1,4 +1,4 @@
-"""A user's unmodified training or prediction step goes in; the logical graph of the whole step comes out.
+"""Trace a user's unmodified training or prediction step into the logical graph of the whole step.
 
 The step is traced twice without allocating memory: once as the user wrote it, with autograd and the
 optimizer running, and once more to turn every in-place change into a new value.

@@ -1,7 +1,7 @@
-"""``p.data = x`` in a step goes in; a copy of ``x`` into ``p``, which a trace can see, comes out.
+"""Turn ``p.data = x`` in a step into a copy of ``x`` into ``p``, which a trace can see.
 
-In PyTorch the two share memory from then on.  Here they do not; so ``x`` may not be changed any more, nor read once
-``p`` has changed, and may not be what the script or an optimizer had before the step.
+In PyTorch the two share memory from then on, which they do not here.  So ``x`` may not be changed any more, nor read
+after ``p`` has changed, and it may not be a tensor that the script or an optimizer had before the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ops of a step that is traced go in; what the step has changed in Python where one of them may fail comes out.
+"""Record what a step has changed in Python by each line whose ops may fail when a call runs.
 
-An index or a label out of range, a matrix that has no inverse: kernels find them when a call runs.  PyTorch ends the
-step at that line, and the script keeps what the step has changed before it.
+An index or a label out of range, a matrix that has no inverse: kernels find them only when a call runs.  PyTorch ends
+the step at that line, and the script keeps what the step has changed before it; so must a call of the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A traced and functionalised fx graph goes in; our logical graph comes out, without identities and dead code."""
+"""Convert a traced and functionalised fx graph into our logical graph, without identities and dead code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A step for one device goes in; the step comes out as a program that every device runs on values of its own.
+"""The mirrored view: turn a step for one device into a program that every device runs on values of its own.
 
-What differs between devices has no logical value, so the whole step is held to broadcast signatures, and three casts
-stand where such values meet logical ones.  On n devices:
+Values that differ between devices have no logical value.  So the whole step is held to broadcast signatures, and three
+casts stand where such values meet logical ones.  On n devices:
 
 ===========================  ==============  =========================================================
 cast                         layouts         what it is
@@ -11,7 +11,8 @@ cast                         layouts         what it is
 ``actorflow.term(g, n)``     B → P           each device's own term, over n, of their mean
 ===========================  ==============  =========================================================
 
-Gradients, and the new values of buffers (batch norm's statistics), become means: what is kept stays equal everywhere.
+Gradients and the new values of buffers (batch norm's statistics) are averaged, so that the state stays equal on all
+devices.
 """
 
 from __future__ import annotations

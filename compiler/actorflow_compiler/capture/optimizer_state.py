@@ -1,8 +1,8 @@
-"""The optimizers of a step go in; they have stand-ins for their state while it is traced, which comes out as variables.
+"""Give the optimizers of a step stand-ins for their state while it is traced, and turn that state into variables.
 
-Those of torch make their state without a look at values, in a step that is thrown away; so their first step is traced
-as every other.  Others are traced as they are: with the state that they have, and where they have none, the plan is one
-of a first step, which makes it.
+Optimizers of torch make their state without looking at values; they make it here in a step that is thrown away, so that
+their first step is traced like every other one.  Other optimizers are traced with the state that they have; where they
+have none yet, the plan is one of a first step, which makes it.
 """
 
 from __future__ import annotations

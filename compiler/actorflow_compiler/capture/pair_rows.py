@@ -1,7 +1,7 @@
-"""A graph that pairs each row with a place in it by number goes in; one that looks along the rows comes out.
+"""Rewrite ``x[arange(n), columns]`` as a ``gather`` along the rows, so that the rows may be split.
 
-``x[arange(n), places]`` takes one element (or several) of every row.  Written as a ``gather``, each row is
-looked up with its own places, so that rows may be split; its gradient becomes a ``scatter_add`` alike.
+Such an index takes one element (or several) of every row.  Written as a ``gather``, each row is looked up with its own
+columns.  Its gradient becomes a ``scatter_add`` in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A graph that sorts rows, works on them row by row and puts them back goes in; one without the sorting comes out.
+"""Remove a sort of rows from a graph that works on the sorted rows one by one and puts them back.
 
 Mixtures of experts sort tokens by expert, so that a grouped product finds those of an expert together.
 Sorted over the whole batch no row is where it was, so nothing can be split along the batch.  Here

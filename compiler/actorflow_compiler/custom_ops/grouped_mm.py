@@ -1,7 +1,6 @@
-"""Rows, each with the number of its group, and a matrix for each group go in; each row times its matrix comes out.
+"""Multiply each row by the matrix of its group, as mixtures of experts do, with the rows in any order.
 
-What mixtures of experts compute, with the rows in any order.  Unlike a grouped product of sorted rows,
-it may be split along the rows, the groups and both sides of the matrices.
+Unlike a grouped product of sorted rows, it may be split along the rows, the groups and both sides of the matrices.
 """
 
 from __future__ import annotations

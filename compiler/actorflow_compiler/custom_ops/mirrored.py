@@ -1,4 +1,4 @@
-"""A value of one device's own as a part of a logical value, and out of one: the casts of ``capture/mirrored.py``."""
+"""Casts between logical values and values of a device's own, for the mirrored view (``capture/mirrored.py``)."""
 
 from __future__ import annotations
 

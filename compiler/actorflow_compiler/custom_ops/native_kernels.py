@@ -1,8 +1,8 @@
-"""An op of torch goes in; what runs its kernel on operands that lie in memory as that kernel takes them comes out.
+"""Call kernels of torch that need a certain memory layout with operands laid out that way.
 
 Most kernels follow the strides of what they read.  Those named here do not: they count on the layout that torch's
-functions give them before they call the op.  A captured step holds the op alone, and its operands lie as the plan has
-made them.  Some of these kernels raise an error; others read what is not there.
+functions give their operands before they call the op.  A captured step holds the op alone, and its operands have the
+strides that the plan gave them.  Some of these kernels would raise an error, others read memory that is not theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inverse distribution functions of counts: parameters and uniform numbers go in, whole numbers come out, by element.
+"""Quantiles of the Poisson and the binomial distribution, by which uniform numbers become counts, element by element.
 
 All tensors are float64 of one shape.
 """

@@ -1,7 +1,7 @@
-"""Tensors whose classes (a vocabulary, say) may be split go in; what each part can tell of the whole comes out.
+"""Ops over tensors whose classes (a vocabulary, say) may be split: what each part contributes to the whole.
 
-A part knows where its classes begin in the whole.  Summed over all parts, what ``pick`` gives is what
-it gives for the whole; the maxima that ``amax_blocks`` gives, joined, are those of the whole.
+A part knows where its classes begin in the whole.  Summed over all parts, the results of ``pick`` are
+its result for the whole; the maxima that ``amax_blocks`` gives, joined, are those of the whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Selections whose size depends on values, such as ``x[mask]``, go in; whole tensors, and which rows count, come out.
+"""Trace selections whose size depends on values, such as ``x[mask]``, as whole tensors with a mask of their rows.
 
-``tensor.py`` is what a selection is while a step is captured; ``selecting.py`` makes one; the others say of each
-function of torch what it is over one: row by row, a reduction, a loss, or nothing that a plan could do.
+``tensor.py`` is what a selection is while a step is captured; ``selecting.py`` makes one; the others define for each
+function of torch what it does to one: row by row, a reduction, a loss, or nothing that a plan could do.
 """
 
 from actorflow_compiler.masked.calls import SelectionMode, check_results, selection_mode

@@ -1,6 +1,6 @@
-"""Calls of torch's functions in a step go in; those that select by values, or work on what was selected, are rewritten.
+"""Dispatch calls of torch's functions in a step that select by values, or whose arguments are selected rows.
 
-``SelectionMode`` is the mode of a capture in which that is so.
+``SelectionMode`` is the mode of a capture in which this is done.
 """
 
 from __future__ import annotations

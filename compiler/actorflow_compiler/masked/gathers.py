@@ -1,4 +1,4 @@
-"""Functions that take and put by numbers go in, with the selected rows in their arguments; what they give comes out."""
+"""Functions that take or put elements by indices (gather, scatter, index_add …), for selected rows."""
 
 from __future__ import annotations
 

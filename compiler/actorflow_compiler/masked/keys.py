@@ -1,7 +1,7 @@
-"""A mask goes in; a key comes out that equals that of another mask only if both are sure to hold the same values.
+"""Keys of masks: two masks have equal keys only if both are sure to hold the same values.
 
-What a trace has computed by the same ops of the same tensors, none of which was written in between, is the same.  A
-mask that depends on nothing but constants has its values already.
+Two results of a trace are the same if they were computed by the same ops of the same tensors, none of which was
+written in between.  A mask that depends on constants alone has its values already.
 """
 
 from __future__ import annotations

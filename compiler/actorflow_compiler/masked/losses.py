@@ -1,4 +1,4 @@
-"""Losses over selected rows go in; the same losses over whole tensors, reduced over the rows that count, come out."""
+"""Losses over selected rows: the same losses over whole tensors, reduced over the selected rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Functions of elements go in, with the selected rows that they are called with; rows of what they give come out.
+"""Element-wise functions of selected rows.
 
-A function that is not finite everywhere, or whose slope is not, is called on whole tensors that hold a harmless number
-in rows that do not count.
+A function that is not finite everywhere, or whose derivative is not, is called on whole tensors in which the rows that
+are not selected hold a number that is safe for it.
 """
 
 from __future__ import annotations

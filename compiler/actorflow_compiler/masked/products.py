@@ -1,4 +1,4 @@
-"""Products of matrices go in, with the selected rows in them; rows by a whole matrix, or sums over rows, come out."""
+"""Matrix products with selected rows: rows times a whole matrix, or sums over rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reductions of selected rows go in; the same over whole tensors, to which other rows add nothing, come out.
+"""Reductions of selected rows: the same over whole tensors, to which the other rows contribute nothing.
 
-Of nothing a sum is 0, a mean, a variance and a maximum NaN; torch raises for the last.
+Over no rows a sum is 0; a mean, a variance and a maximum are NaN, where torch raises for the last.
 """
 
 from __future__ import annotations

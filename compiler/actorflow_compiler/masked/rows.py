@@ -1,4 +1,4 @@
-"""Functions that work on each row by itself go in, with the selected rows that they are called with; rows come out."""
+"""Functions that work on each row by itself (softmax, layer norm, attention, recurrent layers …), for selected rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What selects by values (``x[mask]``, ``nonzero``, ``torch.where(mask)``) goes in; selections come out."""
+"""Make selections by values: ``x[mask]``, ``x[mask] = y``, ``nonzero`` and ``torch.where(mask)``."""
 
 from __future__ import annotations
 

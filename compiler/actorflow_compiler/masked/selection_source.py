@@ -1,6 +1,6 @@
-"""The line that selects goes in, with what cannot be done to the selection; the text of a refusal comes out.
+"""Find the source code of a selection, and write error messages that show the line as it can be written instead.
 
-It shows the line as it can be written instead, made of the expression that was running.
+The line is made from the expression that was running.
 """
 
 from __future__ import annotations

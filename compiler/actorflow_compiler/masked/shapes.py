@@ -1,4 +1,4 @@
-"""Functions that give rows another shape, or an order of their own, go in; the same of whole tensors comes out."""
+"""Functions that change the shape or the order of dims, for selected rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A tensor with rows that count and rows that do not goes in; one tensor that passes for the rows that count comes out.
+"""A tensor subclass for selected rows: it holds the whole tensor, and the mask of the rows that are selected.
 
-Rows that do not count hold finite numbers that nobody sees.  Whoever reduces over rows, or calls what is not finite
-everywhere, puts others in their place first (``filled``): the gradient of that is exactly zero in such rows, whatever
-comes back, so that no NaN of theirs reaches a parameter.
+Rows that are not selected hold finite numbers that nobody sees.  Whoever reduces over rows, or calls a function that is
+not finite everywhere, puts other numbers in their place first (``filled``).  The gradient of that is exactly zero in
+such rows, whatever comes back, so that no NaN of theirs reaches a parameter.
 """
 
 from __future__ import annotations

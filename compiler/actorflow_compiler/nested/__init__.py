@@ -1,7 +1,7 @@
-"""Lists of tensors that a step nests, whose lengths are constants, go in; packed rows and those lengths come out.
+"""Trace nested tensors of constant lengths as packed rows and those lengths.
 
-``tensor.py`` is what a nested tensor is while a step is captured; ``construction.py`` makes one; the others say of each
-function of torch what it is over packed rows.
+``tensor.py`` is what a nested tensor is while a step is captured; ``construction.py`` makes one; the others define for
+each function of torch what it does over packed rows.
 """
 
 from actorflow_compiler.nested.calls import call

@@ -1,4 +1,4 @@
-"""Attention over nested queries, keys and values goes in; attention over padded ones, with a mask, comes out."""
+"""Attention over nested queries, keys and values, computed as attention over padded ones with a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of a function of torch with nested tensors goes in; what it gives, computed over packed rows, comes out."""
+"""Dispatch calls of torch's functions with nested tensors to the rules that compute them over packed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of ``torch.nested`` in a step go in; nested tensors over packed rows of constant lengths come out."""
+"""Replace the functions of ``torch.nested`` in a step by ones that make nested tensors of constant lengths."""
 
 from __future__ import annotations
 

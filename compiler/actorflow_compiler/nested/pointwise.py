@@ -1,4 +1,4 @@
-"""Functions of elements and layers over the last dims go in, called with nested tensors; packed rows come out."""
+"""Element-wise functions of nested tensors, and layers over their last dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions, and softmax along a dim, of nested tensors go in; packed rows, or plain tensors, come out."""
+"""Reductions of nested tensors, and their softmax along a dim."""
 
 from __future__ import annotations
 

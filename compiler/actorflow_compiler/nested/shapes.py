@@ -1,4 +1,4 @@
-"""Views, pieces and joins of nested tensors go in; nested ones over views of packed rows, or plain ones, come out."""
+"""Views, pieces and joins of nested tensors."""
 
 from __future__ import annotations
 

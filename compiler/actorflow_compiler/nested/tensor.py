@@ -1,6 +1,4 @@
-"""Packed rows and the constant lengths of the sequences that they are go in; one tensor that passes for a nested one
-comes out.
-"""
+"""A tensor subclass for nested tensors: it holds packed rows and the constant lengths of the sequences in them."""
 
 from __future__ import annotations
 

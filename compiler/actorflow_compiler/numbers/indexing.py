@@ -1,8 +1,8 @@
-"""``x[i]`` and ``x[i] = y`` with ``i`` a number that calls may change go in; ops that take ``i`` as data come out.
+"""Index and assign by numbers that calls may change (``x[i]``, ``x[i] = y``), with ``i`` as data of the graph.
 
-``i`` is a tensor without dims, a stand-in, or a slice between two whose distance is always the same; so are the numbers
-of ``narrow``, ``select`` and ``roll``.  torch would read the number.  What it gives is a view of ``x``; here it is a
-copy, so that a step which then changes it in place is refused.
+``i`` is a tensor without dims, a symbolic number, or a slice between two of them that are always as far from each
+other.  The numbers of ``narrow``, ``select`` and ``roll`` are handled alike.  torch would read the number.  Its result
+is a view of ``x``; here it is a copy, so a step that changes the result in place afterwards is refused.
 """
 
 from __future__ import annotations

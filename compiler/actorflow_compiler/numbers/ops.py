@@ -1,6 +1,6 @@
-"""Calls of torch with stand-ins for numbers go in; ops of a graph that read the numbers when they run come out.
+"""Functions of torch that are called with symbolic numbers, as ops that read the numbers when they run.
 
-Where a number is a factor, a term, a bound or what tensors are filled with it becomes a tensor without dims, of the
+Where a number is a factor, a summand, a bound or what a tensor is filled with, it becomes a tensor without dims, of the
 dtype that torch would compute with.  Wherever else one is found, the plan is made for its value.
 """
 

@@ -1,7 +1,8 @@
-"""Numbers of a script go in; stand-ins, while a step is captured, and what it has computed of them come out.
+"""Symbolic numbers: stand-ins for Python numbers of a script, traced like PyTorch's SymInt and SymFloat.
 
-A stand-in is computed with like the number that it stands for.  What only enters arithmetic stays open, so that a plan
-holds for other numbers, too.  What decides something (an ``if``, a size, an index, a text) is noted as a condition.
+A symbolic number behaves like the number that it stands for.  As long as it only enters arithmetic, the graph reads it
+anew in every call, so that one plan holds for other numbers, too.  Where it decides something (an ``if``, a size, an
+index, a text), its value is recorded as a condition of the plan (a guard).
 """
 
 from __future__ import annotations

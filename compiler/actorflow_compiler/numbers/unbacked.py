@@ -1,8 +1,8 @@
-"""A tensor whose value Python asks for while a step is captured goes in; a number that is there later comes out.
+"""Unbacked numbers: ``x.item()`` while a step is captured, whose value is there only when a call runs.
 
-``x.item()`` has no value yet.  As long as it only enters arithmetic, and by that tensors, the graph computes what
-Python would, in its precision: float64 and int64.  Whoever wants the number itself (an ``if``, a text) is refused, with
-the line that has asked for it.
+As long as such a number only enters arithmetic, and by that tensors, the graph computes what Python would, in its
+precision: float64 and int64.  Code that needs the value itself (an ``if``, a text) is refused with the line of the
+``item()``.  They are to ``SymNumber`` what unbacked SymInts are to backed ones in PyTorch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Adaptive softmax layers go in, while a step is captured, which look up the rows of each cluster; what comes out works
-on all rows, and has the same results.
+"""Trace ``nn.AdaptiveLogSoftmaxWithLoss`` on all rows, where torch looks up those of each cluster, with equal results.
 
-torch leaves the gradients of a cluster that no target of a batch is in None, and optimizers pass over its weights.  In
-a plan they are zeros, and what an optimizer makes of them is taken back.
+If no target of a batch is in a cluster, torch leaves the gradients of the cluster's weights None, and optimizers skip
+them.  In a plan these gradients are zeros, and what an optimizer makes of them is undone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A CTC loss goes in, whose intermediate results are as long as the longest label; ops of fixed sizes come out.
+"""A CTC loss of fixed sizes: its intermediate results are as long as padded labels, not as the longest label.
 
-torch's op decides that size by values of the lengths.  Here it is that of padded labels, so that lengths are data, and
-samples may be split.
+torch's op takes that size from the values of the lengths.  Here lengths are data, and samples may be split.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Batch norms with ``momentum=None`` go in, while a step is captured; ones whose statistics are plain ops come out.
+"""Trace batch norms with ``momentum=None``, whose statistics average over all calls, in plain ops.
 
-They average over all calls, and so weigh a batch by a count that is in a tensor.
+They weigh a batch by a count that is in a tensor.
 """
 
 from __future__ import annotations

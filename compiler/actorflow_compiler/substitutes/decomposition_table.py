@@ -1,4 +1,4 @@
-"""Functions that write ops out in simpler ones enter; a table of them for ``make_fx`` leaves."""
+"""What decomposition tables for ``make_fx`` share: their type, registering into them, and the dtype of sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops whose result is no plain sum, norm or product in; the same in sums, so that a split batch gives partial sums.
+"""Decompose means, norms, variances and batch norm into sums, so that a split batch gives partial sums.
 
 ``TABLE`` is a ``decomposition_table`` for ``make_fx``; it is applied to every captured step.
 ``BATCH_NORM`` is apart, because batch norm is fused unless its batch is split.  An entry returns

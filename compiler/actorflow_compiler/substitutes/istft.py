@@ -1,4 +1,4 @@
-"""An inverse short-time Fourier transform goes in, which looks at values of its windows; one with a check comes out."""
+"""Trace ``torch.istft``, which looks at values of its windows, with that look as a check when a call runs."""
 
 from __future__ import annotations
 

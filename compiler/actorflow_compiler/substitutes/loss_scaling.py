@@ -1,4 +1,4 @@
-"""torch's ops of dynamic loss scaling go in; the same comes out in ops that no host decision stands between.
+"""Trace torch's dynamic loss scaling (``GradScaler``) without a decision on the host.
 
 Whether a gradient has an infinity or a NaN is a number of the graph: 0 or NaN for each gradient, which add up over
 parts, micro-batches and stages like any other sum of terms.  The optimizer's step is masked by it, and the scale and

@@ -1,4 +1,4 @@
-"""Losses and their gradients in; the same in sums, so that a split batch gives partial sums, leaves.
+"""Decompose losses and their gradients into sums, so that a split batch gives partial sums.
 
 ``LOSSES`` is a part of the table in ``decompositions.py``.
 """

@@ -1,8 +1,7 @@
-"""Observers and fake quantisation of ``torch.ao`` go in, while a step is captured, which look at their ranges; what
-comes out computes the same from them without a look.
+"""Trace observers and fake quantisation of ``torch.ao`` without looking at the values of their ranges.
 
-Ranges for each channel have no size before the first values come.  Where these are a layer's weights, the size is
-known, and they are given it with ranges that hold nothing, as torch does.
+Ranges for each channel have no size before the first values come.  Where they are those of a layer's weights, the size
+is known; they are given that size, and empty ranges, as torch does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sequences that a step packs by lengths which it knows go in; plain ops over their parts come out.
+"""Trace packed sequences (``nn.utils.rnn``) of known lengths as plain ops over their parts.
 
-How many sequences go on at each time decides sizes, so it is taken from what is known: lists, constants, and tensors of
-the script, whose values guard the plan.
+How many sequences are left at each time decides sizes.  So lengths have to be known at capture: lists, constants, and
+tensors of the script, whose values are conditions of the plan.
 """
 
 from __future__ import annotations

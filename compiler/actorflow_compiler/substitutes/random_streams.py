@@ -1,4 +1,4 @@
-"""The state of torch's generators while a step is traced goes in; the stream of each draw comes out.
+"""Number the random draws of a trace: each gets a stream, by the state of torch's generator.
 
 Equal states are equal streams.  So whatever saves and restores a generator's state (a checkpoint
 that computes again, ``fork_rng``, ``manual_seed``) draws the same numbers again, as in eager PyTorch.

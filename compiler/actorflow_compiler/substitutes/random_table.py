@@ -1,4 +1,4 @@
-"""Random ops of torch go in; the same written in counter-based uniform numbers and ordinary ops comes out.
+"""Decompose random ops of torch into counter-based uniform numbers and ordinary ops.
 
 ``decompositions`` is a ``decomposition_table`` for the trace of a step.  To add an op, register a
 function of (draw, arguments by name) under its name; its in-place and ``out`` forms follow.

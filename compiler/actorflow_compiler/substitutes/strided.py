@@ -1,8 +1,8 @@
-"""Ops whose result says how an operand lies in memory go in; the same ops on operands that lie row by row come out.
+"""Decompose ops whose result depends on the strides of an operand, so that it does not.
 
-A plan knows shapes and no strides: what an op reads may lie in another way on a device than it did when the step was
-captured.  ``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, where tensors lie as the user
-and autograd see them.
+A plan knows shapes and no strides: the operand of an op may have other strides on a device than it had when the step
+was captured.  ``TABLE`` is a ``decomposition_table`` for the trace of what the user wrote, where tensors have the
+strides that the user and autograd see.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls of functions and methods of torch.jit go in, while a step is captured; calls of their ops come out.
+"""Trace code that torch.jit has compiled, op by op.
 
-torch runs such code without Python, and joins ops of code that has run before.  A copy that has not run gives each op
-to the trace as plain code does.
+torch runs such code without Python, and fuses the ops of code that has run before.  A copy that has not run yet passes
+each op to the trace, as plain code does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls of ``nn.TransformerEncoder`` in a step go in; what they give where PyTorch leaves padded places out comes out.
+"""Trace ``nn.TransformerEncoder`` with zeros where PyTorch's fast path leaves padded positions out.
 
-In eval mode, and without gradients, PyTorch nests the sequences that ``src_key_padding_mask`` says are there: what the
-layers give is zero in all other places.  A plan computes those too, and puts the zeros there.
+In eval mode and without gradients, PyTorch nests the sequences that ``src_key_padding_mask`` shows, and the layers'
+output is zero at all other positions.  A plan computes those as well, and then puts the zeros there.
 """
 
 from __future__ import annotations

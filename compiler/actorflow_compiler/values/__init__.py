@@ -1,1 +1,1 @@
-"""What a traced step may read of values: variables, gradients, decisions, checks, and branches on them."""
+"""What a traced step may do with values of tensors: read variables and gradients, branch, and check."""

@@ -1,8 +1,8 @@
-"""Branches of a step on values that it computes go in; which side of them raises, and what, comes out.
+"""Find data-dependent branches of which one side raises, by tracing the step along each side.
 
-A branch one side of which ends the step with an exception is a *check*: the plan has the other side, computes the
-condition in every call, and where that says the raising side the call changes nothing that the step would have changed
-behind the check.  Which side it is, a trace of the step tells that takes it.
+A branch one side of which ends the step with an exception is a *check*.  The plan has the other side and computes the
+condition in every call.  Where the condition takes the raising side, the call changes nothing that the step would have
+changed after the check.  Which side raises is found out by a trace that takes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The frame that asks for the truth of a value goes in; the condition of several that it is a part of comes out.
+"""Paths through a condition that Python evaluates in several parts, such as ``if a and b: raise …``.
 
-``if a and b: raise …`` asks twice, and either side of the first question goes on: which values make it raise is known
-once each way through the condition is.
+Python asks for the truth of each part, and either answer to the first may go on.  Which values make the condition raise
+is known once each path through it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How the gradients of a step's parameters stand when it begins goes in; what it leaves of them comes out.
+"""Track the gradients of a step's parameters: how the step expects them when it begins, and how it leaves them.
 
-A gradient that a step leaves for a later call is a variable, laid out as its parameter.  One that an optimizer has
-used and that the step itself clears before it computes it anew is not kept: nobody reads it, as scripts are written.
+A gradient that a step leaves for a later call is a variable with the layout of its parameter.  One that an optimizer
+has used, and that the step clears itself before it computes it anew, is not kept: as scripts are written, nobody reads
+it.
 """
 
 from __future__ import annotations

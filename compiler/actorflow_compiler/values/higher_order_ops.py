@@ -1,6 +1,6 @@
-"""Branches and loops of torch (``torch.cond``, ``while_loop``, ``scan``, ``map``) go in; plain ops come out.
+"""Trace ``torch.cond``, ``while_loop``, ``scan`` and ``map`` as plain ops.
 
-Of a branch on a value both sides are computed and one is taken; a loop goes as often as is known.
+Both sides of a branch on a value are computed, and one is taken; a loop is unrolled as often as is known.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tensor of a step that is being traced goes in; a small program that computes it from state alone comes out.
+"""Find the small program that computes a tensor of a trace from state alone, so that the host can run it.
 
-So a step may ask for the value of a counter or a flag that it keeps in a tensor, as for one in Python: what it was
-told is a condition of the plan, and the host knows the tensor without waiting for calls, as it computes what they make
-of it.
+So a step may ask for the value of a counter or a flag that it keeps in a tensor, like one in Python.  The value that
+it got is a condition of the plan, and the host knows the tensor without waiting for calls, because it computes itself
+what they make of it.
 """
 
 from __future__ import annotations

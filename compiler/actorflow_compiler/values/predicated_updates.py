@@ -1,7 +1,6 @@
-"""A graph and its checks go in; the same, where a check that raises keeps variables as they are there, comes out.
+"""Predicate the updates of variables on checks: where a check raises, variables keep the values that they had at it.
 
-A variable that changes behind a check becomes what it was there, where that raises.  Optimizers that can be told to do
-nothing are told so.
+Optimizers with a flag that makes them do nothing (``found_inf``) are given the condition instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a step does that needs values of tensors goes in, while it is captured; refusals with the user's line come out.
+"""Answer or refuse reads of tensor values in a step that is being captured, with the user's line in the error.
 
-A tensor that is captured has no values.  What Python asks it for (a number, an array, a text) is refused where it
-happens, also where somebody catches the refusal: the plan would have the branch that was taken once.
+A tensor that is captured has no values.  What Python asks of it (a number, an array, a text) is refused where it
+happens.  It is refused again at the end of the capture if somebody catches the error, because the plan would have the
+branch that happened to be taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a step (parameters, buffers, optimizer state, tensors), where it lies, and putting stand-ins there."""
+"""The state of a step (parameters, buffers, optimizer state, tensors), its holders, and stand-ins put there."""
 
 from __future__ import annotations
 

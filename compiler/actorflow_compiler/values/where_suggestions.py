@@ -1,6 +1,6 @@
-"""A line of a script that decides by values of tensors goes in; the same without a decision, in words, comes out.
+"""Suggest ``torch.where`` in place of a user's line that branches on values of tensors, for error messages.
 
-Both sides are written into one ``torch.where``, where that says the same: assignments, returns and expressions.
+Both sides are written into one ``torch.where``, where that means the same: assignments, returns and expressions.
 """
 
 from __future__ import annotations
