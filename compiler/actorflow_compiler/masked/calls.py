@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.core.torch_internals import without_functions_of_autograd
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
-from actorflow_compiler.masked.rules import RULES, called
+from actorflow_compiler.masked.rules import RULES, called, refusal_makers
 from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
 from actorflow_compiler.masked.tensor import MaskedRows, counted, read, refuse, tensors_in
 
@@ -142,7 +142,7 @@ def selection_mode(refusal: Callable[[str], Exception]) -> Iterator[Callable[[],
         for v in tensors_in(given):
             refuse(v, "a torch.autograd.Function is called with", "what it does to rows that do not count is not known")
 
-    tensor.refusing.append(refusal)
+    refusal_makers.append(refusal)
     plain = builtins.len
     builtins.len = lambda of: _sizes(of)[0] if type(of) is MaskedRows else plain(of)
     try:
@@ -150,7 +150,7 @@ def selection_mode(refusal: Callable[[str], Exception]) -> Iterator[Callable[[],
             yield SelectionMode
     finally:
         builtins.len = plain
-        tensor.refusing.pop()
+        refusal_makers.pop()
 
 
 def check_results(results: Any) -> None:

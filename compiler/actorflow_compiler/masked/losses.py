@@ -69,8 +69,7 @@ def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
-    for _name in _names:
-        RULES[getattr(F, _name)] = _rule
+    RULES.add((getattr(F, _name) for _name in _names), _rule)
 
 
 @rule("cross_entropy", "nll_loss")

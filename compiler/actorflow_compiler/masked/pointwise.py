@@ -170,10 +170,9 @@ def fill_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 for _name in (*FINITE, *SAFE):
-    for _function in named(_name):
-        RULES[_function] = pointwise
+    RULES.add(named(_name), pointwise)
     _changes = getattr(Tensor, f"{_name}_", None)
     if _changes is not None and hasattr(Tensor, _name) and not _name.startswith("_") and _name not in DROPS:
-        RULES[_changes] = in_place
-RULES[Tensor.requires_grad_] = pointwise
-RULES[Tensor.zero_] = RULES[Tensor.fill_] = fill_in_place
+        RULES.add((_changes,), in_place)
+RULES.add((Tensor.requires_grad_,), pointwise)
+RULES.add((Tensor.zero_, Tensor.fill_), fill_in_place)

@@ -181,8 +181,8 @@ def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return pytree.tree_map_only(Tensor, lambda o: wrap(o, 0, chosen), out)
 
 
-RULES.update(dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent))
-RULES.update(dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), cell))
+RULES.add((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent)
+RULES.add((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), cell)
 
 
 @rule("batch_norm")

@@ -1,18 +1,67 @@
-"""Names of functions of torch go in; a table of what each does to selected rows comes out."""
+"""Tables of what each function of torch does to tensors of a class of ours, and what their rules share.
+
+A rule gets a function, its args and its kwargs, as ``__torch_function__`` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["RULES", "Rule", "called", "named", "rule"]
+from actorflow_compiler.core.errors import CaptureError
+from actorflow_compiler.values.reads import place_of
+
+__all__ = ["RULES", "FunctionRules", "Rule", "bound", "called", "named", "refusal", "refusal_makers", "rule"]
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # function, args, kwargs
-RULES: dict[Any, Rule] = {}
 OWNERS = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg)
+
+
+class FunctionRules:
+    """What each function of torch does to tensors of one class."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Any, Rule] = {}
+
+    def __getitem__(self, function: Any) -> Rule:
+        return self._rules[function]
+
+    def get(self, function: Any) -> Rule | None:
+        """The rule of a function; None where there is none."""
+        return self._rules.get(function)
+
+    def add(self, functions: Iterable[Any], rule: Rule) -> None:
+        """Let ``rule`` handle these functions."""
+        self._rules.update(dict.fromkeys(functions, rule))
+
+    def register(self, *names: str) -> Callable[[Rule], Rule]:
+        """Decorate the rule of all functions with these names."""
+
+        def enter(rule: Rule) -> Rule:
+            for name in names:
+                found = named(name)
+                assert found, name
+                self.add(found, rule)
+            return rule
+
+        return enter
+
+
+RULES = FunctionRules()  # for selected rows
+rule = RULES.register
+refusal_makers: list[Callable[[str], Exception]] = []
+"""Of the captures under way: what makes the error of a refusal, which is raised again if the step catches it."""
+
+
+def refusal(text: str) -> Exception:
+    """The error that refuses what the user's line does, made by the capture under way if there is one."""
+    if refusal_makers:
+        return refusal_makers[-1](text)
+    return CaptureError(f"{place_of(traceback.extract_stack())}\n  {text}")
 
 
 def named(name: str) -> list[Any]:
@@ -21,21 +70,8 @@ def named(name: str) -> list[Any]:
     return [f for f in found if f is not None and callable(f)]
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for all functions with these names."""
-
-    def enter(function: Rule) -> Rule:
-        for name in names:
-            found = named(name)
-            assert found, name
-            RULES.update(dict.fromkeys(found, function))
-        return function
-
-    return enter
-
-
 def called(func: Any) -> str:
-    """How people call a function."""
+    """The name by which people call a function."""
     name = getattr(func, "__name__", str(func))
     return getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name
 

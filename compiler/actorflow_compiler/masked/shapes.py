@@ -227,5 +227,4 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return wrap(torch.cat([t._whole if isinstance(t, MaskedRows) else t for t in tensors], d), d, chosen)
 
 
-for _name in ("T", "mT", "H", "mH"):
-    RULES[getattr(Tensor, _name).__get__] = moved
+RULES.add((getattr(Tensor, _name).__get__ for _name in ("T", "mT", "H", "mH")), moved)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import make_wrapper
 from actorflow_compiler.masked.keys import version
+from actorflow_compiler.masked.rules import refusal
 from actorflow_compiler.masked.selection_source import SelectionSource
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, TEXTS, place_of
 from actorflow_compiler.values.where_suggestions import suggested_rewrite
@@ -43,7 +43,6 @@ __all__ = [
 
 COUNTS = "_actorflow_counts"  # what a count has its selection in
 rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` enters the one there is
-refusing: list[Callable[[str], Exception]] = []  # of the captures under way: what makes an error of a refusal
 
 
 class Selection:
@@ -146,13 +145,12 @@ def refuse(of: MaskedRows, what: str, why: str, fill: str = "0", instead: str = 
     told = of._chosen.told
     place = place_of(traceback.extract_stack(sys._getframe(1)))
     text = told.refusal(what, why, instead or told.rewritten(fill), place)
-    raise refusing[-1](text) if refusing else CaptureError(f"{place}\n  {text}")
+    raise refusal(text)
 
 
 def read(name: str) -> Exception:
     """The error of a function that reads values."""
-    text = TEXTS.get(name, LOOKS_AT_A_VALUE)
-    return refusing[-1](text) if refusing else CaptureError(text)
+    return refusal(TEXTS.get(name, LOOKS_AT_A_VALUE))
 
 
 def tensors_in(tree: Any) -> list[MaskedRows]:

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorflow_compiler.masked.rules import bound
-from actorflow_compiler.nested.rules import rule
 from actorflow_compiler.nested.shapes import padded
-from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse, rule
 
 __all__: list[str] = []
 

@@ -12,9 +12,8 @@ from actorflow_compiler.core.torch_internals import READS
 from actorflow_compiler.masked.rules import called
 from actorflow_compiler.masked.tensor import read
 from actorflow_compiler.nested import attention, pointwise, reduce, shapes
-from actorflow_compiler.nested.rules import RULES
 from actorflow_compiler.nested.shapes import sizes
-from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
+from actorflow_compiler.nested.tensor import RULES, NestedRows, nested_in, refuse
 
 __all__ = ["call"]
 

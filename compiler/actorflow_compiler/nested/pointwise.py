@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.pointwise import DROPS, FINITE, SAFE
 from actorflow_compiler.masked.rules import bound, called
-from actorflow_compiler.nested.rules import rule
-from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse, rule
 
 __all__ = ["pointwise"]
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.masked.rules import bound, called
-from actorflow_compiler.nested.rules import dim_of_rows, rule
-from actorflow_compiler.nested.tensor import NestedRows, nested_in, refuse
+from actorflow_compiler.nested.tensor import NestedRows, dim_of_rows, nested_in, refuse, rule
 
 __all__ = ["along"]
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from actorflow_compiler.masked.rules import bound, called
 from actorflow_compiler.nested.pointwise import pointwise
-from actorflow_compiler.nested.rules import RULES, dim_of_rows, rule
-from actorflow_compiler.nested.tensor import NestedRows, RaggedSize, nested_in, refuse
+from actorflow_compiler.nested.tensor import RULES, NestedRows, RaggedSize, dim_of_rows, nested_in, refuse, rule
 
 __all__ = ["padded", "sizes"]
 
@@ -242,7 +241,7 @@ def padded(x: NestedRows, value: float, size: Sequence[int]) -> Tensor:
     return torch.stack([fill(rows) for rows in x.each])
 
 
-RULES.update(dict.fromkeys((torch.nested.to_padded_tensor, Tensor.to_padded_tensor), to_padded))
+RULES.add((torch.nested.to_padded_tensor, Tensor.to_padded_tensor), to_padded)
 
 
 def _beside_ragged(x: NestedRows, dim: int, name: str) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -12,14 +10,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import make_wrapper
-from actorflow_compiler.masked.tensor import refusing
-from actorflow_compiler.values.reads import place_of
+from actorflow_compiler.masked.rules import FunctionRules, refusal
 
-__all__ = ["SequenceLengths", "NestedRows", "RaggedSize", "check_results", "nested_in", "refuse", "rules", "stop"]
+__all__ = [
+    "RULES", "NestedRows", "RaggedSize", "SequenceLengths", "check_results", "dim_of_rows", "nested_in", "refuse",
+    "rule", "rules", "stop",
+]  # fmt: skip
 
 rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
+RULES = FunctionRules()
+rule = RULES.register
 INSTEAD = (
     "expected: plain tensors there, which nt.unbind(), nt.values() and torch.nested.to_padded_tensor(nt, 0.0) give"
 )
@@ -145,14 +146,23 @@ def nested_in(tree: Any) -> list[NestedRows]:
 
 def stop(text: str) -> NoReturn:
     """Raise CaptureError with the user's line, again at the end of the capture if the step catches it."""
-    if refusing:
-        raise refusing[-1](text)
-    raise CaptureError(f"{place_of(traceback.extract_stack(sys._getframe(1)))}\n  {text}")
+    raise refusal(text)
 
 
 def refuse(of: NestedRows, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
     """Raise CaptureError for what cannot be done to a nested tensor."""
     stop(f"{what} is called with a nested tensor, whose sequences are {_few(of._lengths)} long; {why}; {instead}")
+
+
+def dim_of_rows(x: NestedRows, dim: int, name: str) -> int:
+    """Where a dim of a nested tensor is among its packed rows.  Raises for the batch dim."""
+    dims = x._rows.dim() + 1
+    if not -dims <= dim < dims:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
+    dim %= dims
+    if not dim:
+        refuse(x, f"{name} along dim 0", "that mixes sequences of different lengths")
+    return dim - 1
 
 
 def check_results(results: Any) -> None:
