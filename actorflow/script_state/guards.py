@@ -27,7 +27,7 @@ from actorflow.script_state.sources import (
     TensorAttributesSource,
 )
 from actorflow_compiler.core.torch_internals import hooks_made
-from actorflow_compiler.numbers.symbolic import is_stand_in, plain_now
+from actorflow_compiler.numbers.symbolic import current_value, is_sym_number
 
 __all__ = ["ABSENT", "Guards", "StandsFor", "same", "summarize"]
 
@@ -196,7 +196,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
         return True
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         return stands_for(old, new)
-    if type(old) is not type(new) or is_stand_in(old):
+    if type(old) is not type(new) or is_sym_number(old):
         return False
     if isinstance(old, tuple):
         return len(old) == len(new) and all(same(a, b, stands_for) for a, b in zip(old, new, strict=True))
@@ -209,7 +209,7 @@ def same(old: Any, new: Any, stands_for: Callable[[Tensor, Tensor], bool] = lamb
 
 def summarize(value: Any) -> str:
     """A value, for people."""
-    value = plain_now(value)
+    value = current_value(value)
     if isinstance(value, Tensor):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (*PLAIN, tuple)):

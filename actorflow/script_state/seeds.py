@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from actorflow_compiler.core.torch_internals import real_tensors
-from actorflow_compiler.custom_ops.random import mixed
+from actorflow_compiler.custom_ops.random import splitmix64
 
 __all__ = ["SeedEffect", "CallSeeds", "manual_seed", "record_seed_effect", "call_seeds", "use_generator"]
 
@@ -38,7 +38,10 @@ class CallSeeds:
 
         Where devices draw numbers of their own, ``device`` is one's number; 0 draws what all draw together.
         """
-        start = mixed(((default if self.seed is None else self.seed) + mixed(device) * (device > 0)) % 2**64) >> 11
+        start = (
+            splitmix64(((default if self.seed is None else self.seed) + splitmix64(device) * (device > 0)) % 2**64)
+            >> 11
+        )
         self._calls += 1
         return float((start + self._calls - 1) % 2**53)
 

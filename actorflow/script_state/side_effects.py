@@ -47,7 +47,7 @@ from actorflow_compiler.core.errors import CallError, CaptureError
 from actorflow_compiler.core.expressions import Known, Source, has_numbers, number_of
 from actorflow_compiler.core.torch_internals import is_read
 from actorflow_compiler.numbers.indexing import STANDS_FOR_A_VIEW
-from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber, plain_now
+from actorflow_compiler.numbers.symbolic import Milestones, NumberEnv, SymNumber, current_value
 from actorflow_compiler.numbers.unbacked import is_unbacked
 from actorflow_compiler.substitutes.random_streams import UNSEEDED
 
@@ -353,14 +353,14 @@ class SideEffectRecorder:
         if own and key in now and _same_items(old[key], now[key]):
             return None
         alone = one.by_name and self._numbers is None  # the plan's ops would read what was there before
-        if one.counts and (alone or not (own or read or number_of(plain_now(now.get(key))))):
+        if one.counts and (alone or not (own or read or number_of(current_value(now.get(key))))):
             there = f"changes from {summarize(old.get(key))} to {summarize(now.get(key))} in the step"
             self._refuse(where, there, "do this after the call; learning rates are read in every call", one.path)
         if key not in now:
             return SideEffect(at, self._sent(where, key), where, DELETED, read)
         value = now[key]
         tensors: list[Tensor] = []
-        if any(is_unbacked(leaf) and leaf.ask(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
+        if any(is_unbacked(leaf) and leaf.resolve(leaf.tensor) is None for leaf in pytree.tree_leaves(value)):
             self._refuse(
                 where, "would be a number that is there only when a call has run (.item() or float() of a tensor)",
                 "the tensor itself, without .item(), which each call carries on; or keep the number after the call",
@@ -398,7 +398,7 @@ class SideEffectRecorder:
             self._refuse(where, f"is or holds a {kind} that the step makes, and a call would leave a plain dictionary")
         if own and value.__class__ is not old[key].__class__:
             own = False  # it is a number of another kind from now on
-        counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(plain_now(value))
+        counted = read and isinstance(key, str | int) and number_of(old.get(key)) and number_of(current_value(value))
         if not own and self._numbers is not None and counted:
             self._counting.append(self._place(at, key, where))
             return None

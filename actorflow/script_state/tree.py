@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.errors import CallError
 from actorflow_compiler.core.expressions import Known, Source, Value, evaluate, from_json, to_json
-from actorflow_compiler.numbers.symbolic import expression_of, is_stand_in
+from actorflow_compiler.numbers.symbolic import expression_of, is_sym_number
 from actorflow_compiler.numbers.unbacked import is_unbacked
 
 __all__ = ["Description", "describe", "rebuild"]
@@ -39,7 +39,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Description:
     if is_unbacked(value):
         value = value.decided()
     if value is None or isinstance(value, bool | int | float | str):
-        return {"number": to_json(expression_of(value))} if is_stand_in(value) else {"value": value}
+        return {"number": to_json(expression_of(value))} if is_sym_number(value) else {"value": value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [[f.name, describe(getattr(value, f.name), tensors)] for f in dataclasses.fields(value) if f.init]
         return {"class": _class_name(type(value)), "fields": fields}

@@ -56,7 +56,7 @@ from actorflow_compiler.hints.hints import Hints, Pattern
 from actorflow_compiler.hints.zero import mark_gradients
 from actorflow_compiler.masked import SelectionMode, check_results, selection_mode
 from actorflow_compiler.numbers.indexing import Indexing
-from actorflow_compiler.numbers.ops import RATES, open_numbers
+from actorflow_compiler.numbers.ops import RATES_MARK, symbolic_numbers
 from actorflow_compiler.numbers.symbolic import NumberEnv
 from actorflow_compiler.substitutes import fixed_sizes, loss_scaling, strided
 from actorflow_compiler.substitutes.adaptive_softmax import AdaptiveSoftmaxClusters
@@ -82,8 +82,8 @@ from actorflow_compiler.values.gradients import (
 )
 from actorflow_compiler.values.higher_order_ops import unrolled_higher_order_ops
 from actorflow_compiler.values.host_programs import (
-    KNOWN,
-    NUMBERS,
+    EQUAL_TABLE,
+    VALUE_METHODS,
     HostProgram,
     HostProgramFinder,
     ValueDecisions,
@@ -99,7 +99,7 @@ TENSOR_HOOKS: dict[str, Callable[[Tensor, Any], object]] = {
     "_backward_hooks": Tensor.register_hook,
     "_post_accumulate_grad_hooks": Tensor.register_post_accumulate_grad_hook,
 }
-ENDS = (  # what follows in messages of torch is for those who work on torch
+INTERNAL_TAILS = (  # what follows in messages of torch is for those who work on torch
     "\n\nWhile executing", "\nC++ CapturedTraceback", "\nException raised from",
     "\nCaused by: (", "\nFor more information, run with", "\nIf you suspect", " is only available for these backends",
     "\nresulted in the unexpected exception above",
@@ -107,7 +107,7 @@ ENDS = (  # what follows in messages of torch is for those who work on torch
 NOT_THERE = "its data is not allocated yet"  # what torch says where C code asks a tensor without values for them
 NESTS = ("nested_tensor", "NestedTensor")  # in the names of what makes such, and takes them
 RAGGED = "not tracked with proxy for"  # what torch says of a size that is none
-CALLS = 3  # after which a number that is new in each of them is taken to go on so
+CHANGING_CALLS = 3  # after which a number that is new in each of them is taken to go on so
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +187,14 @@ def _traced(
     if numbers is not None:
         numbers.begin()
     with (
-        contextlib.nullcontext() if numbers is None else open_numbers(),
+        contextlib.nullcontext() if numbers is None else symbolic_numbers(),
         stand_ins(state, stand_in) as fakes,
         optimizer_stand_ins(state, fakes, mode, train, made, standing.kept, numbers) as stepped,
     ):
         with mode:
             inputs = [torch.empty(a.shape, dtype=a.dtype, device=device) for a in arguments]
         preserve = fx_traceback.preserve_node_meta()
-        deciding = _Deciding(state, [*fakes], value)
+        deciding = _ValueResolver(state, [*fakes], value)
 
         def found(raises: Tensor, where: str, raised: ExceptionRecord) -> None:
             assert checks is not None
@@ -270,7 +270,7 @@ def _traced(
                 with contextlib.ExitStack() as stack, watch.watching(), marked_optimizer_steps(state, stepped):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
                         stack.enter_context(context)
-                    own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **KNOWN}
+                    own = {**fixed_sizes.TABLE, **loss_scaling.TABLE, **strided.TABLE, **EQUAL_TABLE}
                     table = {**decompositions(streams), **own}
                     raw = make_fx(traced, table, tracing_mode="real", _allow_non_fake_inputs=True)(
                         [*held.values(), *watch.inputs.values()], inputs
@@ -284,7 +284,7 @@ def _traced(
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
-            runner = _Expanding(raw, known, groups, numbers)
+            runner = _FusedOpExpander(raw, known, groups, numbers)
             functional = (
                 None
                 if again
@@ -381,7 +381,7 @@ def _refuse_uncalled(patterns: Sequence[Pattern], called: Set[int]) -> None:
             )
 
 
-class _Expanding(torch.fx.Interpreter):
+class _FusedOpExpander(torch.fx.Interpreter):
     """Runs the first trace again, with list ops taken apart and fused optimizers as one op for each parameter."""
 
     def __init__(
@@ -418,7 +418,7 @@ class _Expanding(torch.fx.Interpreter):
             params = self._node.args[0]
             assert isinstance(params, list | tuple)
             custom = self._node.meta.get("custom", {})
-            optimizer, rates = custom.get(OPTIMIZER_MARK, ""), custom.get(RATES)
+            optimizer, rates = custom.get(OPTIMIZER_MARK, ""), custom.get(RATES_MARK)
             names = [self._known.get(_changed_last(p).name, "") for p in params if isinstance(p, torch.fx.Node)]
             owners = [self._rated(self._groups[optimizer, name], rates) for name in names]
             if expand_fused(target, args, kwargs, owners):
@@ -476,7 +476,7 @@ def _changed_last(node: Any) -> Any:
     return node
 
 
-class _Deciding:
+class _ValueResolver:
     """Answers what a traced step asks of small variables that are no parameters.
 
     ``names`` are the trace's first inputs; ``value`` gives what a variable has as the step begins.
@@ -491,7 +491,7 @@ class _Deciding:
 
     def decide(self, place: Callable[[], tuple[str, str]], method: str, tensor: Tensor) -> Any:
         """What is known where Python calls ``method`` of a tensor; None where nothing is."""
-        found = node_of(tensor) if self._value is not None and method in NUMBERS else None
+        found = node_of(tensor) if self._value is not None and method in VALUE_METHODS else None
         if self._value is None or found is None or (method != "tolist" and tensor.numel() != 1):
             return None
         node, root = found
@@ -499,7 +499,7 @@ class _Deciding:
         if program is None:
             return None
         with real_tensors():
-            result = NUMBERS[method](program.run([self._value(name) for name in program.inputs]))
+            result = VALUE_METHODS[method](program.run([self._value(name) for name in program.inputs]))
         if not program.inputs:  # it is the same in each call
             return result
         where, remedy = place()
@@ -522,7 +522,7 @@ class _Deciding:
         with real_tensors():
             now = {name: self._value(name) for p in (asked.program, *moves.values()) for name in p.inputs}
             found = [asked.found]
-            for _ in range(CALLS):
+            for _ in range(CHANGING_CALLS):
                 now |= {name: p.run([now[x] for x in p.inputs]) for name, p in moves.items()}
                 found.append(asked.now([now[name] for name in asked.program.inputs]))
         return len({repr(one) for one in found}) == len(found)
@@ -549,7 +549,7 @@ def _clear_errors(reads: ValueReadHandler) -> Iterator[None]:
 
 def _refuse(place: str, error: Exception) -> NoReturn:
     """Raise the CaptureError of what was raised at a place; its cause has to be one for those who use torch."""
-    text = _brief(error)
+    text = _error_text(error)
     frames = traceback.extract_tb(error.__traceback__)
     looks = isinstance(error, DATA_DEPENDENT) and not isinstance(error, DEPENDENT_SIZE)
     more = remedy(frames) or (suggested_rewrite(frames) if looks else "")
@@ -560,12 +560,12 @@ def _refuse(place: str, error: Exception) -> NoReturn:
         raise refusal.with_traceback(error.__traceback__) from None
     text += more if isinstance(error, DATA_DEPENDENT) else ""
     refusal = CaptureError(f"{place}\n  {text}")
-    if text.endswith(str(error).strip()) and not _is_inside(error):
+    if text.endswith(str(error).strip()) and not _is_internal(error):
         raise refusal from error
     raise refusal.with_traceback(error.__traceback__) from None
 
 
-def _brief(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What was raised, without what torch says of its own insides."""
     if isinstance(error, DATA_DEPENDENT):
         return DEPENDS_ON_VALUES if isinstance(error, DEPENDENT_SIZE) else LOOKS_AT_A_VALUE
@@ -581,13 +581,13 @@ def _brief(error: Exception) -> str:
         )
     if said := torchscript_error(text):
         return said
-    for end in ENDS:
+    for end in INTERNAL_TAILS:
         text = text.split(end)[0]
     text = text.replace("FakeTensor", "Tensor").strip()
-    return text if text and _is_inside(error) else f"{type(error).__name__}: {text}"
+    return text if text and _is_internal(error) else f"{type(error).__name__}: {text}"
 
 
-def _is_inside(error: Exception) -> bool:
+def _is_internal(error: Exception) -> bool:
     """Whether an exception is of a class that only torch itself knows."""
     return type(error).__module__.startswith("torch._")
 

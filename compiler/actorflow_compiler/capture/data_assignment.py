@@ -66,7 +66,7 @@ class DataAssignmentMode(TorchFunctionMode):
         if not pairs:
             return tensor
         for x, p in pairs:
-            if _place(x) == _place(tensor):
+            if _view_key(x) == _view_key(tensor):
                 return p
         raise CaptureError(f"after p.data = x, what shares memory with x is kept for the next call; {INSTEAD}")
 
@@ -110,7 +110,7 @@ class DataAssignmentMode(TorchFunctionMode):
                 f".data of a tensor {tensor.dtype}{list(tensor.shape)} is set to {data.dtype}{list(data.shape)}; "
                 f"expected: data of the same shape and dtype, as variables of a plan keep theirs"
             )
-        if _place(data) == _place(tensor):
+        if _view_key(data) == _view_key(tensor):
             return  # p.data -= x: it has changed in place already
         if memory_of(data) in self._kept:
             raise CaptureError(
@@ -136,6 +136,6 @@ def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
     return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _view_key(tensor: Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same elements of the same memory."""
     return memory_of(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()

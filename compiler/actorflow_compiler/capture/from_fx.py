@@ -21,7 +21,7 @@ from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of,
 from actorflow_compiler.custom_ops.optimizers import IN_PLACE, SCALARS, arguments
 from actorflow_compiler.custom_ops.random import DRAW, SEED, UNIFORM, uniform_arguments
 from actorflow_compiler.graph.graph import Graph, Input, Node, merge_equal, prune, verify
-from actorflow_compiler.numbers.ops import AS_IT_IS, NUMBER
+from actorflow_compiler.numbers.ops import NUMBER, TAKES_PLAIN_NUMBER
 from actorflow_compiler.plan.plan import Constant
 from actorflow_compiler.substitutes.random_table import is_random
 from actorflow_compiler.values.checks import CHECKED, Check
@@ -128,10 +128,10 @@ class _Converter:
                 try:
                     self.call(fx_node)
                 except DATA_DEPENDENT:
-                    raise CaptureError(f"{_place(fx_node)}\n  {DEPENDS_ON_VALUES}") from None
+                    raise CaptureError(f"{_user_line(fx_node)}\n  {DEPENDS_ON_VALUES}") from None
         output: Any = self.module.graph.output_node().args[0]
         results = tuple(self.value[r] for r in (output if isinstance(output, list | tuple) else [output]))
-        nodes = _forward_again(self.nodes, set(self.updates.values()))
+        nodes = _recompute_as_forward(self.nodes, set(self.updates.values()))
         graph = Graph(tuple(self.inputs), nodes, self.metas, results, tuple(self.updates.items()))
         graph = predicate_updates(graph, self.checks)
         graph = self.without_idle_gradients(pair_rows(unsort(verify(prune(merge_equal(graph, is_random))))))
@@ -225,7 +225,7 @@ class _Converter:
                 args = tuple(self.arg(a) for a in fx_node.args)
             kwargs: Kwargs = tuple((k, self.arg(v)) for k, v in fx_node.kwargs.items())
         except CaptureError as error:
-            raise CaptureError(f"{_place(fx_node)}\n  {error}") from None
+            raise CaptureError(f"{_user_line(fx_node)}\n  {error}") from None
         op, args, kwargs = self.simplify(op, args, kwargs, fx_node)
         if op == "":
             self.value[fx_node] = args[0].index
@@ -249,7 +249,7 @@ class _Converter:
             outs = [self.new(meta_of(result))]
             self.value[fx_node] = outs[0]
         else:  # a number: .item() of a tensor that is not there yet
-            raise CaptureError(f"{_place(fx_node)}\n  {LOOKS_AT_A_VALUE}")
+            raise CaptureError(f"{_user_line(fx_node)}\n  {LOOKS_AT_A_VALUE}")
         node = Node(op, args, kwargs, tuple(outs), "forward", custom.get("placement"), custom.get("where", ""))
         node = replace(
             node, visit=custom.get("visit", -1), again=custom.get("again", False), line=custom.get("line", "")
@@ -299,7 +299,7 @@ class _Converter:
             return
         made: Any = copy.args[1]
         raise CaptureError(
-            f"{_place(made)}\n  the step changes its argument {found.name} in place, which in PyTorch changes the "
+            f"{_user_line(made)}\n  the step changes its argument {found.name} in place, which in PyTorch changes the "
             f"caller's tensor; a call of a job works on a copy of it. Expected: a new tensor ({found.name} = "
             f"{found.name} * 2), or {found.name} = {found.name}.clone() before"
         )
@@ -368,7 +368,7 @@ class _Converter:
 
     def as_they_are(self, op: str, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
         """The arguments of an op that computes with plain numbers, if it is one, beside tensors."""
-        if op not in AS_IT_IS or all(a.index in self.numbers for a in args if isinstance(a, Ref)):
+        if op not in TAKES_PLAIN_NUMBER or all(a.index in self.numbers for a in args if isinstance(a, Ref)):
             return args
         return tuple(Ref(self.numbers.get(a.index, a.index)) if isinstance(a, Ref) else a for a in args)
 
@@ -394,13 +394,13 @@ class _Converter:
         )
 
 
-def _place(fx_node: torch.fx.Node) -> str:
+def _user_line(fx_node: torch.fx.Node) -> str:
     """The user's line that a node comes from."""
     line = (fx_node.meta.get("custom") or {}).get("line", "")
     return with_code(line) if line else "in the step"
 
 
-def _forward_again(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:
+def _recompute_as_forward(nodes: Sequence[Node], news: set[int]) -> tuple[Node, ...]:
     """The nodes; those that make something for another backward pass are forward ops, whatever came before them.
 
     That is a loss of gradients, or of what was updated in the step.  ``news`` are the new values of variables: the

@@ -141,13 +141,13 @@ class TracedOptimizers:
         """Raise CaptureError for what a plan's optimizer cannot do in every call."""
         kind = type(self.optimizers[title]).__name__
         raise CaptureError(
-            f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_said(before)} to "
-            f"{_said(now)} in Python, which runs once, when the step is captured, and not in every call; expected: "
+            f"optimizer {title} ({kind}): its step changes state[{key!r}] of a parameter from {_shown(before)} to "
+            f"{_shown(now)} in Python, which runs once, when the step is captured, and not in every call; expected: "
             f"tensors that keep their shape (for a count torch.zeros(()), and .add_(1)), or an optimizer of torch.optim"
         )
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -171,7 +171,7 @@ def optimizer_stand_ins(
             saved.append((optimizer, optimizer.state, groups, vars(optimizer).get(CHECKS_DEVICE)))
             if not train:
                 if state.looks_at_steps:
-                    optimizer.state = _by_stand_ins(optimizer.state, state, fakes)
+                    optimizer.state = _keyed_by_stand_ins(optimizer.state, state, fakes)
                     found.before.extend((name, of, *item) for of in optimizer.state.values() for item in of.items())
                 continue
             # torch 2.11 takes it that CUDA has no fused Adagrad, which it has, and ours does complex numbers
@@ -180,7 +180,7 @@ def optimizer_stand_ins(
             _settle_groups(optimizer)
             if numbers is not None:
                 for source, value in settings_of(name, optimizer):
-                    _put(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
+                    _set_setting(optimizer.param_groups[int(source.at)], source, numbers.stand_in(source, value))
             if needs_closure(optimizer):
                 pass  # it is refused where the step calls it
             elif is_torchs(optimizer):
@@ -188,7 +188,7 @@ def optimizer_stand_ins(
                 if state.looks_at_steps:
                     _keep_others(optimizer, before, state, fakes, mode)
             else:
-                _stand_in(optimizer, before, state, fakes, mode, numbers, name)
+                _stand_in_state(optimizer, before, state, fakes, mode, numbers, name)
             for p, values in optimizer.state.items():
                 if id(p) not in names:  # what it holds beside its parameters
                     found.before.append((name, optimizer.state, p, values))
@@ -200,7 +200,7 @@ def optimizer_stand_ins(
             if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
                 found.hide(optimizer, before, state, fakes)
         for slot, like in made.items():
-            found.made[slot] = _alike(like, like.device, mode)
+            found.made[slot] = _fake_like(like, like.device, mode)
             found.variable(slot, found.made[slot])
         yield found
     finally:
@@ -249,7 +249,7 @@ def counts_of(title: str, optimizer: Optimizer, names: Mapping[int, str]) -> Ite
             yield from ((Source("state", title, names[id(p)], k), v) for k, v in values.items() if number_of(v))
 
 
-def _put(group: dict[str, Any], source: Source, value: Any) -> None:
+def _set_setting(group: dict[str, Any], source: Source, value: Any) -> None:
     """Let a setting be something else."""
     if source.index < 0:
         group[source.key] = value
@@ -258,7 +258,7 @@ def _put(group: dict[str, Any], source: Source, value: Any) -> None:
         group[source.key] = type(old)(value if i == source.index else item for i, item in enumerate(old))
 
 
-def _by_stand_ins(kept: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> Any:
+def _keyed_by_stand_ins(kept: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> Any:
     """What an optimizer keeps, with the stand-ins of parameters in their places."""
     names = {id(held.tensor): name for name, held in state.held.items()}
     found = _empty_like(kept)
@@ -303,7 +303,7 @@ def _make_state(
             try:
                 step(optimizer)
             except KeyError:  # torch 2.11's Adagrad makes its state when it is made itself, and not again
-                _stand_in(optimizer, before, state, fakes, mode)
+                _stand_in_state(optimizer, before, state, fakes, mode)
                 step(optimizer)
         except ActorflowError:
             raise
@@ -325,10 +325,10 @@ def _keep_others(
         for key, value in before.get(held.tensor, {}).items() if name in fakes else ():
             kept = optimizer.state.setdefault(fakes[name], {})
             if key not in kept:
-                kept[key] = _alike(value, fakes[name].device, mode) if isinstance(value, Tensor) else value
+                kept[key] = _fake_like(value, fakes[name].device, mode) if isinstance(value, Tensor) else value
 
 
-def _stand_in(
+def _stand_in_state(
     optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor], mode: Any,
     numbers: NumberEnv | None = None, title: str = "",
 ) -> None:  # fmt: skip
@@ -337,7 +337,7 @@ def _stand_in(
 
     def one(name: str, key: Any, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return _alike(value, fakes[name].device, mode)
+            return _fake_like(value, fakes[name].device, mode)
         if numbers is None or not number_of(value) or not isinstance(key, str):
             return value
         return numbers.stand_in(Source("state", title, name, key), value)
@@ -350,7 +350,7 @@ def _stand_in(
             optimizer.state[p] = values
 
 
-def _alike(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
+def _fake_like(tensor: Tensor, device: torch.device, mode: Any) -> Tensor:
     """One of the same shape, strides and dtype, without memory."""
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

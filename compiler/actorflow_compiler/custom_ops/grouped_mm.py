@@ -31,7 +31,7 @@ def grouped_mm(x: Tensor, weight: Tensor, group: Tensor, first: int, groups: int
         here = torch.arange(len(order), device=x.device) < ends[-1]
         out[order] = torch.where(here.unsqueeze(-1), found, 0)  # torch leaves the rows of no group as they were
         return out
-    for e, rows in _rows(group, first, weight.shape[0]):
+    for e, rows in _rows_by_group(group, first, weight.shape[0]):
         out[rows] = x[rows] @ weight[e]
     return out
 
@@ -46,7 +46,7 @@ def grouped_mm_weight(x: Tensor, grad: Tensor, group: Tensor, first: int, count:
         order, ends = _by_group(group, first, count)
         return F.grouped_mm(x[order].t(), grad[order], offs=ends)
     out = x.new_zeros(count, x.shape[1], grad.shape[1])
-    for e, rows in _rows(group, first, count):
+    for e, rows in _rows_by_group(group, first, count):
         out[e] = x[rows].t() @ grad[rows]
     return out
 
@@ -67,7 +67,7 @@ def _by_group(group: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     return order, ends.to(torch.int32)
 
 
-def _rows(group: Tensor, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
+def _rows_by_group(group: Tensor, first: int, count: int) -> Iterator[tuple[int, Tensor]]:
     """Each group here that has rows, and these."""
     order, ends = _by_group(group, first, count)
     start = 0

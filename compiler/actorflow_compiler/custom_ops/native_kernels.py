@@ -25,11 +25,11 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # formats with chann
 def native_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """What calls the op with the least ado, whatever the strides of its operands; those that fit are not copied."""
     call = fast_callable(op)
-    lay = _LAYS.get(str(op))
-    return call if lay is None else functools.partial(_laid, call, lay)
+    lay = _LAYOUTS.get(str(op))
+    return call if lay is None else functools.partial(_call_with_layout, call, lay)
 
 
-def _laid(call: Callable[..., Any], lay: Callable[[Args], Args], *args: Any, **kwargs: Any) -> Any:
+def _call_with_layout(call: Callable[..., Any], lay: Callable[[Args], Args], *args: Any, **kwargs: Any) -> Any:
     return call(*lay(args), **kwargs)
 
 
@@ -121,7 +121,7 @@ _NEEDS: Mapping[Callable[[Args], Args], str] = {
     _strided: "as_strided",
     _strided_scatter: "as_strided_scatter",
 }
-_LAYS = {
+_LAYOUTS = {
     f"aten.{name}" if "." in name else f"aten.{name}.default": lay
     for lay, names in _NEEDS.items()
     for name in names.split()

@@ -68,14 +68,14 @@ def uniform(
     """
     chunk = _CHUNK * torch.get_num_threads() if device is None or device.type == "cpu" else _CHUNK_OF_DEVICE
     rows, columns = _positions(whole, has, chunk, piece, step, device)
-    rows = rows.mul_(_signed(_GAMMA)).add_(_signed(mixed(mixed(int(seed)) ^ stream)))
+    rows = rows.mul_(_signed(_GAMMA)).add_(_signed(splitmix64(splitmix64(int(seed)) ^ stream)))
     columns = columns.mul_(_signed(_GAMMA))
     out = torch.empty((len(rows), len(columns)), dtype=dtype, device=device)
     height = max(1, chunk // max(1, len(columns)))
     for i in range(0, len(rows), height):
         some = rows[i : i + height].unsqueeze(1)
         for j in range(0, len(columns), chunk):
-            bits = _mix(some + columns[j : j + chunk])
+            bits = _splitmix64_(some + columns[j : j + chunk])
             part = out[i : i + len(some), j : j + chunk]
             if dtype == torch.int64:
                 part.copy_(bits)
@@ -113,7 +113,7 @@ def _positions(
     return rows, columns
 
 
-def mixed(value: int) -> int:
+def splitmix64(value: int) -> int:
     """A 64-bit number of which every bit depends on every bit of ``value``, one to one."""
     value = (value + _GAMMA) & _MASK
     value = ((value ^ value >> 30) * _MIX_1) & _MASK
@@ -121,7 +121,7 @@ def mixed(value: int) -> int:
     return value ^ value >> 31
 
 
-def _mix(bits: Tensor) -> Tensor:
+def _splitmix64_(bits: Tensor) -> Tensor:
     """The same for every element of an int64 tensor, in place (``_GAMMA`` is added before)."""
     bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_signed(_MIX_1))
     bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_signed(_MIX_2))

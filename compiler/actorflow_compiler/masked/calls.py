@@ -18,8 +18,15 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.torch_internals import without_functions_of_autograd
 from actorflow_compiler.masked import gathers, losses, pointwise, products, reduce, rows, shapes, tensor
 from actorflow_compiler.masked.rules import RULES, called, refusal_makers
-from actorflow_compiler.masked.selecting import SELECTING, get_item, is_selecting, numbered, set_item, where
-from actorflow_compiler.masked.tensor import MaskedRows, counted, read, refuse, tensors_in
+from actorflow_compiler.masked.selecting import (
+    SELECTING_FUNCTIONS,
+    get_item,
+    is_selecting,
+    row_numbers,
+    set_item,
+    where_of_mask,
+)
+from actorflow_compiler.masked.tensor import MaskedRows, read_refusal, refuse, selection_of_count, tensors_in
 
 __all__ = ["SelectionMode", "check_results", "selection_mode"]
 
@@ -77,12 +84,12 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _numel(args[0])
     if func == Tensor.data.__get__:  # type: ignore[attr-defined]
         return args[0].detach()
-    if func in SELECTING:
+    if func in SELECTING_FUNCTIONS:
         return _select_again(func, args, kwargs)
     (first, *others) = tensors_in((args, kwargs))
     name = called(func)
     if name in READS:
-        raise read(name)
+        raise read_refusal(name)
     told = first._chosen.told
     by_rows = not (others or told.indices or name in NOT_BY_ROWS or name.startswith("_"))
     after = f"{name}({told.source})[{told.mask}], which selects afterwards; or " * by_rows
@@ -100,7 +107,7 @@ def _select_again(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
            instead="the mask of both: (mask & (x > 0)).nonzero()")  # fmt: skip
 
 
-tensor.rules.append(call)
+tensor.dispatchers.append(call)
 
 
 class SelectionMode(TorchFunctionMode):
@@ -121,13 +128,15 @@ class SelectionMode(TorchFunctionMode):
                 lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
             )
             return func(*args, **kwargs) if made is None else made
-        if func is torch.arange and len(args) == 1 and (chosen := counted(args[0])) is not None:
-            own, dtype = numbered(chosen), kwargs.get("dtype") or torch.long
+        if func is torch.arange and len(args) == 1 and (chosen := selection_of_count(args[0])) is not None:
+            own, dtype = row_numbers(chosen), kwargs.get("dtype") or torch.long
             return own if dtype == torch.long else own.to(dtype)
-        if args and counted(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
+        if args and selection_of_count(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
             return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` of a size gives another number
         if is_selecting(func, args, kwargs):
-            return (where if func in (torch.where, Tensor.where) else SELECTING[func])(*args, **kwargs)
+            return (where_of_mask if func in (torch.where, Tensor.where) else SELECTING_FUNCTIONS[func])(
+                *args, **kwargs
+            )
         return func(*args, **kwargs)
 
 

@@ -12,11 +12,11 @@ from actorflow_compiler.masked.rules import bound, called, rule
 from actorflow_compiler.masked.selecting import BROADCAST, masked_select
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
-    common,
+    common_selection,
     filled,
-    normal,
+    normalized_dim,
     refuse,
-    same,
+    same_rows,
     tensors_in,
     wrap,
 )
@@ -33,8 +33,8 @@ def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows = tensors_in(given)
     if not (isinstance(v, MaskedRows) and isinstance(index, MaskedRows)) or v._at != index._at:
         refuse(rows[0], f"{called(func)} takes indices for all rows and", "both have to be selected by the same mask")
-    chosen = common(rows)
-    if given.get("dim") is None or normal(given["dim"], v._whole.dim()) == v._at:
+    chosen = common_selection(rows)
+    if given.get("dim") is None or normalized_dim(given["dim"], v._whole.dim()) == v._at:
         refuse(v, f"{called(func)} goes along", "which is where depends on values")
     found = [v._whole, filled(index, 0), given["dim"]]
     return wrap(func(*(found if called(func) != "gather" else [found[0], found[2], found[1]])), v._at, chosen)
@@ -46,10 +46,10 @@ def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     given = bound(("input", "dim", "index"), args, kwargs)
     v, dim, index = given["input"], given["dim"], given["index"]
     if isinstance(v, MaskedRows):
-        if normal(dim, v._whole.dim()) == v._at or isinstance(index, MaskedRows):
+        if normalized_dim(dim, v._whole.dim()) == v._at or isinstance(index, MaskedRows):
             refuse(v, "index_select takes some of", "which is where depends on values")
         return wrap(func(v._whole, dim, index), v._at, v._chosen)
-    dim = normal(dim, v.dim())
+    dim = normalized_dim(dim, v.dim())
     return v[(*[slice(None)] * dim, index)]
 
 
@@ -64,8 +64,8 @@ def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     both = isinstance(index, MaskedRows) and isinstance(source, MaskedRows)
     if isinstance(v, MaskedRows) or not both or given.get("alpha", 1) != 1:
         refuse(rows[0], f"{called(func)} takes, beside others,", "indices and rows have to be selected alike")
-    common(rows)
-    d = normal(dim, v.dim())
+    common_selection(rows)
+    d = normalized_dim(dim, v.dim())
     if index._at != (0 if index._whole.dim() == 1 else d) or source._at != d:
         refuse(rows[0], f"{called(func)} adds along another dim than that of", "rows are added to rows")
     return func(v, dim, filled(index, 0), filled(source, 0))
@@ -80,7 +80,7 @@ def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         refuse(tensors_in(given)[0], "masked_scatter writes among", "which is where depends on values")
     x, mask = BROADCAST(x, mask)
     flat, found = source.reshape(-1), masked_select(x, mask)
-    if not same(flat._chosen, found._chosen):
+    if not same_rows(flat._chosen, found._chosen):
         refuse(source, "masked_scatter writes", "they are not sure to be as many as its mask has",
                instead="x.masked_scatter(mask, y[mask]), with one mask")  # fmt: skip
     return torch.where(mask, flat._whole.view(x.shape), x)
@@ -93,9 +93,14 @@ def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     aligned = all(r._at == rows[0]._at and r._whole.dim() == rows[0]._whole.dim() for r in rows)
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if len(tensors) != len(rows) or not aligned or dim is None or normal(dim, rows[0]._whole.dim()) == rows[0]._at:
+    if (
+        len(tensors) != len(rows)
+        or not aligned
+        or dim is None
+        or normalized_dim(dim, rows[0]._whole.dim()) == rows[0]._at
+    ):
         refuse(rows[0], "scatter writes, beside others,", "all have to be selected by the same mask")
-    chosen, index = common(rows), kwargs["index"] if "index" in kwargs else args[2]
+    chosen, index = common_selection(rows), kwargs["index"] if "index" in kwargs else args[2]
     plain, named_plain = pytree.tree_map(
         lambda a: a if not isinstance(a, MaskedRows) else filled(a, 0) if a is index else a._whole, (args, kwargs)
     )

@@ -18,26 +18,26 @@ from actorflow_compiler.core.torch_internals import constant_in_trace, constant_
 __all__ = ["MaskKey", "known_indices", "version"]
 
 aten = torch.ops.aten
-MOST = 300  # ops that are compared, or computed, before it is given up
-LARGEST = 1 << 20  # elements of a mask whose values are computed in the capture
+MAX_OPS = 300  # ops that are compared, or computed, before it is given up
+MAX_ELEMENTS = 1 << 20  # elements of a mask whose values are computed in the capture
 
 
 def version(tensor: Tensor) -> int:
     """Another number once a tensor, or what shares memory with it, was written; torch's own but in inference mode."""
     if not tensor.is_inference():
         return tensor._version
-    node = _made_by(tensor)
+    node = _trace_node(tensor)
     if node is None:
         return 0
-    root = _memory(node)
-    return sum(_writes(n) and any(_memory(c) is root for c in n.all_input_nodes) for n in node.graph.nodes)
+    root = _memory_owner(node)
+    return sum(_is_write(n) and any(_memory_owner(c) is root for c in n.all_input_nodes) for n in node.graph.nodes)
 
 
 class MaskKey:
     """Of one tensor, as it is now."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version, self._node = tensor, version(tensor), _made_by(tensor)
+        self._tensor, self._version, self._node = tensor, version(tensor), _trace_node(tensor)
 
     def __hash__(self) -> int:
         return hash(MaskKey)
@@ -47,18 +47,18 @@ class MaskKey:
             return NotImplemented
         if self._tensor is other._tensor:
             return self._version == other._version
-        return self._node is not None and other._node is not None and _equal(self._node, other._node)
+        return self._node is not None and other._node is not None and _computes_same(self._node, other._node)
 
 
-def _equal(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+def _computes_same(one: torch.fx.Node, other: torch.fx.Node) -> bool:
     """Whether two nodes of a trace have computed the same."""
     pairs, seen = [(one, other)], set[tuple[torch.fx.Node, torch.fx.Node]]()
     while pairs:
-        a, b = (_peeled(n) for n in pairs.pop())
+        a, b = (_without_repeats(n) for n in pairs.pop())
         if a is b or (a, b) in seen:
             continue
         seen.add((a, b))
-        if len(seen) > MOST or not _is_plain(a) or not _is_plain(b) or a.target != b.target:
+        if len(seen) > MAX_OPS or not _is_plain(a) or not _is_plain(b) or a.target != b.target:
             return False
         mine, form = pytree.tree_flatten((a.args, a.kwargs))
         theirs, form_of_theirs = pytree.tree_flatten((b.args, b.kwargs))
@@ -70,7 +70,7 @@ def _equal(one: torch.fx.Node, other: torch.fx.Node) -> bool:
             elif type(x) is not type(y) or x != y:
                 return False
     touched = {n for pair in seen for node in pair for n in (node, *node.all_input_nodes)}
-    return not _written(one.graph, touched, {node for pair in seen for node in pair})
+    return not _written_since(one.graph, touched, {node for pair in seen for node in pair})
 
 
 def known_indices(mask: Tensor) -> tuple[Tensor, ...] | None:
@@ -87,8 +87,8 @@ def _known_values(mask: Tensor) -> Tensor | None:
     constant = constant_of(mask)
     if constant is not None:
         return constant
-    node = _made_by(mask)
-    if node is None or mask.numel() > LARGEST:
+    node = _trace_node(mask)
+    if node is None or mask.numel() > MAX_ELEMENTS:
         return None
     needed, pending = set[torch.fx.Node](), [node]
     while pending:
@@ -96,10 +96,10 @@ def _known_values(mask: Tensor) -> Tensor | None:
         if n in needed:
             continue
         needed.add(n)
-        if len(needed) > MOST or not (_is_plain(n) or n.op == "get_attr"):
+        if len(needed) > MAX_OPS or not (_is_plain(n) or n.op == "get_attr"):
             return None
         pending += n.all_input_nodes
-    if _written(node.graph, needed, needed):
+    if _written_since(node.graph, needed, needed):
         return None
     values: dict[torch.fx.Node, Any] = {}
     constants = {n: constant_in_trace(str(n.target)) for n in needed if n.op == "get_attr"}
@@ -126,21 +126,21 @@ def _is_plain(node: torch.fx.Node) -> bool:
     return op.namespace == "aten" and not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
 
 
-def _written(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torch.fx.Node]) -> bool:
+def _written_since(graph: torch.fx.Graph, touched: set[torch.fx.Node], since: set[torch.fx.Node]) -> bool:
     """Whether one of some nodes, or what shares memory with it, was written after the first of ``since``."""
-    roots = {_memory(n) for n in touched}
+    roots = {_memory_owner(n) for n in touched}
     begun = False
     for n in graph.nodes:
         begun = begun or n in since
-        if not begun or not _writes(n):
+        if not begun or not _is_write(n):
             continue
         changed: Sequence[torch.fx.Node] = n.all_input_nodes
-        if any(_memory(c) in roots for c in changed):
+        if any(_memory_owner(c) in roots for c in changed):
             return True
     return False
 
 
-def _peeled(node: torch.fx.Node) -> torch.fx.Node:
+def _without_repeats(node: torch.fx.Node) -> torch.fx.Node:
     """What a node has one of: of a tensor that was repeated along a new dim, that tensor."""
     while node.target is aten.select.int:
         spread, dim, *_ = node.args
@@ -164,12 +164,12 @@ def _peeled(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _writes(node: torch.fx.Node) -> bool:
+def _is_write(node: torch.fx.Node) -> bool:
     """Whether a node is an op that writes what it is called with."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _memory(node: torch.fx.Node) -> torch.fx.Node:
+def _memory_owner(node: torch.fx.Node) -> torch.fx.Node:
     """The node in whose memory a view lies."""
     while isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes:
         returns = node.target._schema.returns
@@ -179,7 +179,7 @@ def _memory(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _made_by(tensor: Tensor) -> torch.fx.Node | None:
+def _trace_node(tensor: Tensor) -> torch.fx.Node | None:
     """What makes a tensor in the trace that is under way; None for a tensor that it has not seen."""
     found = node_of(tensor)
     return None if found is None else found[0]

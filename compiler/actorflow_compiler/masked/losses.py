@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.reduce import mean, total
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
-from actorflow_compiler.masked.tensor import MaskedRows, common, filled, refuse, tensors_in, wrap
+from actorflow_compiler.masked.tensor import MaskedRows, common_selection, filled, refuse, tensors_in, wrap
 
 __all__: list[str] = []
 
@@ -58,7 +58,7 @@ def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given, rows, reduction = _given(func, args, kwargs)
-    chosen = common(rows)
+    chosen = common_selection(rows)
     tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "weight"]
     if len(tensors) != len(rows) or any(v._at for v in rows) or rows[0]._whole.dim() != 2:
         refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
@@ -76,7 +76,7 @@ for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
 def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows that do not count have the class that is ignored: what a mean is divided by is right by itself."""
     given, rows, reduction = _given(func, args, kwargs)
-    x, target, chosen = given["input"], given["target"], common(rows)
+    x, target, chosen = given["input"], given["target"], common_selection(rows)
     pair = isinstance(x, MaskedRows) and isinstance(target, MaskedRows)
     if not pair or x._at or target._at or x._whole.dim() < 2 or len(rows) > 2:
         refuse(
@@ -92,14 +92,14 @@ def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 @rule("cosine_similarity", "pairwise_distance")
-def alike(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of pairs of rows, over their columns."""
     distance = called(func) == "pairwise_distance"
     names = ("x1", "x2", "p", "eps", "keepdim") if distance else ("x1", "x2", "dim", "eps")
     given = bound(names, args, kwargs)
     one, other = given["x1"], given["x2"]
     rows = tensors_in(given)
-    chosen = common(rows)
+    chosen = common_selection(rows)
     dims = max(x._whole.dim() if isinstance(x, MaskedRows) else x.dim() for x in (one, other))
     dim = -1 if distance else given.get("dim", 1)
     backs = {r._at - r._whole.dim() for r in rows}

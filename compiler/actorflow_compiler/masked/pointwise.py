@@ -16,11 +16,11 @@ from actorflow_compiler.masked.rules import RULES, bound, called, named, rule
 from actorflow_compiler.masked.selecting import BROADCAST
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
-    common,
-    counted,
+    common_selection,
     filled,
-    pairs,
     refuse,
+    refuse_pairs,
+    selection_of_count,
     tensors_in,
     wrap,
 )
@@ -70,10 +70,10 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return rows[0]
     if kwargs.get("out") is not None:
         refuse(rows[0], "out= is written with", "their size is not known", "0")
-    chosen, behind = common(rows), {r._at - r._whole.dim() for r in rows}
+    chosen, behind = common_selection(rows), {r._at - r._whole.dim() for r in rows}
     (at, *others) = behind
     if others:
-        pairs(rows[0], f"{name} pairs")
+        refuse_pairs(rows[0], f"{name} pairs")
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, Tensor) and not isinstance(leaf, MaskedRows) and leaf.dim() >= -at and leaf.shape[at] != 1:
             mask = chosen.told.mask
@@ -138,7 +138,7 @@ def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def of_count(make: Any, sizes: Any) -> MaskedRows | None:
     """What is made for each row, where one of some sizes is a selection's count; None where none is."""
-    counts = [counted(s) for s in sizes]
+    counts = [selection_of_count(s) for s in sizes]
     found = [(at, chosen) for at, chosen in enumerate(counts) if chosen is not None]
     if len(found) != 1:
         return None

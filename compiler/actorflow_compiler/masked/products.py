@@ -9,10 +9,10 @@ import torch
 from actorflow_compiler.masked.rules import bound, called, rule
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
-    common,
+    common_selection,
     filled,
-    pairs,
     refuse,
+    refuse_pairs,
     tensors_in,
     wrap,
 )
@@ -31,7 +31,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if called(func) == "__rmatmul__":
         a, b = b, a
     rows = tensors_in((a, b))
-    chosen = common(rows)
+    chosen = common_selection(rows)
 
     def role(x: Any, second: bool) -> str:
         if not isinstance(x, MaskedRows):
@@ -49,7 +49,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         max(plain[0].dim(), plain[1].dim()) - (plain[0].dim() == 1) - (plain[1].dim() == 1) * (plain[0].dim() > 1)
     )
     if "inner" in roles or roles == ("outer", "outer"):
-        pairs(rows[0], "a product of matrices pairs")
+        refuse_pairs(rows[0], "a product of matrices pairs")
     one, other, x = (a, b, plain[1]) if isinstance(a, MaskedRows) else (b, a, plain[0])
     if "batch" in roles:
         back = one._at - one._whole.dim()
@@ -78,7 +78,7 @@ def einsum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     equation, *rest = args
     operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     rows = tensors_in(operands)
-    chosen = common(rows)
+    chosen = common_selection(rows)
     if not isinstance(equation, str) or "." in equation or "->" not in equation:
         refuse(rows[0], "einsum sums over", "only equations with an arrow and without dots are known")
     ins, out = equation.replace(" ", "").split("->")

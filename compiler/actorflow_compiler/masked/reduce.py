@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.pointwise import pointwise
 from actorflow_compiler.masked.rules import bound, called, rule
-from actorflow_compiler.masked.tensor import MaskedRows, filled, normal, refuse, tensors_in, wrap
+from actorflow_compiler.masked.tensor import MaskedRows, filled, normalized_dim, refuse, tensors_in, wrap
 from actorflow_compiler.substitutes.decomposition_table import widened
 
 __all__ = ["mean", "total"]
@@ -41,7 +41,7 @@ class ReductionDims:
     def __init__(self, v: MaskedRows, dim: int | Sequence[int] | None) -> None:
         dims = v._whole.dim()
         several = range(dims) if dim is None or dim == () or dim == [] else [dim] if isinstance(dim, int) else dim
-        self.dims = sorted(normal(d, dims) for d in several)
+        self.dims = sorted(normalized_dim(d, dims) for d in several)
         self.rows = v._at in self.dims
 
     def at(self, v: MaskedRows, keepdim: bool) -> int:

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
-from actorflow_compiler.masked.selecting import of_rows
+from actorflow_compiler.masked.selecting import wrap_zeroed
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
-    alone,
-    common,
+    common_selection,
     filled,
-    normal,
-    pairs,
+    normalized_dim,
+    only_first,
     refuse,
+    refuse_pairs,
     tensors_in,
     wrap,
 )
@@ -43,7 +43,7 @@ BATCHED = {  # functions of a batch in dim 0, and how many dims say that there i
 def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function along one dim, or some, that keeps them all."""
     name = called(func)
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     where, default = ALONG[name]
     key = "dims" if name in ("flip", "roll") else "dim"
     given = kwargs.get(key, args[where] if len(args) > where else default)
@@ -53,7 +53,7 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(
             v, f"{name} without a dim is taken of", "which dim it is depends on how many there are", instead="dim=-1"
         )
-    dims = [normal(d, v._whole.dim()) for d in ([given] if isinstance(given, int) else given)]
+    dims = [normalized_dim(d, v._whole.dim()) for d in ([given] if isinstance(given, int) else given)]
     if at not in dims:
         rest = args[1:]
         return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *rest, **kwargs))
@@ -61,13 +61,13 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         most = {"topk": "float('-inf')", "sort": "float('inf')", "argsort": "float('inf')"}
         refuse(v, f"{name} goes along", "their order and their number depend on values", most.get(name, "0"))
     out = func(filled(v, OVER_ROWS[name]), *args[1:], **kwargs)
-    return of_rows(out, at, v._chosen)
+    return wrap_zeroed(out, at, v._chosen)
 
 
 @rule("layer_norm", "rms_norm")
 def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A norm over the last dims."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     shape = kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1]
     if at >= v._whole.dim() - len(shape):
         refuse(v, f"{called(func)} normalises over", "their number depends on values", "0")
@@ -77,7 +77,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("linear")
 def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A linear map of the last dim."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     if at == v._whole.dim() - 1:
         refuse(v, "linear sums over", "its weight has a column for each", "0")
     return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
@@ -86,7 +86,7 @@ def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("prelu")
 def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With one slope, or one for each place along dim 1."""
-    v, at = alone("prelu", args, kwargs)
+    v, at = only_first("prelu", args, kwargs)
     slopes = args[1] if len(args) > 1 else kwargs["weight"]
     if at == 1 and slopes.numel() > 1:
         refuse(v, "prelu has a slope for each of", "their number depends on values")
@@ -96,7 +96,7 @@ def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule(*BATCHED)
 def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of a batch, that does the same to each."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     dims = BATCHED[called(func)]
     if at or (dims is not None and v._whole.dim() != dims):
         refuse(v, f"{called(func)} mixes", "they are not its batch")
@@ -119,7 +119,7 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         and len(extra) > 1
     ):
         refuse(rows[0], "attention's mask has a row for each of", "also for those that were left out")
-    chosen = common(rows)
+    chosen = common_selection(rows)
     return wrap(func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}), 0, chosen)
 
 
@@ -133,7 +133,7 @@ def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ):
         refuse(three[0] if isinstance(three[0], MaskedRows) else tensors_in(given)[0], "attention looks among",
                "each of them has to look within itself, without dropout", "0")  # fmt: skip
-    chosen = common(tensors_in(given))
+    chosen = common_selection(tensors_in(given))
     extra, padding = given.get("attn_mask"), given.get("key_padding_mask")
     if extra is not None and extra.dim() != 2:
         refuse(three[0], "attention's mask has a row for each of", "also for those that were left out")
@@ -162,7 +162,7 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ):
         refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
                "state for each of them or none, and without dropout")  # fmt: skip
-    chosen = common(tensors_in(args))
+    chosen = common_selection(tensors_in(args))
     plain = [s._whole for s in states]
     out, *left = func(v._whole, tuple(plain) if isinstance(state, list | tuple) else plain[0], *args[2:])
     return wrap(out, v._at, chosen), *(wrap(s, 1, chosen) for s in left)
@@ -175,7 +175,7 @@ def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(not isinstance(s, MaskedRows) or s._at or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
         refuse(rows[0], f"{called(func)} takes, beside others,", "the state has a row for each of them, too",
                instead="a state for the same rows: h[mask]")  # fmt: skip
-    chosen = common(rows)
+    chosen = common_selection(rows)
     plain = [tuple(s._whole for s in a) if isinstance(a, list | tuple) else a._whole for a in args[:2]]
     out = func(*plain, *args[2:])
     return pytree.tree_map_only(Tensor, lambda o: wrap(o, 0, chosen), out)
@@ -188,7 +188,7 @@ RULES.add((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_
 @rule("batch_norm")
 def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With running statistics each row by itself."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     given = bound(
         ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"), args, kwargs
     )
@@ -228,17 +228,17 @@ def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("cdist")
 def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The distances of each row from those of a whole tensor."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     other = args[1] if len(args) > 1 else kwargs["x2"]
     if at != 0 or v._whole.dim() != 2 or other.dim() != 2:
-        pairs(v, "cdist pairs")
+        refuse_pairs(v, "cdist pairs")
     return wrap(func(v._whole, *args[1:], **kwargs), 0, v._chosen)
 
 
 @rule("pad")
 def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """More in other dims."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     sizes = list(kwargs.get("pad", args[1] if len(args) > 1 else ()))
     here = 2 * (v._whole.dim() - 1 - at)
     if any(sizes[here : here + 2]):

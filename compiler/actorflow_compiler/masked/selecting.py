@@ -14,24 +14,24 @@ from actorflow_compiler.masked.selection_source import SelectionSource, selectio
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
     Selection,
-    common,
+    common_selection,
     filled,
     refuse,
-    repeated,
-    same,
+    repeated_rows,
+    same_rows,
     tensors_in,
     wrap,
 )
 
 __all__ = [
-    "BROADCAST", "SELECTING", "get_item", "is_selecting", "masked_select", "numbered", "of_rows", "position",
-    "set_item",
+    "BROADCAST", "SELECTING_FUNCTIONS", "get_item", "index_column", "is_selecting", "masked_select", "row_numbers",
+    "set_item", "where_of_mask", "wrap_zeroed",
 ]  # fmt: skip
 
 BROADCAST: Any = torch.broadcast_tensors  # has no types
 Index = tuple[Any, ...]
 FULL = slice(None)
-EACH = -2  # of indices that are each row's own
+OWN_ROW = -2  # of indices that are each row's own
 
 
 def is_mask(x: Any) -> bool:
@@ -50,25 +50,25 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Selectio
     told = told or selection_here(x.dim() - at - count)
     if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
         rows = select(x, mask.select(-1, 0), at, told=told)
-        chosen = repeated(rows._chosen, mask.shape[-1])
+        chosen = repeated_rows(rows._chosen, mask.shape[-1])
         made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
-        made._plainly = _plain(x, at, mask)
+        made._plainly = _dynamic_selection(x, at, mask)
         return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
     chosen = Selection(flat, MaskKey(mask) if key is None else key, told, mask.shape)
-    made = of_rows(x.flatten(at, at + count - 1), at, chosen)
-    made._plainly = _plain(x, at, mask)
+    made = wrap_zeroed(x.flatten(at, at + count - 1), at, chosen)
+    made._plainly = _dynamic_selection(x, at, mask)
     return made
 
 
-def _plain(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
+def _dynamic_selection(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor | None]:
     """What gives what torch selects, whose size depends on values; None once one of them was written."""
     before = version(x), version(mask)
     index: Any = (*[FULL] * at, mask)
     return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
-def of_rows(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
+def wrap_zeroed(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
     """With zeros in rows that do not count, whatever was there."""
     return wrap(filled(wrap(whole, at, chosen), 0), at, chosen)
 
@@ -83,19 +83,19 @@ def masked_select(x: Tensor, mask: Tensor) -> MaskedRows:
     return select(whole, spread, key=key if spread.shape == mask.shape else (key, spread.shape))
 
 
-def positions(x: Tensor) -> MaskedRows:
+def index_table(x: Tensor) -> MaskedRows:
     """``x.nonzero()``: a table with a row for each element that counts."""
     mask = x if x.dtype == torch.bool else x != 0
     flat = mask.reshape(-1).clone()
     chosen = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
     index = torch.arange(flat.shape[0], device=x.device)
     each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
-    made = of_rows(torch.stack(each, 1), 0, chosen)
+    made = wrap_zeroed(torch.stack(each, 1), 0, chosen)
     made._index = -1
     return made
 
 
-def position(table: MaskedRows, d: int) -> MaskedRows:
+def index_column(table: MaskedRows, d: int) -> MaskedRows:
     """The indices along one dim."""
     made = wrap(table._whole[:, d], 0, table._chosen)
     made._index = d % len(table._chosen.shape)
@@ -109,23 +109,23 @@ def nonzero(x: Tensor, *, as_tuple: bool = False) -> Any:
         return known if as_tuple else torch.stack(known, 1)
     if x.dim() == 0:
         return x.nonzero(as_tuple=as_tuple)  # type: ignore[call-overload]  # refused there
-    table = positions(x)
-    return tuple(position(table, d) for d in range(x.dim())) if as_tuple else table
+    table = index_table(x)
+    return tuple(index_column(table, d) for d in range(x.dim())) if as_tuple else table
 
 
-def where(condition: Tensor) -> Any:
+def where_of_mask(condition: Tensor) -> Any:
     """``torch.where`` of one argument."""
     return nonzero(condition, as_tuple=True)
 
 
-def numbered(chosen: Selection) -> MaskedRows:
+def row_numbers(chosen: Selection) -> MaskedRows:
     """``torch.arange(len(rows))``: the number of each row among those that count."""
-    made = of_rows(chosen.mask.cumsum(0) - 1, 0, chosen)
-    made._index = EACH
+    made = wrap_zeroed(chosen.mask.cumsum(0) - 1, 0, chosen)
+    made._index = OWN_ROW
     return made
 
 
-SELECTING: dict[Any, Callable[..., Any]] = {
+SELECTING_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: masked_select, Tensor.masked_select: masked_select,
     torch.nonzero: nonzero, Tensor.nonzero: nonzero, torch.argwhere: nonzero, Tensor.argwhere: nonzero,
 }  # fmt: skip
@@ -138,7 +138,7 @@ def is_selecting(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool
         return any(is_mask(i) or _is_list_of_truths(i) for i in index)
     if func in (torch.where, Tensor.where):
         return len(args) + len(kwargs) == 1
-    return func in SELECTING and "out" not in kwargs
+    return func in SELECTING_FUNCTIONS and "out" not in kwargs
 
 
 def _is_list_of_truths(index: Any) -> bool:
@@ -207,9 +207,9 @@ def _by_rows(x: Tensor, index: Index) -> Any:
     masks = [e for e in index[:lead] if is_mask(e)]
     if lead == 1 and len(index) == 2 and masks and masks[0].dim() == 1:  # x[mask, y[mask]]
         made = select(x, masks[0])
-        common([made, *rows])
+        common_selection([made, *rows])
         at = torch.arange(made._whole.shape[0], device=x.device)
-        return of_rows(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
+        return wrap_zeroed(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
     after = index[lead + len(rows) :]
     basic = all(e is None or isinstance(e, slice | int) for e in after)
     if not lead and basic and any(e != FULL for e in after):
@@ -217,18 +217,18 @@ def _by_rows(x: Tensor, index: Index) -> Any:
     plain = all(isinstance(e, slice) and e == FULL for e in (*index[:lead], *after))
     if not plain or not all(_is_rows(e) and e.dim() == 1 for e in inside):
         refuse(rows[0], "an index has, beside others,", "only x[:, rows], x[rows] and x[rows, columns] are known")
-    chosen = common(rows)
+    chosen = common_selection(rows)
     shape, which = chosen.shape, [r._position for r in rows]
     if which == [*range(len(shape))] and x.shape[lead : lead + len(shape)] == shape:
-        return of_rows(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return wrap_zeroed(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
     d = which[0]
     if len(rows) == 1 and d is not None and d >= 0 and x.shape[lead] == shape[d]:
         for other in range(len(shape)):
             x = x if other == d else x.unsqueeze(lead + other)
         spread = x.expand(*x.shape[:lead], *shape, *x.shape[lead + len(shape) :])
-        return of_rows(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return wrap_zeroed(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
     found = x[(*index[:lead], *(filled(r, 0) for r in rows))]
-    return of_rows(found, lead, chosen)
+    return wrap_zeroed(found, lead, chosen)
 
 
 def _of_selected(v: MaskedRows, index: Any) -> Any:
@@ -237,13 +237,13 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
     rows = tensors_in(entries)
     if rows:
         if len(entries) == 1 and is_mask(rows[0]):
-            return _again(v, rows[0])
+            return _select_by_selected_mask(v, rows[0])
         first, *others = entries
-        if _is_rows(first) and first._position == EACH and v._at == 0 and others:
-            return _each_at(v, first, others)
+        if _is_rows(first) and first._position == OWN_ROW and v._at == 0 and others:
+            return _own_elements(v, first, others)
         refuse(v, "an index has", "rows of a selection are taken by a mask of the same selection, or gather(1, …)")
     if v._position == -1 and len(entries) == 2 and entries[0] == FULL and isinstance(entries[1], int):
-        return position(v, entries[1])
+        return index_column(v, entries[1])
     d = to = 0
     at = -1
     for entry in entries:
@@ -256,7 +256,7 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
         if d == v._at:
             if not isinstance(entry, slice) or entry != FULL:
                 refuse(
-                    v, f"[{_said(entry)}] takes some of", "which ones depends on values",
+                    v, f"[{_index_text(entry)}] takes some of", "which ones depends on values",
                     instead="a mask that has those alone, x[mask & …], or their numbers in the whole tensor",
                 )  # fmt: skip
             at = to
@@ -271,16 +271,16 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
     return wrap(v._whole[entries], at, v._chosen)
 
 
-def _each_at(v: MaskedRows, own: MaskedRows, others: Sequence[Any]) -> MaskedRows:
+def _own_elements(v: MaskedRows, own: MaskedRows, others: Sequence[Any]) -> MaskedRows:
     """``rows[torch.arange(len(rows)), y]``: of each row an element by indices of its own."""
     if any(not (isinstance(o, int) or (_is_rows(o) and o.dim() == 1)) for o in others):
         refuse(v, "an index has", "beside their own numbers only one number for each of them is known")
-    chosen = common([v, own, *tensors_in(others)])
+    chosen = common_selection([v, own, *tensors_in(others)])
     at = torch.arange(v._whole.shape[0], device=v._whole.device)
-    return of_rows(v._whole[(at, *(filled(o, 0) if _is_rows(o) else o for o in others))], 0, chosen)
+    return wrap_zeroed(v._whole[(at, *(filled(o, 0) if _is_rows(o) else o for o in others))], 0, chosen)
 
 
-def _said(entry: Any) -> str:
+def _index_text(entry: Any) -> str:
     if isinstance(entry, slice):
         return ":".join(
             "" if e is None else "n" if isinstance(e, Tensor) else str(e) for e in (entry.start, entry.stop)
@@ -288,16 +288,16 @@ def _said(entry: Any) -> str:
     return "…" if isinstance(entry, Tensor) else str(entry)
 
 
-def _again(v: MaskedRows, mask: MaskedRows) -> MaskedRows:
+def _select_by_selected_mask(v: MaskedRows, mask: MaskedRows) -> MaskedRows:
     """What a mask selects of what is selected already."""
-    chosen = common([v, mask])
+    chosen = common_selection([v, mask])
     dims = mask._whole.dim()
     if v._at != 0 or mask._at != 0 or v._whole.shape[:dims] != mask._whole.shape:
         refuse(v, "a mask selects among", f"it is of shape {list(mask._whole.shape)}, and they {list(v._whole.shape)}")
     both = filled(mask, False)
     key = ("and", chosen.key, MaskKey(mask._whole))
     made = Selection(both.reshape(-1).clone(), key, selection_here(v._whole.dim() - dims), both.shape)
-    return of_rows(v._whole.flatten(0, dims - 1), 0, made)
+    return wrap_zeroed(v._whole.flatten(0, dims - 1), 0, made)
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
@@ -307,7 +307,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         if isinstance(value, Tensor) and not _fits_columns(x, entries, value):
             refuse(x, "an assignment changes some of", "only numbers can be assigned there", "0")
         if len(entries) == 1 and _is_rows(entries[0]):
-            common([x, entries[0]])
+            common_selection([x, entries[0]])
             x._whole[filled(entries[0], False)] = value
             return
         if tensors_in(entries) or len(entries) <= x._at or entries[x._at] != FULL:
@@ -317,12 +317,18 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     rows = tensors_in(entries)
     mask: Tensor | None = None
     if rows:
-        chosen = common(rows)
+        chosen = common_selection(rows)
         if [r._position for r in rows] == [*range(len(chosen.shape))] and len(rows) == len(entries):
             mask, key = chosen.mask.view(chosen.shape), chosen.key
     elif len(entries) == 1 and is_mask(entries[0]):
         mask, key = entries[0], MaskKey(entries[0])
-    if not rows and isinstance(value, Tensor) and not _is_rows(value) and _learns(value) and _where(x, entries, value):
+    if (
+        not rows
+        and isinstance(value, Tensor)
+        and not _is_rows(value)
+        and _needs_gradient(value)
+        and _assign_to_all_rows(x, entries, value)
+    ):
         return
     if mask is None or not isinstance(value, MaskedRows):
         if (rows and mask is None) or isinstance(value, MaskedRows):
@@ -332,7 +338,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             )  # fmt: skip
         x[mask if rows else index] = value
         return
-    if not (same(value._chosen, Selection(mask, key, value._chosen.told, mask.shape)) and value._at == 0):
+    if not (same_rows(value._chosen, Selection(mask, key, value._chosen.told, mask.shape)) and value._at == 0):
         refuse(
             value, "an assignment has", f"they are not sure to be those of {value._chosen.told.mask}",
             instead="one mask for both sides, in a variable: keep = …; x[keep] = y[keep]",
@@ -352,17 +358,17 @@ def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
     changed: MaskedRows = _of_selected(x, entries)  # refuses where it is of some of the rows
     before = changed.dim() - value.dim()  # how many dims it broadcasts over
     if isinstance(value, MaskedRows):
-        common([x, value])
+        common_selection([x, value])
         return before >= 0 and before + value._at == changed._at
     return before > changed._at or (before >= 0 and value.shape[changed._at - before] == 1)
 
 
-def _learns(value: Tensor) -> bool:
+def _needs_gradient(value: Tensor) -> bool:
     """Whether the gradient of what is assigned is asked for, which torch selects by the mask."""
     return torch.is_grad_enabled() and value.requires_grad
 
 
-def _where(x: Tensor, entries: Index, value: Tensor) -> bool:
+def _assign_to_all_rows(x: Tensor, entries: Index, value: Tensor) -> bool:
     """``x[:, mask, 1:] = value`` of a value that is the same for all rows; False where each row may have its own."""
     masks = [i for i, entry in enumerate(entries) if is_mask(entry)]
     if len(masks) != 1 or value.dtype != x.dtype:

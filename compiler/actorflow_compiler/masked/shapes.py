@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from actorflow_compiler.masked.rules import RULES, bound, called, rule
-from actorflow_compiler.masked.selecting import position
+from actorflow_compiler.masked.selecting import index_column
 from actorflow_compiler.masked.tensor import (
     MaskedRows,
     Selection,
-    alone,
-    common,
-    normal,
+    common_selection,
+    normalized_dim,
+    only_first,
     refuse,
-    repeated,
+    repeated_rows,
     tensors_in,
     wrap,
 )
@@ -43,13 +43,13 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sizes = [-1 if isinstance(like, MaskedRows) and d == like._at else n for d, n in enumerate(_shape(like))]
     elif name == "unflatten":
         given = bound(("input", "dim", "sizes"), args, kwargs)
-        d = normal(given["dim"], dims)
+        d = normalized_dim(given["dim"], dims)
         if d == at:
             refuse(v, "unflatten groups", "which are side by side depends on values")
         return wrap(v._whole.unflatten(d, given["sizes"]), at + (len(given["sizes"]) - 1 if d < at else 0), v._chosen)
     elif name in ("flatten", "ravel"):
         given = bound(("input", "start_dim", "end_dim"), args, kwargs)
-        start, end = (normal(given.get(k, other), dims) for k, other in (("start_dim", 0), ("end_dim", -1)))
+        start, end = (normalized_dim(given.get(k, other), dims) for k, other in (("start_dim", 0), ("end_dim", -1)))
         if not start <= at <= end:
             return wrap(v._whole.flatten(start, end), at if at < start else at - (end - start), v._chosen)
         if at != start:
@@ -57,9 +57,9 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if end == start:
             return v
         if v._position == -1 and shape[1] == 1:
-            return position(v, 0)
+            return index_column(v, 0)
         times = math.prod(shape[start + 1 : end + 1])
-        return wrap(v._whole.flatten(start, end), start, repeated(v._chosen, times))
+        return wrap(v._whole.flatten(start, end), start, repeated_rows(v._chosen, times))
     else:
         given_sizes = args[1:] or tuple(kwargs.values())
         if len(given_sizes) == 1 and isinstance(given_sizes[0], torch.dtype):
@@ -82,15 +82,15 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, inside = math.prod(shape[:at]), math.prod(shape[at + 1 :])
     if before == rows and after == inside:
         if v._position == -1 and dims == 2 and inside == 1 and len(sizes) == 1:
-            return position(v, 0)
+            return index_column(v, 0)
         return wrap(v._whole.reshape([*sizes[:j], shape[at], *sizes[j + 1 :]]), j, v._chosen)
     if before == rows and after and inside % after == 0:
         times = inside // after
         whole = v._whole.reshape([*sizes[:j], shape[at] * times, *sizes[j + 1 :]])
-        return wrap(whole, j, repeated(v._chosen, times))
+        return wrap(whole, j, repeated_rows(v._chosen, times))
     inner, times = v._chosen.each or (v._chosen, 0)
     if times and before == rows == inside == 1 and after and times % after == 0:
-        return wrap(v._whole.reshape([-1, *sizes[j + 1 :]]), 0, repeated(inner, times // after))
+        return wrap(v._whole.reshape([-1, *sizes[j + 1 :]]), 0, repeated_rows(inner, times // after))
     if before and rows == 1 and before != 1 and inside % (before * after) == 0:
         refuse(v, f"{name} cuts", "which are in which part depends on values")
     return refuse(v, f"{name} groups", "which are side by side depends on values")
@@ -105,7 +105,7 @@ def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One more dim."""
     given = bound(("input", "dim"), args, kwargs)
     v = given["input"]
-    d = normal(given["dim"], v._whole.dim() + 1)
+    d = normalized_dim(given["dim"], v._whole.dim() + 1)
     return wrap(v._whole.unsqueeze(d), v._at + (d <= v._at), v._chosen)
 
 
@@ -117,11 +117,11 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim is None:
         refuse(v, "squeeze() without a dim looks at the number of", "one row alone would have no dim",
                instead="the dim that is meant: squeeze(-1)")  # fmt: skip
-    dims = sorted(normal(d, v._whole.dim()) for d in ([dim] if isinstance(dim, int) else dim))
+    dims = sorted(normalized_dim(d, v._whole.dim()) for d in ([dim] if isinstance(dim, int) else dim))
     if v._at in dims:
         refuse(v, "squeeze looks at the number of", "one row alone would have no dim")
     if v._position == -1 and dims == [1] and v._whole.shape[1] == 1:
-        return position(v, 0)
+        return index_column(v, 0)
     gone = [d for d in dims if v._whole.shape[d] == 1]
     return wrap(v._whole.squeeze(gone), v._at - sum(d < v._at for d in gone), v._chosen)
 
@@ -129,7 +129,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule(*MOVES)
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dims in another order."""
-    v, _ = alone(called(func), args, kwargs)
+    v, _ = only_first(called(func), args, kwargs)
     return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._chosen)
 
 
@@ -151,7 +151,7 @@ def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             or v._at - v._whole.dim() != like._at - like._whole.dim()
         ):
             refuse(tensors_in(args)[0], "expand_as repeats something for", "both have to be selected by the same mask")
-        return wrap(v._whole.expand_as(like._whole), like._at, common([v, like]))
+        return wrap(v._whole.expand_as(like._whole), like._at, common_selection([v, like]))
     sizes = list(args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:])
     back = v._at - v._whole.dim()
     if len(sizes) < v._whole.dim() or not (sizes[back] is v._chosen._count or sizes[back] == -1):
@@ -174,8 +174,8 @@ def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("select", "narrow")
 def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A part of another dim."""
-    v, at = alone(called(func), args, kwargs)
-    d = normal(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
+    v, at = only_first(called(func), args, kwargs)
+    d = normalized_dim(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
     if d == at:
         refuse(v, f"{called(func)} takes some of", "which ones depends on values")
     return wrap(func(v._whole, *args[1:], **kwargs), at - (called(func) == "select" and d < at), v._chosen)
@@ -184,13 +184,13 @@ def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("chunk", "split", "unbind", "tensor_split")
 def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Parts of another dim."""
-    v, at = alone(called(func), args, kwargs)
+    v, at = only_first(called(func), args, kwargs)
     where = 1 if called(func) == "unbind" else 2
-    d = normal(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
+    d = normalized_dim(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
     if d == at:
         refuse(v, f"{called(func)} cuts", "which are in which part depends on values")
     if v._position == -1 and called(func) == "unbind":
-        return tuple(position(v, i) for i in range(v._whole.shape[1]))
+        return tuple(index_column(v, i) for i in range(v._whole.shape[1]))
     removed = called(func) == "unbind" and d < at
     return type(found := func(v._whole, *args[1:], **kwargs))(wrap(x, at - removed, v._chosen) for x in found)
 
@@ -205,11 +205,11 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dim = {"hstack": 0 if dims == 1 else 1, "vstack": 0}.get(name, given.get("dim", 0))
     if name == "vstack" and dims == 1:
         refuse(rows[0], "vstack needs the number of", "it depends on values")
-    d = normal(dim, dims + (name == "stack"))
+    d = normalized_dim(dim, dims + (name == "stack"))
     if name == "stack" or d != rows[0]._at:
         if len(rows) != len(tensors) or any(r._at != rows[0]._at for r in rows):
             refuse(rows[0], f"{name} puts others beside", "all have to be selected by the same mask")
-        chosen = common(rows)
+        chosen = common_selection(rows)
         whole = torch.stack if name == "stack" else torch.cat
         return wrap(whole([r._whole for r in rows], d), rows[0]._at + (name == "stack" and d <= rows[0]._at), chosen)
     if any(r._at != d for r in rows):

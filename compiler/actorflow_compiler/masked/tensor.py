@@ -26,23 +26,23 @@ from actorflow_compiler.values.where_suggestions import suggested_rewrite
 __all__ = [
     "MaskedRows",
     "Selection",
-    "alone",
-    "common",
-    "counted",
+    "only_first",
+    "common_selection",
+    "selection_of_count",
     "filled",
-    "normal",
-    "pairs",
-    "read",
+    "normalized_dim",
+    "refuse_pairs",
+    "read_refusal",
     "refuse",
-    "repeated",
-    "rows_of",
-    "same",
+    "repeated_rows",
+    "broadcast_mask",
+    "same_rows",
     "tensors_in",
     "wrap",
 ]
 
 COUNTS = "_actorflow_counts"  # what a count has its selection in
-rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` enters the one there is
+dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` enters the one there is
 
 
 class Selection:
@@ -109,7 +109,7 @@ class MaskedRows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return rules[0](func, args, kwargs or {})
+        return dispatchers[0](func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # of a method that is no more
@@ -131,7 +131,7 @@ class MaskedRows(Tensor):
         return iter(self.unbind(0))
 
 
-def counted(size: Any) -> Selection | None:
+def selection_of_count(size: Any) -> Selection | None:
     """The selection whose rows a size says the number of; None for any other size."""
     return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
@@ -148,7 +148,7 @@ def refuse(of: MaskedRows, what: str, why: str, fill: str = "0", instead: str = 
     raise refusal(text)
 
 
-def read(name: str) -> Exception:
+def read_refusal(name: str) -> Exception:
     """The error of a function that reads values."""
     return refusal(TEXTS.get(name, LOOKS_AT_A_VALUE))
 
@@ -163,7 +163,7 @@ def wrap(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
     return MaskedRows(whole, at, chosen)
 
 
-def rows_of(chosen: Selection, whole: Tensor, at: int) -> Tensor:
+def broadcast_mask(chosen: Selection, whole: Tensor, at: int) -> Tensor:
     """The mask in a shape that broadcasts against ``whole``."""
     return chosen.mask.view([-1 if d == at else 1 for d in range(whole.dim())])
 
@@ -171,22 +171,24 @@ def rows_of(chosen: Selection, whole: Tensor, at: int) -> Tensor:
 def filled(v: MaskedRows, value: float | bool) -> Tensor:
     """The whole tensor with ``value`` in rows that do not count."""
     if v._whole.dtype == torch.bool:
-        rows = rows_of(v._chosen, v._whole, v._at)
+        rows = broadcast_mask(v._chosen, v._whole, v._at)
         return v._whole | ~rows if value else v._whole & rows
     whole = v._whole
-    return torch.where(rows_of(v._chosen, whole, v._at), whole, value if whole.is_floating_point() else int(value))
+    return torch.where(
+        broadcast_mask(v._chosen, whole, v._at), whole, value if whole.is_floating_point() else int(value)
+    )
 
 
-def same(a: Selection, b: Selection) -> bool:
+def same_rows(a: Selection, b: Selection) -> bool:
     """Whether two selections are sure to be of the same rows."""
     return a is b or a.key == b.key
 
 
-def common(of: Sequence[MaskedRows]) -> Selection:
+def common_selection(of: Sequence[MaskedRows]) -> Selection:
     """The selection that all are of; refuses others."""
     first = of[0]
     for other in of[1:]:
-        if not same(first._chosen, other._chosen):
+        if not same_rows(first._chosen, other._chosen):
             mine, theirs = first._chosen.told.mask, other._chosen.told.mask
             refuse(
                 other, "selections are paired, one of", f"they are selected by {theirs} and others by {mine}, which "
@@ -196,7 +198,7 @@ def common(of: Sequence[MaskedRows]) -> Selection:
     return first._chosen
 
 
-def repeated(chosen: Selection, times: int) -> Selection:
+def repeated_rows(chosen: Selection, times: int) -> Selection:
     """Each row as so many rows."""
     if times == 1:
         return chosen
@@ -204,7 +206,7 @@ def repeated(chosen: Selection, times: int) -> Selection:
     return Selection(mask, ("each", chosen.key, times), chosen.told, (*chosen.shape, times), (chosen, times))
 
 
-def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[MaskedRows, int]:
+def only_first(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[MaskedRows, int]:
     """The first argument, which alone may be selected."""
     rows = tensors_in((args, kwargs))
     if not args or args[0] is not rows[0] or len(rows) > 1:
@@ -212,7 +214,7 @@ def alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Mas
     return rows[0], rows[0]._at
 
 
-def pairs(v: MaskedRows, what: str) -> NoReturn:
+def refuse_pairs(v: MaskedRows, what: str) -> NoReturn:
     """Refuse what meets each other row."""
     mask = v._chosen.told.named
     refuse(
@@ -221,7 +223,7 @@ def pairs(v: MaskedRows, what: str) -> NoReturn:
     )  # fmt: skip
 
 
-def normal(dim: int, of: int) -> int:
+def normalized_dim(dim: int, of: int) -> int:
     """A dim from 0 on."""
     if not -of <= dim < max(of, 1):
         raise IndexError(f"Dimension out of range (expected to be in range of [{-of}, {of - 1}], but got {dim})")

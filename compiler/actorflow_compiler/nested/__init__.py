@@ -6,8 +6,8 @@ each function of torch what it does over packed rows.
 
 from actorflow_compiler.nested.calls import call
 from actorflow_compiler.nested.construction import replaced_nested_tensors
-from actorflow_compiler.nested.tensor import NestedRows, check_results, rules
+from actorflow_compiler.nested.tensor import NestedRows, check_results, dispatchers
 
 __all__ = ["NestedRows", "check_results", "replaced_nested_tensors"]
 
-rules.append(call)
+dispatchers.append(call)

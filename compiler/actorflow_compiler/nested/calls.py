@@ -10,9 +10,9 @@ from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import READS
 from actorflow_compiler.masked.rules import called
-from actorflow_compiler.masked.tensor import read
+from actorflow_compiler.masked.tensor import read_refusal
 from actorflow_compiler.nested import attention, pointwise, reduce, shapes
-from actorflow_compiler.nested.shapes import sizes
+from actorflow_compiler.nested.shapes import nested_sizes
 from actorflow_compiler.nested.tensor import RULES, NestedRows, nested_in, refuse
 
 __all__ = ["call"]
@@ -24,7 +24,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch where there are nested tensors among the arguments."""
     name = called(func)
     if name in READS:
-        raise read(name)
+        raise read_refusal(name)
     rule = PROPERTIES.get(name) if args and isinstance(args[0], NestedRows) else None
     if rule is not None and len(args) == 1:
         return rule(args[0])
@@ -82,8 +82,9 @@ def _of_rows(name: str) -> Callable[[NestedRows], Any]:
 
 
 PROPERTIES: dict[str, Callable[[NestedRows], Any]] = {
-    "shape": sizes, "is_nested": _is_nested, "grad": _no_gradient, "data": _data, "values": _values, "ndim": _dims,
-    "dim": _dims, "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel, "unbind": _each,
+    "shape": nested_sizes, "is_nested": _is_nested, "grad": _no_gradient, "data": _data, "values": _values,
+    "ndim": _dims, "dim": _dims, "ndimension": _dims, "layout": _layout, "numel": _numel, "nelement": _numel,
+    "unbind": _each,
     **{
         name: _of_rows(name)
         for name in ("dtype", "device", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_meta", "is_mkldnn",

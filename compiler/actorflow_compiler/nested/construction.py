@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, replaced_nesting
 from actorflow_compiler.masked.tensor import MaskedRows
-from actorflow_compiler.nested.tensor import NestedRows, SequenceLengths, stop
+from actorflow_compiler.nested.tensor import NestedRows, SequenceLengths, refuse_step
 from actorflow_compiler.substitutes.packed_sequences import KnownSizes
 from actorflow_compiler.values.library_code import NESTED
 
@@ -76,17 +76,17 @@ def _view(
     max_seqlen: Any = None,
 ) -> NestedRows:  # fmt: skip
     if lengths is not None:
-        stop(f"a nested tensor with holes (offsets and lengths) is made here; {NESTED}")
+        refuse_step(f"a nested tensor with holes (offsets and lengths) is made here; {NESTED}")
     ends = _known(offsets)
     of = [end - begin for begin, end in pairwise(ends)]
     size = values.shape[ragged_idx - 1]
     if ends[0] != 0 or ends[-1] != size or min(of, default=0) < 0:
-        stop(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")
+        refuse_step(f"offsets {ends} were found for {size} rows; expected: rising ones from 0 to {size}")
     return NestedRows(values, ragged_idx - 1, SequenceLengths.over(offsets, of), True)
 
 
 def _narrowed(*_: Any) -> NestedRows:
-    stop("torch.nested.narrow makes a nested tensor with holes here; expected: "
+    refuse_step("torch.nested.narrow makes a nested tensor with holes here; expected: "
          "torch.nested.as_nested_tensor([x[i, a:b], …], layout=torch.jagged)")  # fmt: skip
 
 
@@ -95,26 +95,28 @@ def _known(numbers: Tensor) -> Any:
     try:
         return numbers.tolist()
     except DATA_DEPENDENT:
-        stop(NESTED)
+        refuse_step(NESTED)
 
 
 def _packed(tensors: Sequence[Tensor], jagged: bool, dtype: Any, device: Any) -> NestedRows:
     if not tensors:
-        stop("a nested tensor of nothing is made here; expected: a list with a tensor at least")
+        refuse_step("a nested tensor of nothing is made here; expected: a list with a tensor at least")
     for tensor in tensors:
         if isinstance(tensor, MaskedRows):
-            stop(f"{NESTED}; what a mask selects has no constant length")
+            refuse_step(f"{NESTED}; what a mask selects has no constant length")
     if any(isinstance(tensor, NestedRows) for tensor in tensors):
-        stop("a nested tensor of nested tensors is made here; expected: plain tensors in the list")
+        refuse_step("a nested tensor of nested tensors is made here; expected: plain tensors in the list")
     if len({(tensor.dim(), tensor.dtype) for tensor in tensors}) > 1 or not tensors[0].dim():
         found = ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors[:4])
-        stop(f"a nested tensor is made of {found} here; expected: as many dims, one at least, and one dtype")
+        refuse_step(f"a nested tensor is made of {found} here; expected: as many dims, one at least, and one dtype")
     plain = [tensor.as_subclass(Tensor) if isinstance(tensor, KnownSizes) else tensor for tensor in tensors]
     ragged = [d for d in range(plain[0].dim()) if len({tensor.shape[d] for tensor in plain}) > 1] or [0]
     if len(ragged) > 1:
         found = ", ".join(str(list(tensor.shape)) for tensor in plain[:4])
-        stop(f"a nested tensor of shapes {found} is made here, which differ in {len(ragged)} dims; expected: one dim "
-             "in which they differ, or a loop over the tensors")  # fmt: skip
+        refuse_step(
+            f"a nested tensor of shapes {found} is made here, which differ in {len(ragged)} dims; expected: one dim in "
+            f"which they differ, or a loop over the tensors"
+        )
     (at,) = ragged
     rows = torch.cat(plain, at)
     to = {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}

@@ -28,9 +28,9 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = called(func)
     first, *others = nested_in((args, kwargs))
     for other in others:
-        _check_alike(first, other, name)
+        _check_same_lengths(first, other, name)
     plain_args, plain_kwargs = pytree.tree_map_only(
-        Tensor, lambda t: t._rows if isinstance(t, NestedRows) else _beside(first, t, name), (list(args), kwargs)
+        Tensor, lambda t: t._rows if isinstance(t, NestedRows) else _broadcast(first, t, name), (list(args), kwargs)
     )
     given = func(*plain_args, **plain_kwargs)
     if args and isinstance(args[0], NestedRows) and given is args[0]._rows:
@@ -38,7 +38,7 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return pytree.tree_map_only(Tensor, first.like, given)
 
 
-def _check_alike(one: NestedRows, other: NestedRows, name: str) -> None:
+def _check_same_lengths(one: NestedRows, other: NestedRows, name: str) -> None:
     alike = one._jagged == other._jagged and one._at == other._at and one._lengths.of == other._lengths.of
     if not alike or one._rows.dim() != other._rows.dim():
         refuse(other, f"{name} with another nested tensor", "only sequences of the same lengths are put together")
@@ -49,7 +49,7 @@ def _check_alike(one: NestedRows, other: NestedRows, name: str) -> None:
         )  # fmt: skip
 
 
-def _beside(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
+def _broadcast(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
     """A plain operand in a shape that broadcasts with packed rows."""
     dims, behind = x._rows.dim(), x._rows.dim() - x._at
     if tensor.dim() > dims + 1 or (tensor.dim() >= behind and tensor.shape[-behind] != 1):
@@ -60,10 +60,10 @@ def _beside(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
         return tensor[0]
     if tensor.shape[0] != len(x):
         refuse(x, f"{name} with a tensor of shape {list(tensor.shape)}", f"the batch has {len(x)} sequences")
-    return repeated(x, tensor.squeeze(x._at + 1), x._at)
+    return repeated_rows(x, tensor.squeeze(x._at + 1), x._at)
 
 
-def repeated(x: NestedRows, each: Tensor, at: int) -> Tensor:
+def repeated_rows(x: NestedRows, each: Tensor, at: int) -> Tensor:
     """For each packed row, at dim ``at``, what ``each`` has in its first dim for the sequence that it is of."""
     parts = [each[i].unsqueeze(at).expand(*each.shape[1 : at + 1], length, *each.shape[at + 1 :])
              for i, length in enumerate(x._lengths.of)]  # fmt: skip

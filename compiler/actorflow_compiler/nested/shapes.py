@@ -14,10 +14,10 @@ from actorflow_compiler.masked.rules import bound, called
 from actorflow_compiler.nested.pointwise import pointwise
 from actorflow_compiler.nested.tensor import RULES, NestedRows, RaggedSize, dim_of_rows, nested_in, refuse, rule
 
-__all__ = ["padded", "sizes"]
+__all__ = ["padded", "nested_sizes"]
 
 
-def sizes(x: NestedRows) -> tuple[Any, ...]:
+def nested_sizes(x: NestedRows) -> tuple[Any, ...]:
     """The shape, in which the ragged dim has no number unless all sequences of a strided tensor are of one length."""
     lengths = set(x._lengths.of)
     ragged: Any = lengths.pop() if len(lengths) == 1 and not x._jagged else RaggedSize(x._lengths)
@@ -28,7 +28,7 @@ def sizes(x: NestedRows) -> tuple[Any, ...]:
 def size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of a dim, or of all."""
     given = bound(("input", "dim"), args, kwargs)
-    found, dim = sizes(given["input"]), given.get("dim")
+    found, dim = nested_sizes(given["input"]), given.get("dim")
     return found if dim is None else found[dim]
 
 
@@ -44,7 +44,7 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(x, f"{name} to {_text(shape)}", "its dim 0 is the batch", told)
     if not shape or shape[0] != len(x):
         refuse(x, f"{name} to {_text(shape)}", f"the batch has {len(x)} sequences", told)
-    own = sizes(x)[x._at + 1]
+    own = nested_sizes(x)[x._at + 1]
     there = [d for d, n in enumerate(shape) if isinstance(n, RaggedSize)] or [d for d, n in enumerate(shape) if n == -1]
     if not there and isinstance(own, int):  # all are of one length
         there = [x._at + 1]
@@ -78,7 +78,7 @@ def view_as(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, other = args
     if not isinstance(other, NestedRows) or not isinstance(x, NestedRows):
         refuse(nested_in(args)[0], called(func))
-    return view(getattr(Tensor, called(func).removesuffix("_as")), (x, *sizes(other)), {})
+    return view(getattr(Tensor, called(func).removesuffix("_as")), (x, *nested_sizes(other)), {})
 
 
 @rule("transpose", "swapaxes", "swapdims")
@@ -104,8 +104,8 @@ def permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("unflatten")
 def unflatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One dim, which is not the ragged one, as several."""
-    x, dim, into = bound(("input", "dim", "sizes"), args, kwargs).values()
-    d = _beside_ragged(x, dim, "unflatten")
+    x, dim, into = bound(("input", "dim", "nested_sizes"), args, kwargs).values()
+    d = _other_dim(x, dim, "unflatten")
     return x.like(x._rows.unflatten(d, into), x._at + (d < x._at) * (len(into) - 1))
 
 
@@ -138,22 +138,22 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) + len(kwargs) < 2:
         refuse(args[0], "squeeze without a dim", instead="expected: nt.squeeze(dim)")
     x, dim = bound(("input", "dim"), args, kwargs).values()
-    d = _beside_ragged(x, dim, "squeeze")
+    d = _other_dim(x, dim, "squeeze")
     out = x._rows.squeeze(d)
     return x.like(out, x._at - (d < x._at) * (x._rows.dim() - out.dim()))
 
 
 @rule("chunk", "split", "narrow")
-def pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Along a dim that is not the ragged one."""
     name = called(func)
     if name == "narrow":
         x, dim, start, length = bound(("input", "dim", "start", "length"), args, kwargs).values()
-        return x.like(x._rows.narrow(_beside_ragged(x, dim, name), start, length))
+        return x.like(x._rows.narrow(_other_dim(x, dim, name), start, length))
     names = {"chunks": "into", "split_size": "into", "split_size_or_sections": "into", "tensor": "input"}
     given = bound(("input", "into", "dim"), args, {names.get(k, k): v for k, v in kwargs.items()})
     x, into = given["input"], given["into"]
-    d = _beside_ragged(x, given.get("dim", 0), name)
+    d = _other_dim(x, given.get("dim", 0), name)
     return tuple(x.like(piece) for piece in getattr(x._rows, name)(into, d))
 
 
@@ -163,19 +163,19 @@ def select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, dim, index = bound(("input", "dim", "index"), args, kwargs).values()
     if dim % (x._rows.dim() + 1) == 0:
         return x.each[index]
-    d = _beside_ragged(x, dim, "select")
+    d = _other_dim(x, dim, "select")
     return x.like(x._rows.select(d, index), x._at - (d < x._at))
 
 
 @rule("cat", "concat", "concatenate")
-def joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Along a dim that is not the ragged one."""
     given = bound(("tensors", "dim"), args, kwargs)
     tensors = given["tensors"]
     first = nested_in(tensors)[0]
     if not all(isinstance(t, NestedRows) for t in tensors):
         refuse(first, "cat with plain tensors")
-    d = _beside_ragged(first, given.get("dim", 0), "cat")
+    d = _other_dim(first, given.get("dim", 0), "cat")
 
     def over(*rows: Tensor) -> Tensor:
         return torch.cat(rows, d)
@@ -190,12 +190,12 @@ def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, dim = given["input"], given.get("dim", 0)
     if dim % (x._rows.dim() + 1) == 0:
         return x.each
-    d = _beside_ragged(x, dim, "unbind")
+    d = _other_dim(x, dim, "unbind")
     return tuple(x.like(rows, x._at - (d < x._at)) for rows in x._rows.unbind(d))
 
 
 @rule("__getitem__")
-def item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def get_item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One sequence, or parts of the dims behind the ragged one."""
     x, index = args
     if isinstance(x, NestedRows) and isinstance(index, int):
@@ -244,7 +244,7 @@ def padded(x: NestedRows, value: float, size: Sequence[int]) -> Tensor:
 RULES.add((torch.nested.to_padded_tensor, Tensor.to_padded_tensor), to_padded)
 
 
-def _beside_ragged(x: NestedRows, dim: int, name: str) -> int:
+def _other_dim(x: NestedRows, dim: int, name: str) -> int:
     d = dim_of_rows(x, dim, name)
     if d == x._at:
         refuse(x, f"{name} along the ragged dim", instead="expected: a loop over nt.unbind()")

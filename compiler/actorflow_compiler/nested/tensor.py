@@ -15,10 +15,10 @@ from actorflow_compiler.masked.rules import FunctionRules, refusal
 
 __all__ = [
     "RULES", "NestedRows", "RaggedSize", "SequenceLengths", "check_results", "dim_of_rows", "nested_in", "refuse",
-    "rule", "rules", "stop",
+    "rule", "dispatchers", "refuse_step",
 ]  # fmt: skip
 
-rules: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
+dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
 RULES = FunctionRules()
 rule = RULES.register
 INSTEAD = (
@@ -66,9 +66,10 @@ class RaggedSize:
         return id(self.lengths)
 
     def _no_number(self, *_: Any) -> NoReturn:
-        stop(
-            f"the step computes with the size of a dim of a nested tensor whose sequences are {_few(self.lengths)} "
-            "long, which is no number; expected: -1 in a view, or the lengths, which are constants"
+        refuse_step(
+            f"the step computes with the size of a dim of a nested tensor whose sequences are "
+            f"{_lengths_text(self.lengths)} long, which is no number; expected: -1 in a view, or the lengths, which "
+            f"are constants"
         )
 
     __index__ = __int__ = __float__ = __bool__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _no_number
@@ -124,7 +125,7 @@ class NestedRows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return rules[0](func, args, kwargs or {})
+        return dispatchers[0](func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # of a method that is no more
@@ -144,14 +145,19 @@ def nested_in(tree: Any) -> list[NestedRows]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, NestedRows)]
 
 
-def stop(text: str) -> NoReturn:
+def refuse_step(text: str) -> NoReturn:
     """Raise CaptureError with the user's line, again at the end of the capture if the step catches it."""
     raise refusal(text)
 
 
 def refuse(of: NestedRows, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
     """Raise CaptureError for what cannot be done to a nested tensor."""
-    stop(f"{what} is called with a nested tensor, whose sequences are {_few(of._lengths)} long; {why}; {instead}")
+    refuse_step(
+
+        f"{what} is called with a nested tensor, whose sequences are {_lengths_text(of._lengths)} long; {why}; "
+        f"{instead}"
+
+    )
 
 
 def dim_of_rows(x: NestedRows, dim: int, name: str) -> int:
@@ -172,6 +178,6 @@ def check_results(results: Any) -> None:
                "expected: nt.values(), nt.unbind() or torch.nested.to_padded_tensor(nt, 0.0)")  # fmt: skip
 
 
-def _few(lengths: SequenceLengths) -> str:
+def _lengths_text(lengths: SequenceLengths) -> str:
     texts = [str(n) for n in lengths.of]
     return ", ".join([*texts[:4], "…"] if len(texts) > 5 else texts)

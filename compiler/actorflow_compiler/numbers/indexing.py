@@ -31,7 +31,7 @@ STANDS_FOR_A_VIEW = "stands_for_a_view"  # attribute of a copy where PyTorch has
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _IndexedCopy:
     """What ``whole[i]`` gave, the versions of both then, and where."""
 
     copy: Tensor
@@ -46,7 +46,7 @@ class Indexing:
     """Follows what a step takes out of tensors so."""
 
     def __init__(self) -> None:
-        self._taken: list[_Taken] = []
+        self._taken: list[_IndexedCopy] = []
         self.again = False  # whether the step is to be captured again, with views for what was taken by stand-ins
 
     @contextlib.contextmanager
@@ -77,7 +77,7 @@ class Indexing:
                     f"data; expected: x[i].clone(), if what it was before is wanted, else x[i] once more"
                 )
 
-    def _notes(self, one: _Taken) -> bool:
+    def _notes(self, one: _IndexedCopy) -> bool:
         if one.numbers is None:
             return False
         one.numbers.views.add(one.place)
@@ -98,12 +98,12 @@ class Indexing:
         whole = x
         for dim, rows, _ in at.values():
             x = x.index_select(dim, rows)
-        found = plain(x, _first(index, at))
+        found = plain(x, _index_within(index, at))
         vars(found if found._base is None else found._base)[STANDS_FOR_A_VIEW] = True
         given = [n for item in (index if isinstance(index, tuple) else (index,)) for n in _ends(item) if _is_open(n)]
         numbers = next((n.numbers for n in given if type(n) is SymNumber), None)
         numbers = numbers if all(type(n) is SymNumber for n in given) else None
-        self._taken.append(_Taken(found, found._version, whole, whole._version, _here(), numbers))
+        self._taken.append(_IndexedCopy(found, found._version, whole, whole._version, _here(), numbers))
         return found
 
     def _set(self, plain: Callable[..., Any], x: Tensor, index: Any, value: Any) -> None:
@@ -119,7 +119,7 @@ class Indexing:
             taken.append((part, dim, rows))
             part = part.index_select(dim, rows)
         part = part.clone()
-        plain(part, _first(index, at), value)
+        plain(part, _index_within(index, at), value)
         for number, (whole, dim, rows) in enumerate(reversed(taken)):
             if number == len(taken) - 1:
                 whole.index_copy_(dim, rows, part)
@@ -171,13 +171,13 @@ def _is_tensor(item: Any) -> bool:
 def _rows(item: Any, size: int, device: torch.device) -> Tensor | None:
     """The rows of ``size`` that an item of an index is for; None where that, or how many, is to be a constant."""
     if _is_tensor(item):
-        return _counted(item, size)
+        return _row_index(item, size)
     if isinstance(item, slice):
         return _between(item, size, device)
     if not isinstance(item, int):
         return None
     if is_unbacked(item):
-        return _counted(item.tensor.to(device), size)
+        return _row_index(item.tensor.to(device), size)
     if -size <= item < 0:  # which is a condition of the plan
         item = item + size
     return number_tensor(item, torch.int64, device).reshape(1) if 0 <= item < size else None
@@ -211,18 +211,18 @@ def _dims(item: Any) -> int:
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def _first(index: Any, at: At) -> Any:
+def _index_within(index: Any, at: At) -> Any:
     items = index if isinstance(index, tuple) else (index,)
     return tuple(at[position][2] if position in at else item for position, item in enumerate(items))
 
 
-def _counted(i: Tensor, size: int) -> Tensor:
+def _row_index(i: Tensor, size: int) -> Tensor:
     """A number, counted from the end where it is below zero, as an index of one row."""
     i = i.detach().long()
     return torch.where(i < 0, i + size, i).reshape(1)
 
 
-def _narrowed(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _narrow(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``narrow(x, dim, start, length)``, which never goes beyond the end."""
     names = ("dim", "start", "length")
     values = dict(zip(names, given, strict=False)) | {**kwargs}
@@ -236,7 +236,7 @@ def _narrowed(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     return x[(slice(None),) * dim + (slice(start, start + length),)]
 
 
-def _selected(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _select(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``select(x, dim, index)``."""
     values = dict(zip(("dim", "index"), given, strict=False)) | {**kwargs}
     if values.keys() != {"dim", "index"} or not _is_number(values["index"]):
@@ -244,7 +244,7 @@ def _selected(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     return x[(slice(None),) * (int(values["dim"]) % x.dim()) + (values["index"],)]
 
 
-def _rolled(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _roll(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``roll(x, shift, dim)``."""
     values = dict(zip(("shifts", "dims"), given, strict=False)) | {**kwargs}
     shift, dim = values.get("shifts"), values.get("dims")
@@ -264,5 +264,5 @@ def _is_number(value: Any) -> bool:
 
 
 BY_NUMBERS: dict[str, Callable[[Tensor, Sequence[Any], Mapping[str, Any]], Any]] = {
-    "narrow": _narrowed, "select": _selected, "roll": _rolled,
+    "narrow": _narrow, "select": _select, "roll": _roll,
 }  # fmt: skip

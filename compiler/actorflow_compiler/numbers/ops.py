@@ -16,15 +16,31 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from actorflow_compiler.numbers.symbolic import SymNumber, expression_of, open_math, plain, plain_now, torch_functions
+from actorflow_compiler.numbers.symbolic import (
+    SymNumber,
+    current_value,
+    expression_of,
+    specialized,
+    symbolic_math,
+    torch_function_handlers,
+)
 from actorflow_compiler.numbers.unbacked import UnbackedNumber, is_unbacked, unbacked_items
 
-__all__ = ["AS_IT_IS", "NUMBER", "OPS", "RATES", "OpenNumbers", "apply", "number_tensor", "open_numbers"]
+__all__ = [
+    "TAKES_PLAIN_NUMBER",
+    "NUMBER",
+    "OPS",
+    "RATES_MARK",
+    "SymbolicNumberMode",
+    "apply",
+    "number_tensor",
+    "symbolic_numbers",
+]
 
-RATES = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
+RATES_MARK = "rates"  # of what a step of a fused optimizer is marked with: what its rates are made of
 FUSED = frozenset((torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._fused_adagrad_))
 NUMBER = "actorflow.number.default"  # in a trace: the value that a name stands for
-AS_IT_IS = frozenset({
+TAKES_PLAIN_NUMBER = frozenset({
     "aten.mul.Tensor", "aten.add.Tensor", "aten.sub.Tensor", "aten.div.Tensor", "actorflow.add_scaled",
     "actorflow.addcmul_scaled", "actorflow.addcdiv_scaled", "actorflow.lerp_to",
 })  # fmt: skip
@@ -112,16 +128,18 @@ OPS: dict[str, Callable[..., Any]] = {
 # -- functions of torch that are given stand-ins -----------------------------------------------------
 
 
-class OpenNumbers(TorchFunctionMode):
+class SymbolicNumberMode(TorchFunctionMode):
     """In which stand-ins that lie in lists and dictionaries are found, too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in FUSED:
             return _step(func, args, kwargs)
-        if any(map(_holds, args)) or (kwargs and (any(map(_holds, kwargs.values())) or _asks(kwargs))):
+        if any(map(_contains_number, args)) or (
+            kwargs and (any(map(_contains_number, kwargs.values())) or _scales_by_tensor(kwargs))
+        ):
             return apply(func, args, kwargs)
-        if getattr(func, "__name__", "") in BOUNDING and _mixes(func, args, kwargs):
+        if getattr(func, "__name__", "") in BOUNDING and _has_mixed_bounds(func, args, kwargs):
             return apply(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -130,80 +148,82 @@ def _step(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A step of a fused optimizer, marked with what its rates are made of."""
     rates = {key: kwargs[key] for key in ("lr", "weight_decay", "momentum", "beta1", "beta2") if key in kwargs}
     before = fx_traceback.current_meta.get("custom") or {}
-    fx_traceback.current_meta["custom"] = before | {RATES: {key: expression_of(rate) for key, rate in rates.items()}}
+    fx_traceback.current_meta["custom"] = before | {
+        RATES_MARK: {key: expression_of(rate) for key, rate in rates.items()}
+    }
     try:
-        settled = {key: plain_now(value) if key in rates else plain(value) for key, value in kwargs.items()}
+        settled = {key: current_value(value) if key in rates else specialized(value) for key, value in kwargs.items()}
         return func(*args, **settled)
     finally:
         fx_traceback.current_meta["custom"] = before
 
 
 @contextmanager
-def open_numbers() -> Iterator[None]:
+def symbolic_numbers() -> Iterator[None]:
     """In which torch and ``math`` leave stand-ins open where they can."""
-    with OpenNumbers(), open_math(), unbacked_items():
+    with SymbolicNumberMode(), symbolic_math(), unbacked_items():
         yield
 
 
-def _asks(kwargs: Mapping[str, Any]) -> bool:
+def _scales_by_tensor(kwargs: Mapping[str, Any]) -> bool:
     """Whether torch would ask a tensor for its value, to scale by it what it adds."""
     return isinstance(kwargs.get("alpha"), Tensor) or isinstance(kwargs.get("value"), Tensor)
 
 
-def _mixes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _has_mixed_bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether torch would ask a bound for its value, as the other one is a number."""
     bounds = _bounds_of(func, args, kwargs).values()
-    return any(map(_asked, bounds)) and any(not isinstance(b, Tensor) and b is not None for b in bounds)
+    return any(map(_is_read_as_number, bounds)) and any(not isinstance(b, Tensor) and b is not None for b in bounds)
 
 
-def _asked(value: Any) -> bool:
+def _is_read_as_number(value: Any) -> bool:
     """Whether torch takes a tensor for a number, where it wants one."""
     return isinstance(value, Tensor) and not value.ndim and not value.requires_grad
 
 
-def _holds(value: Any) -> bool:
+def _contains_number(value: Any) -> bool:
     """Whether a stand-in is in an argument."""
     kind = type(value)
     if kind is SymNumber or kind is UnbackedNumber:
         return True
     if kind in (list, tuple):
-        return any(map(_holds, value))
-    return kind is dict and any(map(_holds, value.values()))
+        return any(map(_contains_number, value))
+    return kind is dict and any(map(_contains_number, value.values()))
 
 
 def apply(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch that is given stand-ins."""
     handler = HANDLERS.get(getattr(func, "__name__", ""))
-    if handler is not None and not any(map(_is_settled, (*args, *kwargs.values()))):
+    if handler is not None and not any(map(_is_taken_as_is, (*args, *kwargs.values()))):
         made = handler(func, args, dict(kwargs))
         if made is not NotImplemented:
             return made
-    return func(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+    return func(*pytree.tree_map(_specialized, tuple(args)), **pytree.tree_map(_specialized, dict(kwargs)))
 
 
-torch_functions.append(apply)
+torch_function_handlers.append(apply)
 
 
-def _is_settled(value: Any) -> bool:
+def _is_taken_as_is(value: Any) -> bool:
     """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
     if type(value) in (list, tuple, dict):
-        return _holds(value)
+        return _contains_number(value)
     return type(value) is SymNumber and value.numbers.ended
 
 
-def _settled(value: Any) -> Any:
+def _specialized(value: Any) -> Any:
     """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
-    return value.decided() if is_unbacked(value) else plain(value)
+    return value.decided() if is_unbacked(value) else specialized(value)
 
 
-def _opens(value: Any) -> bool:
+def _is_open(value: Any) -> bool:
     """Whether a value is a stand-in for a number, or one that comes later."""
     return type(value) is SymNumber or type(value) is UnbackedNumber
 
 
 def _sample(value: Any) -> Any:
     """A number of the same kind."""
-    return plain_now(value) if not is_unbacked(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
+    return current_value(value) if not is_unbacked(value) else 1.0 if value.tensor.dtype.is_floating_point else 1
 
 
 def number_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -221,7 +241,7 @@ def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     return torch.ops.actorflow.number(name, dtype=dtype, device=device)
 
 
-def _beside(values: Sequence[Any]) -> list[Any]:
+def _promoted(values: Sequence[Any]) -> list[Any]:
     """Operands of one op: its stand-ins as tensors of the dtype that torch computes in."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     like = tensors[0]
@@ -232,18 +252,18 @@ def _beside(values: Sequence[Any]) -> list[Any]:
     return [v.tensor if exact and is_unbacked(v) else _tensor(v, like.dtype, like.device) for v in values]
 
 
-def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _binary_op(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``add(x, 2)`` and the like, and ``add(x, y, alpha=2)``."""
     alpha = kwargs.pop("alpha", 1)
     if len(args) != 2 or kwargs or not any(isinstance(a, Tensor) for a in args):
         return NotImplemented
-    if _opens(alpha) or isinstance(alpha, Tensor):
+    if _is_open(alpha) or isinstance(alpha, Tensor):
         x, y = args
         if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or func.__name__ not in ("add", "add_", "sub", "sub_"):
             return NotImplemented
         alpha = -alpha if func.__name__.startswith("sub") else alpha
         return _scaled(func, torch.ops.actorflow.add_scaled, x, (y,), alpha, lambda n: x + torch.mul(y, n))
-    return func(*_beside(args), **({} if alpha == 1 else {"alpha": alpha}))
+    return func(*_promoted(args), **({} if alpha == 1 else {"alpha": alpha}))
 
 
 def _scaled(
@@ -282,7 +302,7 @@ def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``lerp(x, y, weight)``."""
     weight = kwargs.pop("weight", args[-1])
     x, y = args[:2]
-    if kwargs or not _opens(weight) or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+    if kwargs or not _is_open(weight) or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return NotImplemented
 
     def written_out(n: SymNumber) -> Tensor:
@@ -291,18 +311,18 @@ def _lerp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _scaled(func, torch.ops.actorflow.lerp_to, x, (y,), weight, written_out)
 
 
-def _bounds(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _clamp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``clamp(x, low, high)``."""
     x = args[0] if args else kwargs["input"]
     bounds = _bounds_of(func, args, kwargs)
     if not bounds.keys() <= {"min", "max"}:
         return NotImplemented
-    bounds = {name: b.item() if _asked(b) else b for name, b in bounds.items()}
-    if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_opens, bounds.values())):
+    bounds = {name: b.item() if _is_read_as_number(b) else b for name, b in bounds.items()}
+    if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_is_open, bounds.values())):
         return NotImplemented
     one = next((b for b in bounds.values() if type(b) is SymNumber), None)
-    both = [b if _opens(b) or b is None or one is None else SymNumber(b, b, one.numbers) for b in bounds.values()]
-    found = _beside([x, *both])[1:]
+    both = [b if _is_open(b) or b is None or one is None else SymNumber(b, b, one.numbers) for b in bounds.values()]
+    found = _promoted([x, *both])[1:]
     dtype, device = next((b.dtype, b.device) for b in found if isinstance(b, Tensor))
     found = [b if b is None or isinstance(b, Tensor) else torch.full((), b, dtype=dtype, device=device) for b in found]
     return func(x, **dict(zip(bounds, found, strict=True)))
@@ -316,51 +336,51 @@ def _bounds_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return given
 
 
-def _power(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _pow(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``pow(2, x)``: of an exponent kernels want to know what it is."""
     if len(args) != 2 or kwargs or not isinstance(args[1], Tensor):
         return NotImplemented
-    return torch.pow(*_beside(args))
+    return torch.pow(*_promoted(args))
 
 
-def _powered(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _rpow(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``x.__rpow__(2)``."""
-    return _power(func, (args[1], args[0]), kwargs) if len(args) == 2 else NotImplemented
+    return _pow(func, (args[1], args[0]), kwargs) if len(args) == 2 else NotImplemented
 
 
-def _swapped(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _rsub(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``rsub(x, 2)``."""
     if len(args) != 2 or kwargs or not isinstance(args[0], Tensor):
         return NotImplemented
-    x, n = _beside(args)
+    x, n = _promoted(args)
     return n - x
 
 
-def _chosen(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _where(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``where(condition, x, 2)``."""
     if func is torch.Tensor.where:
         args = (args[1], args[0], *args[2:])
     if len(args) != 3 or kwargs or not any(isinstance(a, Tensor) for a in args[1:]):
         return NotImplemented
-    return torch.where(args[0], *_beside(args[1:]))
+    return torch.where(args[0], *_promoted(args[1:]))
 
 
-def _replaced(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``masked_fill(x, mask, 2)`` and ``x.fill_(2)``."""
     *before, value = args
     x = args[0]
-    if kwargs or not _opens(value) or not isinstance(x, Tensor):
+    if kwargs or not _is_open(value) or not isinstance(x, Tensor):
         return NotImplemented
     if torch.result_type(x, _sample(value)) != x.dtype:  # torch has its own rules for that
         return NotImplemented
     return func(*before, _tensor(value, x.dtype, x.device))
 
 
-def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _full(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``full(size, 2)``, ``full_like(x, 2)`` and ``x.new_full(size, 2)``."""
     value = kwargs.pop("fill_value", args[-1])
     before = args if args[-1] is not value else args[:-1]
-    if not _opens(value):
+    if not _is_open(value):
         return NotImplemented
     like = func.__name__ in ("full_like", "new_full")
     dtype = kwargs.get("dtype") or (before[0].dtype if like else _dtype_of(value))
@@ -371,11 +391,11 @@ def _filled(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return made.detach().fill_(_tensor(value, dtype, made.device)).requires_grad_(made.requires_grad)
 
 
-def _made(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _tensor_of_number(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``tensor(2)``."""
-    if len(args) != 1 or not _opens(args[0]):
+    if len(args) != 1 or not _is_open(args[0]):
         return NotImplemented
-    return _filled(torch.full, ((), args[0]), kwargs)
+    return _full(torch.full, ((), args[0]), kwargs)
 
 
 def _dtype_of(value: Any) -> torch.dtype:
@@ -390,13 +410,13 @@ HANDLERS: dict[str, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
         "__ge__", "__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__truediv__", "__div__", "__iadd__",
         "__isub__", "__imul__", "__itruediv__", "__idiv__", "add_", "sub_", "mul_", "div_", "true_divide_", "multiply_",
         "divide_", "subtract_", "floor_divide", "remainder", "fmod", "__floordiv__", "__mod__",
-    ), _operands),
+    ), _binary_op),
     **dict.fromkeys(("addcmul", "addcmul_", "addcdiv", "addcdiv_"), _added_product),
     **dict.fromkeys(("lerp", "lerp_"), _lerp),
-    **dict.fromkeys(BOUNDING, _bounds),
-    "pow": _power, "__rpow__": _powered, "rsub": _swapped, "__rsub__": _swapped,
-    "where": _chosen,
-    **dict.fromkeys(("masked_fill", "masked_fill_", "fill_"), _replaced),
-    **dict.fromkeys(("full", "full_like", "new_full"), _filled),
-    **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor"), _made),
+    **dict.fromkeys(BOUNDING, _clamp),
+    "pow": _pow, "__rpow__": _rpow, "rsub": _rsub, "__rsub__": _rsub,
+    "where": _where,
+    **dict.fromkeys(("masked_fill", "masked_fill_", "fill_"), _fill),
+    **dict.fromkeys(("full", "full_like", "new_full"), _full),
+    **dict.fromkeys(("tensor", "as_tensor", "scalar_tensor"), _tensor_of_number),
 }  # fmt: skip

@@ -19,12 +19,21 @@ from torch import Tensor
 
 from actorflow_compiler.core.expressions import FUNCTIONS, Condition, Expression, Operand, Source, of_python, sources
 
-__all__ = ["Milestones", "SymNumber", "NumberEnv", "as_float", "expression_of", "is_stand_in", "plain", "plain_now"]
+__all__ = [
+    "Milestones",
+    "SymNumber",
+    "NumberEnv",
+    "as_float",
+    "expression_of",
+    "is_sym_number",
+    "specialized",
+    "current_value",
+]
 
 UFUNCS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv"} | {
     function: name for name, function in FUNCTIONS.items() if name.startswith("np.")
 }
-torch_functions: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = []
+torch_function_handlers: list[Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = []
 """What calls a function of torch that is given stand-ins: the one there is, which ``ops.py`` enters."""
 
 MATH = tuple(name.removeprefix("math.") for name in FUNCTIONS if name.startswith("math."))
@@ -105,36 +114,38 @@ class SymNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return torch_functions[0](func, args, kwargs or {})
+        return torch_function_handlers[0](func, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         sign = UFUNCS.get(ufunc)
         if sign and method == "__call__" and not kwargs and all(map(_is_number, inputs)):
             return self._made(sign, *inputs)
-        return getattr(ufunc, method)(*map(plain, inputs), **{key: plain(value) for key, value in kwargs.items()})
+        return getattr(ufunc, method)(
+            *map(specialized, inputs), **{key: specialized(value) for key, value in kwargs.items()}
+        )
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.array(plain(self), *args, **kwargs)
+        return np.array(specialized(self), *args, **kwargs)
 
     # -- what stays open -------------------------------------------------------------------------
 
     def _made(self, function: str, *operands: Any) -> Any:
         """A function of numbers, this among them."""
         try:
-            value = FUNCTIONS[function](*map(plain_now, operands))
+            value = FUNCTIONS[function](*map(current_value, operands))
         except (ArithmeticError, ValueError):  # for these numbers; what the code does about it is of the plan
             value = None
         if isinstance(value, np.bool_):
             value = bool(value)
-        mine = [o.value for o in operands if is_stand_in(o)]
+        mine = [o.value for o in operands if is_sym_number(o)]
         known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
         of_numpy = type(value) is np.float64 and known  # and so it will be in each call
         if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
-            return FUNCTIONS[function](*map(plain, operands))
+            return FUNCTIONS[function](*map(specialized, operands))
         return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
 
     def _decided(self, function: str, *operands: Any) -> Any:
-        return plain(self._made(function, *operands))
+        return specialized(self._made(function, *operands))
 
     def __neg__(self) -> Any:
         return self._made("neg", self)
@@ -147,7 +158,9 @@ class SymNumber:
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None or not _is_number(other):
-            return NotImplemented if modulus is None else pow(plain(self), plain(other), plain(modulus))
+            return (
+                NotImplemented if modulus is None else pow(specialized(self), specialized(other), specialized(modulus))
+            )
         return _power(self, other)
 
     def __rpow__(self, other: Any) -> Any:
@@ -161,31 +174,31 @@ class SymNumber:
         return bool(self._decided("truth", self))
 
     def __float__(self) -> float:
-        return float(plain(self))
+        return float(specialized(self))
 
     def __int__(self) -> int:
         return int(self._decided("int", self))
 
     def __index__(self) -> int:
-        return plain(self).__index__()  # type: ignore[no-any-return]
+        return specialized(self).__index__()  # type: ignore[no-any-return]
 
     def __complex__(self) -> complex:
-        return complex(plain(self))
+        return complex(specialized(self))
 
     def __hash__(self) -> int:
-        return hash(plain(self))
+        return hash(specialized(self))
 
     def __repr__(self) -> str:
-        return repr(plain(self))
+        return repr(specialized(self))
 
     def __str__(self) -> str:
-        return str(plain(self))
+        return str(specialized(self))
 
     def __format__(self, spec: str) -> str:
-        return format(plain(self), spec)
+        return format(specialized(self), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(self).__reduce_ex__(protocol)
+        return specialized(self).__reduce_ex__(protocol)
 
     def __copy__(self) -> SymNumber:
         return self
@@ -194,7 +207,7 @@ class SymNumber:
         return self
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._made("round", self, *(() if digits is None else (plain(digits),)))
+        return self._made("round", self, *(() if digits is None else (specialized(digits),)))
 
     def __floor__(self) -> Any:
         return self._made("floor", self)
@@ -214,7 +227,7 @@ class SymNumber:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what protocols ask for: a stand-in has its own
             raise AttributeError(name)
-        return getattr(plain(self), name)
+        return getattr(specialized(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SymNumber.__slots__:
@@ -239,22 +252,22 @@ class Milestones(Counter[int]):
 def as_float(*args: Any) -> Any:
     """``float(…)``, which leaves a stand-in open."""
     one = args[0] if len(args) == 1 else None
-    if not is_stand_in(one):
+    if not is_sym_number(one):
         return float(*args)
     return one if type(one.value) is float else one._made("float", one)
 
 
-def is_stand_in(value: object) -> TypeGuard[SymNumber]:
+def is_sym_number(value: object) -> TypeGuard[SymNumber]:
     """Whether a value is a stand-in, whatever ``isinstance`` says of it."""
     return type(value) is SymNumber
 
 
 def _is_number(value: object) -> bool:
     """Whether a value may be computed with: stand-ins are numbers, too, and those of NumPy of 64 bits."""
-    return isinstance(value, int | float) and not _comes_later(value)
+    return isinstance(value, int | float) and not _is_unbacked(value)
 
 
-def _comes_later(value: object) -> bool:
+def _is_unbacked(value: object) -> bool:
     """Whether a value is one of ``late``'s, which computes itself."""
     return hasattr(type(value), "made")
 
@@ -266,12 +279,12 @@ def expression_of(value: Any) -> Operand:
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
-def plain_now(value: Any) -> Any:
+def current_value(value: Any) -> Any:
     """What a stand-in stands for, with no condition; any other value itself."""
     return value.value if type(value) is SymNumber else value
 
 
-def plain(value: Any) -> Any:
+def specialized(value: Any) -> Any:
     """What a stand-in stands for, which the plan is then made for; any other value itself."""
     return value.numbers.settle(value.expression, value.value) if type(value) is SymNumber else value
 
@@ -279,8 +292,8 @@ def plain(value: Any) -> Any:
 def _power(base: Any, exponent: Any) -> Any:
     """A power: of a negative base it would be complex for some exponents, and of whole numbers a float for some."""
     one = base if type(base) is SymNumber else exponent
-    if not (base > 0 and (exponent >= 0 or type(plain_now(exponent)) is float)):
-        return plain(base) ** plain(exponent)
+    if not (base > 0 and (exponent >= 0 or type(current_value(exponent)) is float)):
+        return specialized(base) ** specialized(exponent)
     return one._made("pow", base, exponent)
 
 
@@ -289,7 +302,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
 
     def forward(self: SymNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return REFLECTED[name](other, self) if name in REFLECTED else function(plain(self), other)
+            return REFLECTED[name](other, self) if name in REFLECTED else function(specialized(self), other)
         if not _is_number(other):
             return NotImplemented
         return self._made(name, self, other)
@@ -333,23 +346,23 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 for _name in ("and", "or", "xor", "lshift", "rshift"):
 
     def _bits(self: SymNumber, other: Any, name: str = _name) -> Any:
-        return getattr(plain(self), f"__{name}__")(plain(other))
+        return getattr(specialized(self), f"__{name}__")(specialized(other))
 
     def _bits_of(self: SymNumber, other: Any, name: str = _name) -> Any:
-        return getattr(plain(other), f"__{name}__")(plain(self))
+        return getattr(specialized(other), f"__{name}__")(specialized(self))
 
     setattr(SymNumber, f"__{_name}__", _bits)
     setattr(SymNumber, f"__r{_name}__", _bits_of)
 
 
 @contextmanager
-def open_math() -> Iterator[None]:
+def symbolic_math() -> Iterator[None]:
     """In which functions of ``math`` leave stand-ins open."""
     before = {name: getattr(math, name) for name in MATH}
 
     def opened(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            later: Any = next(filter(_comes_later, args), None)
+            later: Any = next(filter(_is_unbacked, args), None)
             if later is not None and hasattr(torch, name):
                 return later.made(getattr(torch, name), *args)
             one = next((a for a in args if type(a) is SymNumber), None)

@@ -23,7 +23,7 @@ from torch import Tensor
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.expressions import FUNCTIONS, Expression, Operand, Source, number_of
 from actorflow_compiler.core.torch_internals import items_from
-from actorflow_compiler.numbers.symbolic import SymNumber, expression_of, plain_now, torch_functions
+from actorflow_compiler.numbers.symbolic import SymNumber, current_value, expression_of, torch_function_handlers
 from actorflow_compiler.numbers.symbolic import as_float as stand_in_as_float
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE, place_of
 
@@ -50,7 +50,7 @@ class UnbackedNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return torch_functions[0](func, args, kwargs or {})
+        return torch_function_handlers[0](func, args, kwargs or {})
 
     def decided(self) -> Any:
         """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
@@ -181,7 +181,7 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     return forward, backward
 
 
-ASKED = ("isfinite", "isinf", "isnan")  # what kind a number is
+PREDICATES = ("isfinite", "isinf", "isnan")  # what kind a number is
 SUMS = {FUNCTIONS["add"]: "add", FUNCTIONS["sub"]: "sub", FUNCTIONS["mul"]: "mul", torch.neg: "neg"}
 WHOLE = (*SUMS, torch.abs, torch.remainder, torch.floor_divide)
 REFLECTED: dict[str, Callable[[Any, Any], Any]] = {
@@ -205,11 +205,11 @@ def _compared(name: str) -> Callable[..., Any]:
     return compare
 
 
-def _wanted(name: str) -> Callable[..., Any]:
+def _known_value_method(name: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self.decided(), name)(*args)
 
 
-def _said(name: str) -> Callable[..., str]:
+def _text_method(name: str) -> Callable[..., str]:
     def say(self: UnbackedNumber, *args: Any) -> str:
         return self.text() or str(getattr(self.decided(), name)(*args))
 
@@ -217,12 +217,12 @@ def _said(name: str) -> Callable[..., str]:
 
 
 for _name in ("repr", "str", "format"):
-    setattr(UnbackedNumber, f"__{_name}__", _said(f"__{_name}__"))
+    setattr(UnbackedNumber, f"__{_name}__", _text_method(f"__{_name}__"))
 for _name in (
     "float", "int", "index", "complex", "reduce_ex", "round", "floor", "ceil", "trunc", "rfloordiv", "rmod", "divmod",
     "rdivmod",
 ):  # fmt: skip
-    setattr(UnbackedNumber, f"__{_name}__", _wanted(f"__{_name}__"))
+    setattr(UnbackedNumber, f"__{_name}__", _known_value_method(f"__{_name}__"))
 
 
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
@@ -239,11 +239,11 @@ def unbacked_items() -> Iterator[None]:
         return UnbackedNumber(_widest(value), lambda: CaptureError(f"{place}\n  {LOOKS_AT_A_VALUE}"))
 
     before = {"min": builtins.min, "max": builtins.max}
-    builtins.min = _choosing(before["min"], torch.lt)
-    builtins.max = _choosing(before["max"], torch.gt)
-    asking = {name: getattr(math, name) for name in ASKED}
+    builtins.min = _replaced_min_or_max(before["min"], torch.lt)
+    builtins.max = _replaced_min_or_max(before["max"], torch.gt)
+    asking = {name: getattr(math, name) for name in PREDICATES}
     for name, function in asking.items():
-        setattr(math, name, _asking(name, function))
+        setattr(math, name, _replaced_predicate(name, function))
     try:
         with items_from(late):
             yield
@@ -254,11 +254,11 @@ def unbacked_items() -> Iterator[None]:
             setattr(math, name, function)
 
 
-def _asking(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _replaced_predicate(name: str, plain: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """A function of ``math`` that says of a number what kind it is."""
 
     def ask(value: Any) -> bool:
-        if _later(value):
+        if _is_later(value):
             return _of_kind(name, value)
         return plain(value)
 
@@ -270,21 +270,21 @@ def _of_kind(name: str, value: Any) -> bool:
     return bool(getattr(torch, name)(value.tensor if type(value) is UnbackedNumber else value))
 
 
-def _choosing(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
+def _replaced_min_or_max(plain: Any, better: Callable[[Any, Any], Any]) -> Any:
     """``min`` or ``max``: the first of those that no other one is better than."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
-        if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_later, args)):
+        if len(args) < 2 or kwargs or not all(map(_has_no_dims, args)) or not any(map(_is_later, args)):
             return plain(*args, **kwargs)
         one = next((a for a in args if type(a) is UnbackedNumber), None)
-        like = next(a.tensor if type(a) is UnbackedNumber else a for a in args if _later(a))
-        chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_beside(a, like) for a in args])
+        like = next(a.tensor if type(a) is UnbackedNumber else a for a in args if _is_later(a))
+        chosen = reduce(lambda a, b: torch.where(better(b, a), b, a), [_as_tensor(a, like) for a in args])
         return chosen if one is None else UnbackedNumber(_widest(chosen.detach()), one.refusal)
 
     return choose
 
 
-def _later(value: object) -> bool:
+def _is_later(value: object) -> bool:
     return type(value) is UnbackedNumber or isinstance(value, Tensor)
 
 
@@ -297,10 +297,10 @@ def _has_no_dims(value: Any) -> bool:
     )
 
 
-def _beside(value: Any, like: Tensor) -> Tensor:
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
     """A number as a tensor of the dtype that torch gives it beside another tensor."""
     if type(value) is UnbackedNumber:
         return value.tensor
     if isinstance(value, Tensor):
         return value
-    return torch.full((), value, dtype=torch.result_type(like, plain_now(value)), device=like.device)
+    return torch.full((), value, dtype=torch.result_type(like, current_value(value)), device=like.device)

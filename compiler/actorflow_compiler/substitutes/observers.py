@@ -126,11 +126,11 @@ def _refuse_unsized() -> NoReturn:
 def _averaged(self: Any, x: Tensor) -> Tensor:
     """The ranges move towards those of ``x``; the first ones are its own."""
     if x.numel():
-        _move(self, x, getattr(self, "ch_axis", None), torch.isinf(self.min_val) & torch.isinf(self.max_val))
+        _move_ranges(self, x, getattr(self, "ch_axis", None), torch.isinf(self.min_val) & torch.isinf(self.max_val))
     return x
 
 
-def _move(observer: Any, x: Tensor, axis: int | None, *first: Tensor) -> None:
+def _move_ranges(observer: Any, x: Tensor, axis: int | None, *first: Tensor) -> None:
     with torch.no_grad():
         share = observer.averaging_constant
         seen = _seen(x, axis, observer.min_val)
@@ -184,7 +184,7 @@ def _fused(self: Any, x: Tensor) -> Tensor:
             raise RuntimeError("expected scalar type Float but found Double")
     axis = self.ch_axis if self.is_per_channel else None
     if self.observer_enabled[0] != 0:
-        _move(observer, x, axis)
+        _move_ranges(observer, x, axis)
     if self.fake_quant_enabled[0] == 0:
         return x.clone()
     least, most = observer.quant_min, observer.quant_max

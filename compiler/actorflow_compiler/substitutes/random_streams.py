@@ -14,7 +14,7 @@ import torch
 
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.torch_internals import real_tensors
-from actorflow_compiler.custom_ops.random import mixed
+from actorflow_compiler.custom_ops.random import splitmix64
 from actorflow_compiler.values.reads import place_of
 
 __all__ = ["UNSEEDED", "RandomStreams"]
@@ -51,7 +51,7 @@ class RandomStreams:
             torch.rand((), generator=generator, device=generator.device)
         seen = self._seen.setdefault(seed, {})
         stream = seen.setdefault(state, len(seen))
-        return stream, None if seed == UNSEEDED else mixed(seed) >> 1
+        return stream, None if seed == UNSEEDED else splitmix64(seed) >> 1
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from actorflow_compiler.core.torch_internals import (
     script_constants,
     script_kinds,
 )
-from actorflow_compiler.numbers.symbolic import plain
+from actorflow_compiler.numbers.symbolic import specialized
 from actorflow_compiler.numbers.unbacked import is_unbacked
 from actorflow_compiler.values.reads import place_of
 
@@ -65,12 +65,12 @@ class TorchScriptCalls:
 
     def _call(self, call: Callable[..., Any], script: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call it as ``call`` would."""
-        if is_traced_by_jit() or any(map(_has_rules, pytree.tree_leaves((args, kwargs)))):
+        if is_traced_by_jit() or any(map(_handles_functions, pytree.tree_leaves((args, kwargs)))):
             return call(script, *args, **kwargs)
         if id(script) not in self._known:
             self._known[id(script)] = script, self._made(script)
         run = self._known[id(script)][1]
-        return run(*pytree.tree_map(_settled, tuple(args)), **pytree.tree_map(_settled, dict(kwargs)))
+        return run(*pytree.tree_map(_specialized, tuple(args)), **pytree.tree_map(_specialized, dict(kwargs)))
 
     def _made(self, script: Any) -> Callable[..., Any]:
         """What runs a function or a method.  Raises CaptureError for one that does what a plan cannot repeat."""
@@ -127,12 +127,12 @@ def torchscript_error(text: str) -> str:
     return f"code of torch.jit that the step calls here raises {said[-1] if said else 'an error'}"
 
 
-def _has_rules(value: Any) -> bool:
+def _handles_functions(value: Any) -> bool:
     """Whether a tensor is of a class that says itself what functions do with it."""
     rules = getattr(getattr(type(value), "__torch_function__", None), "__func__", None)
     return isinstance(value, Tensor) and rules not in (None, PLAIN)
 
 
-def _settled(value: Any) -> Any:
+def _specialized(value: Any) -> Any:
     """A number as code of torch.jit takes it: the plan is made for it."""
-    return value.decided() if is_unbacked(value) else plain(value)
+    return value.decided() if is_unbacked(value) else specialized(value)

@@ -27,17 +27,19 @@ from actorflow_compiler.core.lines import OURS
 from actorflow_compiler.values.condition_paths import ConditionPart, ConditionPaths, PathAnswers, condition_of
 from actorflow_compiler.values.gradients import GradientEffects
 
-__all__ = ["CHECKED", "UNKNOWN", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
+__all__ = ["CHECKED", "UNKNOWN_TEXT", "Retrace", "Check", "BranchExplorer", "ExceptionRecord", "within_branch"]
 
 CHECKED = "actorflow.checked.default"  # in a trace: a condition, and the variables as they are where it is asked for
-EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
-UNKNOWN = "…"  # in place of a value in a text
+MAX_EXPLORED = 8  # decisions at one place whose raising sides are each traced; others there are taken to be like those
+UNKNOWN_TEXT = "…"  # in place of a value in a text
 TRACING = tuple(f"/torch/{part}" for part in (
     "_subclasses", "_refs", "_prims", "_prims_common", "_meta_registrations", "_decomp", "_dynamo", "_higher_order_ops",
     "fx", "_library", "_ops", "_tensor_str", "functional.py", "utils/_python_dispatch",
 ))  # fmt: skip  # which raise what an op refuses, not what a script has found
-FOR_OTHERS = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
-OF_LAYERS = "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours, which finds what a layer of a script would
+RAISES_FOR_CALLER = ("/torch/__init__.py", "/torch/overrides.py")  # whose functions raise for those that call them
+REPLACED_LAYERS = (
+    "/actorflow_compiler/substitutes/adaptive_softmax.py"  # of ours, which finds what a layer of a script would
+)
 PLAIN = (type(None), bool, int, float, str)
 
 
@@ -52,17 +54,19 @@ def _(raises: Any, held: Any, names: str) -> Any:
     return torch.empty_like(raises)
 
 
-_taken: list[Tensor] = []  # of the branches that a trace is in, of which both sides are computed: whether each is taken
+_branches_taken: list[
+    Tensor
+] = []  # of the branches that a trace is in, of which both sides are computed: whether each is taken
 
 
 @contextlib.contextmanager
 def within_branch(taken: Tensor) -> Iterator[None]:
     """In which checks only raise where a branch is ``taken``, a bool without dims."""
-    _taken.append(taken.detach())
+    _branches_taken.append(taken.detach())
     try:
         yield
     finally:
-        _taken.pop()
+        _branches_taken.pop()
 
 
 class Retrace(BaseException):  # no error: nobody is to catch it on its way
@@ -255,24 +259,24 @@ class BranchExplorer:
             with torch.no_grad():
                 condition = _truth(tensor)
                 raises = condition if decision.side else condition.logical_not()
-                for taken in _taken:
+                for taken in _branches_taken:
                     raises = raises & taken
                 found(raises, decision.raised)
             self._asked.append((tensor, tensor._version, not decision.side))
             return not decision.side
         several = [d for d in self._known if d.place == place and d.ways is not None]
-        if len(several) >= EXPLORED // 2:
-            self._known.append(replace(several[-1], raised=_common([d.raised for d in several if d.raised])))
+        if len(several) >= MAX_EXPLORED // 2:
+            self._known.append(replace(several[-1], raised=_merged_records([d.raised for d in several if d.raised])))
             return self.decide(tensor, frame, found)
         if self._ways is not None and self._ways.next is not None:
             self._answers, self._inside = self._ways.next[:1], True
             self._quiet()
             return self._answers[0]
         alike = [d for d in self._known if d.place == place and d.side is not None]
-        if len(alike) >= EXPLORED:
-            self._known.append(_Decision(place, alike[-1].side, _common([d.raised for d in alike if d.raised])))
+        if len(alike) >= MAX_EXPLORED:
+            self._known.append(_Decision(place, alike[-1].side, _merged_records([d.raised for d in alike if d.raised])))
             return self.decide(tensor, frame, found)
-        hint = alike[-1].side if alike else _hint(frame)
+        hint = alike[-1].side if alike else _likely_raising_side(frame)
         side = hint if self._side is None else self._side
         assert side is not None
         self._side, self._place, self._inside = side, place, True
@@ -291,7 +295,7 @@ class BranchExplorer:
     def _answered(self, ways: ConditionPaths, frame: FrameType | None) -> bool | None:
         """The answer of the way that is tried to another question of its condition; None where that is no such one."""
         condition, tried = _condition(frame), ways.next
-        if condition is None or tried is None or _place(condition.frame.f_back) != _outside(ways.place):
+        if condition is None or tried is None or _place(condition.frame.f_back) != _caller_place(ways.place):
             return None
         if not ways.asks(condition, self._answers):
             return None
@@ -321,7 +325,7 @@ class BranchExplorer:
                     both = functools.reduce(torch.logical_and, asked)
                     raises = both if raises is None else raises | both
                 assert raises is not None
-                for taken in _taken:
+                for taken in _branches_taken:
                     raises = raises & taken
                 found(raises, decision.raised)
         return self._answers[-1]
@@ -336,7 +340,7 @@ class BranchExplorer:
                 self._ways = None
                 all_raised = [ways.behind[way] for way in ways.raising]
                 known = bool(all_raised) and ways.taken is not None and len({r.name for r in all_raised}) == 1
-                common = _common(all_raised) if known else None
+                common = _merged_records(all_raised) if known else None
                 self._known.append(_Decision(ways.place, None, common, ways if common else None))
             return Retrace()
         assert self._side is not None
@@ -422,8 +426,8 @@ def _is_raised(error: BaseException) -> bool:
     asks = ""  # who has raised it, or has called what raises it for others
     while at is not None:
         code, last = at.tb_frame.f_code, at.tb_lasti
-        passes_on = code.co_name == "__torch_function__" or code.co_filename.endswith(FOR_OTHERS)
-        ours = _is_ours(code.co_filename) and not code.co_filename.endswith(OF_LAYERS)
+        passes_on = code.co_name == "__torch_function__" or code.co_filename.endswith(RAISES_FOR_CALLER)
+        ours = _is_ours(code.co_filename) and not code.co_filename.endswith(REPLACED_LAYERS)
         asks = asks if passes_on or ours else code.co_filename
         at = at.tb_next
     if not asks or _is_ours(code.co_filename) or any(part in asks for part in TRACING):
@@ -439,12 +443,12 @@ def _place(frame: FrameType | None) -> tuple[Any, ...]:
     """Where a decision is made: the code of all that runs, and how far each is."""
     found: list[tuple[CodeType, int]] = []
     while frame is not None and not frame.f_code.co_filename.endswith("actorflow_compiler/capture/capture.py"):
-        found.append((frame.f_code, _at(frame)))
+        found.append((frame.f_code, _instruction(frame)))
         frame = frame.f_back
     return tuple(found)
 
 
-def _at(frame: FrameType) -> int:
+def _instruction(frame: FrameType) -> int:
     """How far a frame is; Python 3.11 stops one instruction earlier at a call that it has made often."""
     at = frame.f_lasti
     early = at >= 0 and dis.opname[frame.f_code.co_code[at]] == "PRECALL"
@@ -458,7 +462,7 @@ def _condition(frame: FrameType | None) -> ConditionPart | None:
     return condition_of(frame)
 
 
-def _outside(place: tuple[Any, ...]) -> tuple[Any, ...]:
+def _caller_place(place: tuple[Any, ...]) -> tuple[Any, ...]:
     """Where what asks was called."""
     inside = next((i for i, (code, _) in enumerate(place) if not _is_ours(code.co_filename)), 0)
     return place[inside + 1 :]
@@ -468,7 +472,7 @@ def _truth(tensor: Tensor) -> Tensor:
     return (tensor if tensor.dtype == torch.bool else tensor != 0).detach().reshape(())
 
 
-def _hint(frame: FrameType | None) -> bool:
+def _likely_raising_side(frame: FrameType | None) -> bool:
     """The side that is likely to raise, by what is written there."""
     if frame is None:
         return True
@@ -476,7 +480,7 @@ def _hint(frame: FrameType | None) -> bool:
     return not (line.startswith("assert") or " not " in line)
 
 
-def _common(raised: Sequence[ExceptionRecord]) -> ExceptionRecord | None:
+def _merged_records(raised: Sequence[ExceptionRecord]) -> ExceptionRecord | None:
     """What several exceptions have in common, as one: they are raised at one place.  None where they leave other
     things behind.
     """
@@ -486,13 +490,13 @@ def _common(raised: Sequence[ExceptionRecord]) -> ExceptionRecord | None:
     if any(one.left is not None for one in raised):
         return None
     texts = [" ".join(map(str, one.args)) for one in raised]
-    return replace(last, args=(_shared(texts),), printed=())
+    return replace(last, args=(_common_text(texts),), printed=())
 
 
-def _shared(texts: Sequence[str]) -> str:
+def _common_text(texts: Sequence[str]) -> str:
     """The beginning and the end that texts have in common."""
     shortest = min(texts, key=len)
     head = next((i for i, c in enumerate(shortest) if any(t[i] != c for t in texts)), len(shortest))
     rest = shortest[head:]
     tail = next((i for i, c in enumerate(reversed(rest)) if any(t[-1 - i] != c for t in texts)), len(rest))
-    return f"{shortest[:head]}{UNKNOWN}{shortest[len(shortest) - tail :]}"
+    return f"{shortest[:head]}{UNKNOWN_TEXT}{shortest[len(shortest) - tail :]}"

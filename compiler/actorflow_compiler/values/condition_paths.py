@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-__all__ = ["MOST", "PathAnswers", "ConditionPart", "ConditionPaths", "condition_of"]
+__all__ = ["MAX_PARTS", "PathAnswers", "ConditionPart", "ConditionPaths", "condition_of"]
 
 NAMES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.comprehension)
-MOST = 6  # questions of one condition
+MAX_PARTS = 6  # questions of one condition
 PathAnswers = tuple[bool, ...]
-Position = tuple[int, int]  # line and column
+SourcePosition = tuple[int, int]  # line and column
 Statement = ast.If | ast.Assert
 
 
@@ -28,7 +28,7 @@ class ConditionPart:
     """A condition of an ``if`` or an ``assert`` that is asked for in parts, and the part that a frame is at."""
 
     frame: FrameType
-    begins: Position
+    begins: SourcePosition
     part: int  # how far the frame is
 
 
@@ -73,7 +73,7 @@ class ConditionPaths:
     """
 
     place: Any  # of what runs the frame
-    begins: Position
+    begins: SourcePosition
     part: dict[PathAnswers, int]  # which question is asked behind some answers
     behind: dict[PathAnswers, Any] = field(default_factory=dict)  # None: the step goes on
     left: list[PathAnswers] = field(default_factory=lambda: [(False,), (True,)])
@@ -95,7 +95,7 @@ class ConditionPaths:
         self.part[answers] = part
         self.left.remove(answers)
         self.left += [(*answers, False), (*answers, True)]
-        return len(answers) < MOST
+        return len(answers) < MAX_PARTS
 
     def found(self, answers: PathAnswers, behind: Any) -> None:
         """What is behind a way."""

@@ -18,11 +18,11 @@ from torch import Tensor, fx
 
 from actorflow_compiler.core.torch_internals import constant_of, node_of, real_tensors
 
-__all__ = ["KNOWN", "NUMBERS", "ValueGuard", "ValueDecisions", "HostProgram", "HostProgramFinder"]
+__all__ = ["EQUAL_TABLE", "VALUE_METHODS", "ValueGuard", "ValueDecisions", "HostProgram", "HostProgramFinder"]
 
-MOST = 1024  # elements of a tensor that the host computes
-LONGEST = 200  # ops that it does
-NUMBERS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # what Python calls for a value
+MAX_ELEMENTS = 1024  # elements of a tensor that the host computes
+MAX_STEPS = 200  # ops that it does
+VALUE_METHODS: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType({  # what Python calls for a value
     "__bool__": bool, "__float__": float, "__index__": int, "__int__": int, "item": Tensor.item,
     "tolist": Tensor.tolist,
 })  # fmt: skip
@@ -60,7 +60,7 @@ class ValueGuard:
 
     def now(self, values: Sequence[Tensor]) -> Any:
         """What it is with these values."""
-        return NUMBERS[self.method](self.program.run(values))
+        return VALUE_METHODS[self.method](self.program.run(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class HostProgramFinder:
             node = pending.pop()
             if node in needed:
                 continue
-            if len(needed) == LONGEST or not self._is_small(node):
+            if len(needed) == MAX_STEPS or not self._is_small(node):
                 return None
             needed.add(node)
             pending += node.all_input_nodes
@@ -158,7 +158,7 @@ class HostProgramFinder:
             return False
         values = node.meta.get("val")
         values = values if isinstance(values, tuple | list) else [values]
-        return all(not isinstance(v, Tensor) or v.numel() <= MOST for v in values)
+        return all(not isinstance(v, Tensor) or v.numel() <= MAX_ELEMENTS for v in values)
 
     def _step(self, node: fx.Node, at: Mapping[fx.Node, int]) -> Step | None:
         """A node as a step; None for one that the host cannot do."""
@@ -213,7 +213,9 @@ def _equal(one: Tensor, other: Tensor) -> Any:
         return torch.equal(*(program.run(()) for program in programs if program is not None))
 
 
-KNOWN: Mapping[torch._ops.OpOverload, Callable[..., Any]] = MappingProxyType({torch.ops.aten.equal.default: _equal})
+EQUAL_TABLE: Mapping[torch._ops.OpOverload, Callable[..., Any]] = MappingProxyType(
+    {torch.ops.aten.equal.default: _equal}
+)
 
 
 def _writes(node: fx.Node) -> bool:
@@ -223,7 +225,7 @@ def _writes(node: fx.Node) -> bool:
 def _constant(tensor: Any) -> Step | None:
     """The step that makes a constant of a trace."""
     value = constant_of(tensor) if isinstance(tensor, Tensor) else None
-    if value is None or value.numel() > MOST or value.is_complex():
+    if value is None or value.numel() > MAX_ELEMENTS or value.is_complex():
         return None
     with real_tensors():
         return "tensor", [value.tolist()], {"dtype": _encoded(value.dtype, {})}

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from actorflow_compiler.core.errors import CaptureError
 from actorflow_compiler.core.lines import STDLIB, is_users
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT, constant_of, watching_reads
-from actorflow_compiler.values.checks import UNKNOWN, BranchExplorer, ExceptionRecord
+from actorflow_compiler.values.checks import UNKNOWN_TEXT, BranchExplorer, ExceptionRecord
 from actorflow_compiler.values.library_code import irrelevant_condition, remedy
 from actorflow_compiler.values.where_suggestions import suggested_rewrite
 
@@ -158,7 +158,7 @@ class ValueReadHandler:
 
     def _text(self) -> str:
         """What stands for a value in a text, where that is one of a side that raises; else nothing."""
-        return UNKNOWN if self._checks is not None and self._checks.inside else ""
+        return UNKNOWN_TEXT if self._checks is not None and self._checks.inside else ""
 
 
 def _is_open(tensor: torch.Tensor) -> bool:

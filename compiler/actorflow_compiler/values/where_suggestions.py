@@ -17,8 +17,8 @@ from actorflow_compiler.core.lines import is_users
 
 __all__ = ["suggested_rewrite"]
 
-Deciding = ast.If | ast.While | ast.IfExp | ast.Assert
-LONGEST = 300  # characters of a line that is shown
+Branch = ast.If | ast.While | ast.IfExp | ast.Assert
+MAX_LINE = 300  # characters of a line that is shown
 CHECKS = " This check can be made after the call, on what it returns."
 SKIPS = (
     " To leave a batch out, raise an error here, and catch it around the call: what the step does behind this line is "
@@ -39,15 +39,15 @@ def suggested_rewrite(frames: Iterable[FrameSummary]) -> str:
     frame = next((f for f in reversed([*frames]) if is_users(f.filename)), None)
     if frame is None or frame.lineno is None:
         return ""
-    found = [*_deciding(frame.filename, frame.lineno)]
+    found = [*_branches_on_line(frame.filename, frame.lineno)]
     if not found:
         return ""
     node, parents = found[-1]
     if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)):
         one = _condition(node.test) if isinstance(node.test, ast.BoolOp) else ""
-        return f". Instead of this condition: {one}" if one and len(one) <= LONGEST else f".{CHECKS}"
-    line = "" if isinstance(node, ast.If) and _gives_nothing(node) else _line(node, parents)
-    if line and len(line) <= LONGEST:
+        return f". Instead of this condition: {one}" if one and len(one) <= MAX_LINE else f".{CHECKS}"
+    line = "" if isinstance(node, ast.If) and _gives_nothing(node) else _rewritten_line(node, parents)
+    if line and len(line) <= MAX_LINE:
         return f". Instead of this line: {line}.{BOTH}"
     return f".{SKIPS}" if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return) else ""
 
@@ -60,13 +60,13 @@ def _parsed(source: str) -> ast.Module | None:
         return None
 
 
-def _deciding(filename: str, line: int) -> Iterator[tuple[Deciding, list[ast.AST]]]:
+def _branches_on_line(filename: str, line: int) -> Iterator[tuple[Branch, list[ast.AST]]]:
     """What decides by a condition on a line, the outermost first, each with what it is in."""
     tree = _parsed("".join(linecache.getlines(filename)))
     pending: list[tuple[ast.AST, list[ast.AST]]] = [] if tree is None else [(tree, [])]
     while pending:
         node, parents = pending.pop(0)
-        if isinstance(node, Deciding) and node.test.lineno <= line <= (node.test.end_lineno or line):
+        if isinstance(node, Branch) and node.test.lineno <= line <= (node.test.end_lineno or line):
             yield node, parents
         pending += [(child, [*parents, node]) for child in ast.iter_child_nodes(node)]
 
@@ -83,7 +83,7 @@ def _gives_nothing(node: ast.If) -> bool:
     return False
 
 
-def _line(node: Deciding, parents: list[ast.AST]) -> str:
+def _rewritten_line(node: Branch, parents: list[ast.AST]) -> str:
     """The line that says the same; nothing where there is none."""
     turned = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
     condition = _condition(node.test.operand if isinstance(node.test, ast.UnaryOp) and turned else node.test)
@@ -100,7 +100,7 @@ def _line(node: Deciding, parents: list[ast.AST]) -> str:
         name, value = _assigned(body)
         return f"for _ in range(MOST_ROUNDS): {name} = {where(value, name)}" if name and other is None else ""
     if isinstance(body, ast.Return) and body.value is not None:
-        other = other or _next(node, parents)
+        other = other or _following_statement(node, parents)
         if isinstance(other, ast.Return) and other.value is not None:
             return f"return {where(ast.unparse(body.value), ast.unparse(other.value))}"
         return ""
@@ -121,7 +121,7 @@ def _assigned(statement: ast.stmt) -> tuple[str, str]:
     return "", ""
 
 
-def _next(node: ast.stmt, parents: list[ast.AST]) -> ast.stmt | None:
+def _following_statement(node: ast.stmt, parents: list[ast.AST]) -> ast.stmt | None:
     """The statement behind another one."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parents[-1], block, None)
