@@ -403,7 +403,7 @@ class SideEffectRecorder:
             self._counting.append(self._place(at, key, where))
             return None
         sources = [number.expression for number in mine if isinstance(number.expression, Source)]
-        baked = not own or self._numbers is None or any(map(self._numbers.settled, sources))
+        baked = not own or self._numbers is None or any(map(self._numbers.is_specialized, sources))
         if read and not tensors and baked and takes_many_values(self._counts.get(where, ()), repr(shape)):
             self._refuse(
                 where,

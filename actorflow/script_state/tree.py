@@ -37,7 +37,7 @@ def describe(value: Any, tensors: list[Tensor]) -> Description:
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if is_unbacked(value):
-        value = value.decided()
+        value = value.known_value()
     if value is None or isinstance(value, bool | int | float | str):
         return {"number": to_json(expression_of(value))} if is_sym_number(value) else {"value": value}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -54,13 +54,13 @@ class HostValues:
 
     def moved_by(self, decisions: ValueDecisions) -> tuple[str, ...]:
         """What a call makes of values that are known: it cannot be taken back."""
-        return tuple(name for name in self._known if name in decisions.moves or name in decisions.loses)
+        return tuple(name for name in self._known if name in decisions.updates or name in decisions.loses)
 
     def called(self, decisions: ValueDecisions) -> None:
         """A call of a plan was issued."""
         before = dict(self._known)
         for name in self.moved_by(decisions):
-            program = decisions.moves.get(name)
+            program = decisions.updates.get(name)
             if program is not None and all(x in before for x in program.inputs):
                 self._known[name] = program.run([before[x] for x in program.inputs])
             else:

@@ -203,15 +203,15 @@ def _traced(
             left, lost = checks.changed()
             if raised.left is not None:
                 left, raised = raised.left, replace(raised, left=None)
-            lost = lost or stepped.so_far()
-            check = Check(where, raised, left, lost, watch.has_stepped, watch.standing_now())
+            lost = lost or stepped.count_changed_in_python()
+            check = Check(where, raised, left, lost, watch.has_stepped, watch.effects_so_far())
             checks.found.append((raises, check))
 
         def standing_now() -> tuple[Any, frozenset[str]]:
             there = {**fakes, **stepped.tensors, **watch.variables_now()}
             trace = next((found for t in there.values() if (found := node_of(t)) is not None), None)
             writes = 0 if trace is None else HostProgramFinder(trace[0].graph, trace[1], (), ()).writes
-            return ({name: id(t) for name, t in there.items()}, writes), watch.standing_now().loses
+            return ({name: id(t) for name, t in there.items()}, writes), watch.effects_so_far().loses
 
         reads = ValueReadHandler(deciding.decide, late=numbers is not None, checks=checks, found=found)
         with mode, looks_compiling(), preserve, plain_layers(), _clear_errors(reads), _moved_to(device, state):
@@ -241,31 +241,31 @@ def _traced(
                             clusters.check()
                         check_results(results)
                         nested.check_results(results)
-                        assigned.returned(results)
+                        assigned.check_results(results)
                         results = [r.detach() for r in results]
                         reads.check()
                         indexing.check()
                         for optimizer in state.optimizers.values():
                             stepped.show(optimizer, [*stepped.hidden.get(id(optimizer), ())])
-                        stepped.settle(assigned.of)
-                        watch.settle()
+                        stepped.settle(assigned.holder_of)
+                        watch.write_kept()
                         if checks is not None and checks.found:
                             results.append(torch.stack([raises for raises, _ in checks.found]))
                         return results
 
                 streams, indexing, clusters = RandomStreams(), Indexing(), AdaptiveSoftmaxClusters(state)
-                assigned = DataAssignmentMode(held.values(), watch.asked)
-                unseen = values_not_seen(), reads.refusing(), assigned, streams.following(), _scaled(state), selecting
+                assigned = DataAssignmentMode(held.values(), watch.gradient_read)
+                unseen = values_not_seen(), reads.refusing(), assigned, streams.numbering(), _scaled(state), selecting
                 scripts = TorchScriptCalls([h.tensor for h in state.held.values()])
                 ragged = (
                     replaced_sequence_packing(),
                     nested.replaced_nested_tensors(),
                     replaced_encoders(),
                     replaced_ctc_loss(),
-                    indexing.following(),
+                    indexing.replacing_indexing(),
                     unrolled_higher_order_ops(),
                 )
-                layers = replaced_istft(), scripts.following(), clusters.following(), replaced_observers()
+                layers = replaced_istft(), scripts.replacing_calls(), clusters.replacing_layers(), replaced_observers()
                 norms = contextlib.nullcontext() if numbers is None else replaced_batch_norm()
                 with contextlib.ExitStack() as stack, watch.watching(), marked_optimizer_steps(state, stepped):
                     for context in (*unseen, *ragged, *layers, norms, without_meta()):
@@ -278,9 +278,9 @@ def _traced(
             if train:
                 _refuse_uncalled(hints.patterns, recorder.called)
             known = {n.name: name for n, name in zip(raw.graph.find_nodes(op="placeholder"), held, strict=False)}
-            gradients, unknown = watch.end(raw, known)
+            gradients, unknown = watch.result(raw, known)
             decisions = deciding.end(raw)
-            again = bool(stepped.unknown) or indexing.again or not unknown.keys() <= sure.keys()
+            again = bool(stepped.unexpected) or indexing.again or not unknown.keys() <= sure.keys()
             raw.graph.set_codegen(torch.fx.graph.CodeGen())
             raw.recompile()
             values = [n.meta["val"] for n in raw.graph.find_nodes(op="placeholder")]
@@ -298,7 +298,7 @@ def _traced(
     if functional is None:
         return capture(
             step, arguments, state, train=train, hints=hints, fresh=fresh, standing=standing,
-            sure={**unknown, **sure}, made={**made, **stepped.unknown}, mirrored=mirrored, device=device,
+            sure={**unknown, **sure}, made={**made, **stepped.unexpected}, mirrored=mirrored, device=device,
             numbers=numbers, value=value, checks=checks,
         )  # fmt: skip
     kinds = {h.name: h.kind for h in state.held.values()}
@@ -340,7 +340,7 @@ def without_memory(
                 _scaled(state),
                 nested.replaced_nested_tensors(),
                 replaced_encoders(),
-                scripts.following(),
+                scripts.replacing_calls(),
                 Genuine(),
             ):
                 stack.enter_context(context)
@@ -509,7 +509,7 @@ class _ValueResolver:
 
     def end(self, trace: torch.fx.GraphModule) -> ValueDecisions:
         """The trace is there.  Raises CaptureError for a variable whose value the step itself makes of other things."""
-        moves, loses = HostProgramFinder(trace.graph, trace, self._names, self._known).moved()
+        moves, loses = HostProgramFinder(trace.graph, trace, self._names, self._known).find_updates()
         for one in self._asked:
             if not loses.isdisjoint(one.program.inputs) or self._goes_on(one, moves):
                 raise CaptureError(f"{one.where}\n  {LOOKS_AT_A_VALUE}{self._remedies[one.where]}")

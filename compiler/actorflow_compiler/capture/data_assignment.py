@@ -52,12 +52,12 @@ class DataAssignmentMode(TorchFunctionMode):
 
     def __init__(self, kept: Iterable[Tensor], asked: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self._asked = asked
+        self._gradient_read = asked
         self._kept = {memory_of(tensor) for tensor in kept}
         self._changed: set[int] = set()  # the memories of what has changed since
         self._shared: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by x's memory: each x, kept alive, and its p
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def holder_of(self, tensor: Tensor) -> Tensor:
         """What has the values of a tensor as the step leaves it: ``p`` for ``x``.
 
         Raises CaptureError for what shares memory with an ``x`` and is not all of it.
@@ -70,7 +70,7 @@ class DataAssignmentMode(TorchFunctionMode):
                 return p
         raise CaptureError(f"after p.data = x, what shares memory with x is kept for the next call; {INSTEAD}")
 
-    def returned(self, results: Iterable[Tensor]) -> None:
+    def check_results(self, results: Iterable[Tensor]) -> None:
         """Raise CaptureError for a result that would share memory with a ``p``."""
         if self._shared and any(memory_of(r) in self._shared for r in results):
             raise CaptureError(f"after p.data = x, x is returned, which is p's memory from then on; {INSTEAD}")
@@ -89,7 +89,7 @@ class DataAssignmentMode(TorchFunctionMode):
                 )
                 return None
             if _by_user(sys._getframe(1)):
-                self._asked(args[0])
+                self._gradient_read(args[0])
         return func(*args, **kwargs)
 
     def _check(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -35,13 +35,13 @@ class FailurePoints:
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
         """While the step runs."""
-        return before_each_op(self._look)
+        return before_each_op(self._record)
 
     def changed(self) -> Mapping[str, Any]:
         """For each line, as ``so_far`` says it, where it is known."""
         return {line: changed for line, changed in self._changed.items() if line and changed is not None}
 
-    def _look(self, op: Any, args: Iterable[Any]) -> None:
+    def _record(self, op: Any, args: Iterable[Any]) -> None:
         if in_backward() or not _may_fail(op, args):  # a backward pass takes what the forward pass has taken
             return
         changed, lost = self._so_far()

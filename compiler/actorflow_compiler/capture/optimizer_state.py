@@ -57,17 +57,19 @@ class TracedOptimizers:
     tensors: dict[str, Tensor] = field(default_factory=dict)  # as variables, by name
     parameter: dict[str, str] = field(default_factory=dict)  # variable → the parameter that it belongs to
     made: dict[StateKey, Tensor] = field(default_factory=dict)  # those that the step makes: there is no such state yet
-    unknown: dict[StateKey, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
+    unexpected: dict[StateKey, Tensor] = field(default_factory=dict)  # what it has made, and what was not expected
     before: list[tuple[str, dict[Any, Any], Any, Any]] = field(default_factory=list)  # (optimizer, state, key, value)
     hidden: dict[int, dict[Tensor, dict[str, Any]]] = field(default_factory=dict)  # by id of the optimizer: its first
     # step makes that, and the script's code does not see it before
 
-    def variable(self, slot: StateKey, tensor: Tensor) -> None:
+    def add_variable(self, slot: StateKey, tensor: Tensor) -> None:
         """Make a stand-in a variable."""
         name = ".".join(slot)
         self.tensors[name], self.parameter[name] = tensor, slot[1]
 
-    def hide(self, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor]) -> None:
+    def hide_until_step(
+        self, optimizer: Optimizer, before: Any, state: ScriptState, fakes: Mapping[str, Tensor]
+    ) -> None:
         """Let an optimizer keep nothing of the parameters of which it has kept nothing ``before``, until it steps."""
         fresh = [fakes[name] for name, held in state.held.items() if name in fakes and not before.get(held.tensor)]
         self.hidden[id(optimizer)] = {p: optimizer.state.pop(p) for p in fresh if p in optimizer.state}
@@ -97,38 +99,38 @@ class TracedOptimizers:
                         self._refuse(title, key, before, now)
                     written.append((values, key, before, value(now).detach().clone()))
             elif type(before) is SymNumber:
-                self._counted(title, key, before, now)
+                self._record_number(title, key, before, now)
             elif type(now) is not type(before) or now != before:
                 self._refuse(title, key, before, now)
-        for slot, values, now in self._new(known):
+        for slot, values, now in self._new_state(known):
             if not isinstance(now, Tensor):
                 self._refuse(slot[0], slot[2], None, now)
             if slot in self.made:
                 written.append((values, slot[2], self.made[slot], value(now).detach().clone()))
             else:
-                self.unknown[slot] = value(now).detach()
+                self.unexpected[slot] = value(now).detach()
         with torch.no_grad():
             for values, key, variable, now in written:
                 variable.copy_(now)
                 values[key] = variable
 
-    def so_far(self) -> str:
+    def count_changed_in_python(self) -> str:
         """What an optimizer has counted in Python up to now, for people; nothing where none has."""
         return next((
             f"state[{key!r}] of an optimizer" for _, values, key, before in self.before
             if not isinstance(before, Tensor) and values.get(key) is not before
         ), "")  # fmt: skip
 
-    def _counted(self, title: str, key: str, before: SymNumber, now: Any) -> None:
+    def _record_number(self, title: str, key: str, before: SymNumber, now: Any) -> None:
         """A number that an optimizer holds of a parameter is another one after the step."""
         assert isinstance(before.expression, Source)
         if now is before:
             return
         if type(now) is not SymNumber and not number_of(now):
             self._refuse(title, key, before.value, now)
-        before.numbers.written[before.expression] = expression_of(now)
+        before.env.written[before.expression] = expression_of(now)
 
-    def _new(self, known: set[tuple[int, Any]]) -> Iterator[tuple[StateKey, dict[Any, Any], Any]]:
+    def _new_state(self, known: set[tuple[int, Any]]) -> Iterator[tuple[StateKey, dict[Any, Any], Any]]:
         """State that was not there before: tensors, and what a script keeps beside those of torch's optimizers."""
         for title, optimizer in self.optimizers.items():
             torchs = is_torchs(optimizer)  # which hold tensors: numbers there are the script's
@@ -196,12 +198,12 @@ def optimizer_stand_ins(
                 for key, value in values.items():
                     found.before.append((name, values, key, value))
                     if isinstance(value, Tensor):
-                        found.variable((name, names[id(p)], key), value)
+                        found.add_variable((name, names[id(p)], key), value)
             if state.looks_at_steps and is_torchs(optimizer) and not needs_closure(optimizer):
-                found.hide(optimizer, before, state, fakes)
+                found.hide_until_step(optimizer, before, state, fakes)
         for slot, like in made.items():
             found.made[slot] = _fake_like(like, like.device, mode)
-            found.variable(slot, found.made[slot])
+            found.add_variable(slot, found.made[slot])
         yield found
     finally:
         for optimizer, old, groups, checks in reversed(saved):

@@ -58,12 +58,12 @@ MAKES = (torch.zeros, torch.ones, torch.full)
 
 def _sizes(v: MaskedRows) -> tuple[Any, ...]:
     """The shape, with a tensor where the number of rows is."""
-    return tuple(v._chosen.count if d == v._at else n for d, n in enumerate(v._whole.shape))
+    return tuple(v._selection.count if d == v._row_dim else n for d, n in enumerate(v._whole.shape))
 
 
 def _numel(v: MaskedRows) -> Any:
-    each = v._whole.numel() // max(1, v._whole.shape[v._at])
-    return v._chosen.count if each == 1 else v._chosen.count * each
+    each = v._whole.numel() // max(1, v._whole.shape[v._row_dim])
+    return v._selection.count if each == 1 else v._selection.count * each
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -90,12 +90,12 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     name = called(func)
     if name in READS:
         raise read_refusal(name)
-    told = first._chosen.told
-    by_rows = not (others or told.indices or name in NOT_BY_ROWS or name.startswith("_"))
-    after = f"{name}({told.source})[{told.mask}], which selects afterwards; or " * by_rows
+    origin = first._selection.origin
+    by_rows = not (others or origin.indices or name in NOT_BY_ROWS or name.startswith("_"))
+    after = f"{name}({origin.source})[{origin.mask}], which selects afterwards; or " * by_rows
     return refuse(
         first, f"{name} is called with", f"what {name} does to rows that do not count is not known",
-        instead=f"{after}{told.rewritten('0')}",
+        instead=f"{after}{origin.rewritten('0')}",
     )  # fmt: skip
 
 
@@ -128,8 +128,8 @@ class SelectionMode(TorchFunctionMode):
                 lambda shape: func(shape, *rest, **{k: v for k, v in kwargs.items() if k != "size"}), sizes
             )
             return func(*args, **kwargs) if made is None else made
-        if func is torch.arange and len(args) == 1 and (chosen := selection_of_count(args[0])) is not None:
-            own, dtype = row_numbers(chosen), kwargs.get("dtype") or torch.long
+        if func is torch.arange and len(args) == 1 and (selection := selection_of_count(args[0])) is not None:
+            own, dtype = row_numbers(selection), kwargs.get("dtype") or torch.long
             return own if dtype == torch.long else own.to(dtype)
         if args and selection_of_count(args[0]) is not None and (out_of_place := AUGMENTED.get(called(func))):
             return getattr(Tensor, out_of_place)(*args, **kwargs)  # ``n += 1`` of a size gives another number
@@ -166,8 +166,8 @@ def check_results(results: Any) -> None:
     """Raise CaptureError where a step returns selected rows."""
     for v in pytree.tree_leaves(results):
         if isinstance(v, MaskedRows):
-            told = v._chosen.told
+            origin = v._selection.origin
             refuse(
                 v, "the step returns, or keeps,", "a result has a fixed size",
-                instead=f"return {told.source} and {told.mask}, and select outside of the job",
+                instead=f"return {origin.source} and {origin.mask}, and select outside of the job",
             )  # fmt: skip

@@ -31,13 +31,13 @@ def gather(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(first, args, {("index" if k == "indices" else k): a for k, a in kwargs.items()})
     v, index = given["input"], given["index"]
     rows = tensors_in(given)
-    if not (isinstance(v, MaskedRows) and isinstance(index, MaskedRows)) or v._at != index._at:
+    if not (isinstance(v, MaskedRows) and isinstance(index, MaskedRows)) or v._row_dim != index._row_dim:
         refuse(rows[0], f"{called(func)} takes indices for all rows and", "both have to be selected by the same mask")
-    chosen = common_selection(rows)
-    if given.get("dim") is None or normalized_dim(given["dim"], v._whole.dim()) == v._at:
+    selection = common_selection(rows)
+    if given.get("dim") is None or normalized_dim(given["dim"], v._whole.dim()) == v._row_dim:
         refuse(v, f"{called(func)} goes along", "which is where depends on values")
     found = [v._whole, filled(index, 0), given["dim"]]
-    return wrap(func(*(found if called(func) != "gather" else [found[0], found[2], found[1]])), v._at, chosen)
+    return wrap(func(*(found if called(func) != "gather" else [found[0], found[2], found[1]])), v._row_dim, selection)
 
 
 @rule("index_select")
@@ -46,9 +46,9 @@ def index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     given = bound(("input", "dim", "index"), args, kwargs)
     v, dim, index = given["input"], given["dim"], given["index"]
     if isinstance(v, MaskedRows):
-        if normalized_dim(dim, v._whole.dim()) == v._at or isinstance(index, MaskedRows):
+        if normalized_dim(dim, v._whole.dim()) == v._row_dim or isinstance(index, MaskedRows):
             refuse(v, "index_select takes some of", "which is where depends on values")
-        return wrap(func(v._whole, dim, index), v._at, v._chosen)
+        return wrap(func(v._whole, dim, index), v._row_dim, v._selection)
     dim = normalized_dim(dim, v.dim())
     return v[(*[slice(None)] * dim, index)]
 
@@ -66,7 +66,7 @@ def sums_into(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(rows[0], f"{called(func)} takes, beside others,", "indices and rows have to be selected alike")
     common_selection(rows)
     d = normalized_dim(dim, v.dim())
-    if index._at != (0 if index._whole.dim() == 1 else d) or source._at != d:
+    if index._row_dim != (0 if index._whole.dim() == 1 else d) or source._row_dim != d:
         refuse(rows[0], f"{called(func)} adds along another dim than that of", "rows are added to rows")
     return func(v, dim, filled(index, 0), filled(source, 0))
 
@@ -80,7 +80,7 @@ def masked_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         refuse(tensors_in(given)[0], "masked_scatter writes among", "which is where depends on values")
     x, mask = BROADCAST(x, mask)
     flat, found = source.reshape(-1), masked_select(x, mask)
-    if not same_rows(flat._chosen, found._chosen):
+    if not same_rows(flat._selection, found._selection):
         refuse(source, "masked_scatter writes", "they are not sure to be as many as its mask has",
                instead="x.masked_scatter(mask, y[mask]), with one mask")  # fmt: skip
     return torch.where(mask, flat._whole.view(x.shape), x)
@@ -91,18 +91,18 @@ def scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Into columns of each row."""
     rows = tensors_in((args, kwargs))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    aligned = all(r._at == rows[0]._at and r._whole.dim() == rows[0]._whole.dim() for r in rows)
+    aligned = all(r._row_dim == rows[0]._row_dim and r._whole.dim() == rows[0]._whole.dim() for r in rows)
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
     if (
         len(tensors) != len(rows)
         or not aligned
         or dim is None
-        or normalized_dim(dim, rows[0]._whole.dim()) == rows[0]._at
+        or normalized_dim(dim, rows[0]._whole.dim()) == rows[0]._row_dim
     ):
         refuse(rows[0], "scatter writes, beside others,", "all have to be selected by the same mask")
-    chosen, index = common_selection(rows), kwargs["index"] if "index" in kwargs else args[2]
+    selection, index = common_selection(rows), kwargs["index"] if "index" in kwargs else args[2]
     plain, named_plain = pytree.tree_map(
         lambda a: a if not isinstance(a, MaskedRows) else filled(a, 0) if a is index else a._whole, (args, kwargs)
     )
     out = func(*plain, **named_plain)
-    return args[0] if called(func).endswith("_") else wrap(out, rows[0]._at, chosen)
+    return args[0] if called(func).endswith("_") else wrap(out, rows[0]._row_dim, selection)

@@ -47,25 +47,26 @@ def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     safe = OF_ELEMENTS[name]
     if safe is not None:
         given = {
-            k: wrap(filled(v, safe), v._at, v._chosen) if isinstance(v, MaskedRows) else v for k, v in given.items()
+            k: wrap(filled(v, safe), v._row_dim, v._selection) if isinstance(v, MaskedRows) else v
+            for k, v in given.items()
         }
     losses = pointwise(func, (), {**given, "reduction": "none"})
     if reduction == "batchmean":
-        n = losses._chosen.count if losses._at == 0 else losses._whole.shape[0]
+        n = losses._selection.count if losses._row_dim == 0 else losses._whole.shape[0]
         return total(losses) / n
     return _reduced(losses, reduction)
 
 
 def _of_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given, rows, reduction = _given(func, args, kwargs)
-    chosen = common_selection(rows)
+    selection = common_selection(rows)
     tensors = [v for k, v in given.items() if isinstance(v, torch.Tensor) and k != "weight"]
-    if len(tensors) != len(rows) or any(v._at for v in rows) or rows[0]._whole.dim() != 2:
+    if len(tensors) != len(rows) or any(v._row_dim for v in rows) or rows[0]._whole.dim() != 2:
         refuse(rows[0], f"{called(func)} pairs", "all of its tensors have to be selected by the same mask, in dim 0")
     if called(func) in ("multi_margin_loss", "multilabel_margin_loss"):
         given["target"] = filled(given["target"], 0)
     plain = {k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}
-    return _reduced(wrap(func(**plain, reduction="none"), 0, chosen), reduction)
+    return _reduced(wrap(func(**plain, reduction="none"), 0, selection), reduction)
 
 
 for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
@@ -76,19 +77,19 @@ for _names, _rule in ((OF_ELEMENTS, _of_elements), (OF_ROWS, _of_rows)):
 def cross_entropy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows that do not count have the class that is ignored: what a mean is divided by is right by itself."""
     given, rows, reduction = _given(func, args, kwargs)
-    x, target, chosen = given["input"], given["target"], common_selection(rows)
+    x, target, selection = given["input"], given["target"], common_selection(rows)
     pair = isinstance(x, MaskedRows) and isinstance(target, MaskedRows)
-    if not pair or x._at or target._at or x._whole.dim() < 2 or len(rows) > 2:
+    if not pair or x._row_dim or target._row_dim or x._whole.dim() < 2 or len(rows) > 2:
         refuse(
             rows[0], f"{called(func)} pairs", "scores and targets have to be selected by the same mask",
-            instead=f"both of the same rows: F.{called(func)}(x[{chosen.told.mask}], y[{chosen.told.mask}])",
+            instead=f"both of the same rows: F.{called(func)}(x[{selection.origin.mask}], y[{selection.origin.mask}])",
         )  # fmt: skip
     if target._whole.is_floating_point():
         losses = func(**{**given, "input": x._whole, "target": target._whole}, reduction="none")
-        return _reduced(wrap(losses, 0, chosen), reduction)
+        return _reduced(wrap(losses, 0, selection), reduction)
     ignored = given.get("ignore_index", -100)
     found = func(**{**given, "input": x._whole, "target": filled(target.long(), ignored)}, reduction=reduction)
-    return wrap(found, 0, chosen) if reduction == "none" else found
+    return wrap(found, 0, selection) if reduction == "none" else found
 
 
 @rule("cosine_similarity", "pairwise_distance")
@@ -99,14 +100,14 @@ def row_distances(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     given = bound(names, args, kwargs)
     one, other = given["x1"], given["x2"]
     rows = tensors_in(given)
-    chosen = common_selection(rows)
+    selection = common_selection(rows)
     dims = max(x._whole.dim() if isinstance(x, MaskedRows) else x.dim() for x in (one, other))
     dim = -1 if distance else given.get("dim", 1)
-    backs = {r._at - r._whole.dim() for r in rows}
+    backs = {r._row_dim - r._whole.dim() for r in rows}
     plain = [x for x in (one, other) if not isinstance(x, MaskedRows)]
     (back, *others) = backs
     if others or dim % dims == dims + back or any(p.dim() >= -back and p.shape[back] != 1 for p in plain):
         refuse(rows[0], f"{called(func)} pairs others with", "rows can be paired with rows of the same mask alone")
     out = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
     at = dims + back
-    return wrap(out, at - (out.dim() < dims and dim % dims < at), chosen)
+    return wrap(out, at - (out.dim() < dims and dim % dims < at), selection)

@@ -70,13 +70,13 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return rows[0]
     if kwargs.get("out") is not None:
         refuse(rows[0], "out= is written with", "their size is not known", "0")
-    chosen, behind = common_selection(rows), {r._at - r._whole.dim() for r in rows}
+    selection, behind = common_selection(rows), {r._row_dim - r._whole.dim() for r in rows}
     (at, *others) = behind
     if others:
         refuse_pairs(rows[0], f"{name} pairs")
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, Tensor) and not isinstance(leaf, MaskedRows) and leaf.dim() >= -at and leaf.shape[at] != 1:
-            mask = chosen.told.mask
+            mask = selection.origin.mask
             refuse(
                 rows[0], f"{name} pairs a tensor of shape {list(leaf.shape)} with", "it has a row for each, also for "
                 "those that the mask leaves out", instead=f"the same rows of it: y[{mask}]",
@@ -91,7 +91,7 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     plain = [pytree.tree_map(lambda leaf, i=i: operand(leaf, i), a) for i, a in enumerate(args)]
     named_plain = {k: pytree.tree_map(lambda leaf: operand(leaf, 1), v) for k, v in kwargs.items()}
-    return pytree.tree_map_only(Tensor, lambda out: wrap(out, out.dim() + at, chosen), func(*plain, **named_plain))
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, out.dim() + at, selection), func(*plain, **named_plain))
 
 
 @rule("to", "type", "type_as")
@@ -101,7 +101,7 @@ def cast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(v, MaskedRows):
         return func(v, *(o._whole if isinstance(o, MaskedRows) else o for o in others), **kwargs)
     out = func(v._whole, *(o._whole if isinstance(o, MaskedRows) else o for o in others), **kwargs)
-    return wrap(out, v._at, v._chosen) if isinstance(out, Tensor) else out
+    return wrap(out, v._row_dim, v._selection) if isinstance(out, Tensor) else out
 
 
 @rule("broadcast_tensors")
@@ -112,17 +112,17 @@ def broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for t in tensors[1:]:
         zero = pointwise(torch.logical_or, (zero, t), {})  # refuses what does not fit
     whole = BROADCAST(*(t._whole if isinstance(t, MaskedRows) else t for t in tensors))
-    return tuple(wrap(t, zero._at, zero._chosen) for t in whole)
+    return tuple(wrap(t, zero._row_dim, zero._selection) for t in whole)
 
 
 @rule(*RANDOM)
 def drawn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Random numbers: those of all rows are others."""
     (first, *_) = tensors_in((args, kwargs))
-    name, told = called(func), first._chosen.told
+    name, origin = called(func), first._selection.origin
     refuse(
         first, f"{name} draws numbers for", "which number a row gets depends on how many are before it",
-        instead=f"numbers for the whole tensor, which are selected then: {name}({told.source})[{told.mask}]",
+        instead=f"numbers for the whole tensor, which are selected then: {name}({origin.source})[{origin.mask}]",
     )  # fmt: skip
 
 
@@ -139,12 +139,12 @@ def new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def of_count(make: Any, sizes: Any) -> MaskedRows | None:
     """What is made for each row, where one of some sizes is a selection's count; None where none is."""
     counts = [selection_of_count(s) for s in sizes]
-    found = [(at, chosen) for at, chosen in enumerate(counts) if chosen is not None]
+    found = [(at, selection) for at, selection in enumerate(counts) if selection is not None]
     if len(found) != 1:
         return None
-    ((at, chosen),) = found
-    shape = [chosen.mask.shape[0] if d == at else n for d, n in enumerate(sizes)]
-    return wrap(make(shape), at, chosen)
+    ((at, selection),) = found
+    shape = [selection.mask.shape[0] if d == at else n for d, n in enumerate(sizes)]
+    return wrap(make(shape), at, selection)
 
 
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +155,7 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             tensors_in((args, kwargs))[0], f"{called(func)} changes a whole tensor by", "they are fewer than its rows"
         )
     plain = getattr(Tensor, called(func).removesuffix("_"))
-    before = wrap(first._whole.clone(), first._at, first._chosen)  # which a gradient may need
+    before = wrap(first._whole.clone(), first._row_dim, first._selection)  # which a gradient may need
     made = RULES[plain](plain, (before, *args[1:]), kwargs)
     if made._whole.shape != first._whole.shape or not torch.can_cast(made.dtype, first.dtype):
         refuse(first, f"{called(func)} changes", f"it would make {made.dtype} of {first.dtype}, or another shape")

@@ -31,7 +31,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if called(func) == "__rmatmul__":
         a, b = b, a
     rows = tensors_in((a, b))
-    chosen = common_selection(rows)
+    selection = common_selection(rows)
 
     def role(x: Any, second: bool) -> str:
         if not isinstance(x, MaskedRows):
@@ -39,7 +39,7 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dims = x._whole.dim()
         inner = dims - 2 if second and dims > 1 else dims - 1
         outer = dims - 1 if second else dims - 2
-        return "inner" if x._at == inner else "outer" if x._at == outer else "batch"
+        return "inner" if x._row_dim == inner else "outer" if x._row_dim == outer else "batch"
 
     roles = role(a, False), role(b, True)
     plain = [x._whole if isinstance(x, MaskedRows) else x for x in (a, b)]
@@ -52,9 +52,9 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse_pairs(rows[0], "a product of matrices pairs")
     one, other, x = (a, b, plain[1]) if isinstance(a, MaskedRows) else (b, a, plain[0])
     if "batch" in roles:
-        back = one._at - one._whole.dim()
+        back = one._row_dim - one._whole.dim()
         if isinstance(other, MaskedRows):
-            if other._at - other._whole.dim() != back:
+            if other._row_dim - other._whole.dim() != back:
                 refuse(one, "a product of matrices pairs other dims with", "rows can be paired with rows alone")
         elif x.dim() >= -back and x.shape[back] != 1:
             refuse(
@@ -64,12 +64,12 @@ def matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             )
         vector = (plain[0].dim() == 1) or (plain[1].dim() == 1)
         out = torch.matmul(*plain)
-        return wrap(out, out.dim() + back + vector, chosen)
+        return wrap(out, out.dim() + back + vector, selection)
     out = torch.matmul(*plain)
     assert out_dims >= 0
     vector = plain[1].dim() == 1 if roles[0] else plain[0].dim() == 1
     at = out.dim() - 1 if roles[1] or vector else out.dim() - 2
-    return wrap(out, at, chosen)
+    return wrap(out, at, selection)
 
 
 @rule("einsum")
@@ -78,15 +78,15 @@ def einsum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     equation, *rest = args
     operands = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     rows = tensors_in(operands)
-    chosen = common_selection(rows)
+    selection = common_selection(rows)
     if not isinstance(equation, str) or "." in equation or "->" not in equation:
         refuse(rows[0], "einsum sums over", "only equations with an arrow and without dots are known")
     ins, out = equation.replace(" ", "").split("->")
     terms = ins.split(",")
-    letters = {term[o._at] for term, o in zip(terms, operands, strict=True) if isinstance(o, MaskedRows)}
+    letters = {term[o._row_dim] for term, o in zip(terms, operands, strict=True) if isinstance(o, MaskedRows)}
     (letter, *others) = letters
     plain_has = any(letter in t for t, o in zip(terms, operands, strict=True) if not isinstance(o, MaskedRows))
     if others or plain_has or any(t.count(letter) > 1 for t in terms):
         refuse(rows[0], "einsum pairs", "rows can be paired with rows of the same mask alone")
     found = func(equation, *(filled(o, 0) if isinstance(o, MaskedRows) else o for o in operands))
-    return wrap(found, out.index(letter), chosen) if letter in out else found
+    return wrap(found, out.index(letter), selection) if letter in out else found

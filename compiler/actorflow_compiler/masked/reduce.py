@@ -42,16 +42,16 @@ class ReductionDims:
         dims = v._whole.dim()
         several = range(dims) if dim is None or dim == () or dim == [] else [dim] if isinstance(dim, int) else dim
         self.dims = sorted(normalized_dim(d, dims) for d in several)
-        self.rows = v._at in self.dims
+        self.rows = v._row_dim in self.dims
 
     def at(self, v: MaskedRows, keepdim: bool) -> int:
         """Where the rows are afterwards."""
-        return v._at if keepdim else v._at - sum(d < v._at for d in self.dims)
+        return v._row_dim if keepdim else v._row_dim - sum(d < v._row_dim for d in self.dims)
 
     def count(self, v: MaskedRows) -> Tensor:
         """How many elements count in each sum over rows."""
-        each = math.prod(v._whole.shape[d] for d in self.dims if d != v._at)
-        return v._chosen.count if each == 1 else v._chosen.count * each
+        each = math.prod(v._whole.shape[d] for d in self.dims if d != v._row_dim)
+        return v._selection.count if each == 1 else v._selection.count * each
 
 
 def _first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str] = NAMES) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _rowwise(
 ) -> Any:
     """The reduction within each row."""
     at = over.at(v, keepdim)
-    return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *args, **kwargs))
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._selection), func(v._whole, *args, **kwargs))
 
 
 @rule(*FILLS)
@@ -115,7 +115,7 @@ def extreme(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(v, f"{name} is taken, as a whole number, of", "of no rows torch would raise, and there is no number to "
                "say so", instead=f"floating point, which is NaN then: .double().{name}()")  # fmt: skip
     out = func(filled(v, EXTREMES[name]), *args[1:], **_rest(kwargs))
-    return torch.where(v._chosen.count > 0, out, math.nan)
+    return torch.where(v._selection.count > 0, out, math.nan)
 
 
 @rule("mean", "nanmean")
@@ -158,7 +158,7 @@ def _variance(v: MaskedRows, over: ReductionDims, correction: float, keepdim: bo
     wide = filled(v, 0)
     wide = widened(wide)
     away = wide - wide.sum(over.dims, True) / n
-    away = filled(MaskedRows(away, v._at, v._chosen), 0)
+    away = filled(MaskedRows(away, v._row_dim, v._selection), 0)
     return away.square().sum(over.dims, keepdim) / (n - correction).clamp(min=0)
 
 
@@ -199,7 +199,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(v, f"{called(func)} of order {order} is taken of", "only norms of vectors of order 1 and more are known")
     out = func(filled(v, 0), *args[1:], **_rest(kwargs))
     if order == math.inf:
-        return torch.where(v._chosen.count > 0, out, math.nan)
+        return torch.where(v._selection.count > 0, out, math.nan)
     return out
 
 
@@ -212,7 +212,7 @@ def within(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     v, dim = given["input"], given.get("dim", -1 if name in ("mode", "kthvalue") else None)
     over = ReductionDims(v, dim)
     if over.rows or "quantile" in name:
-        line = v._chosen.told.rewritten("float('nan')")  # which nanmedian and nanquantile leave out
+        line = v._selection.origin.rewritten("float('nan')")  # which nanmedian and nanquantile leave out
         instead = line.replace(f".{name}(", f".nan{name}(")
         skips = "quantile" in name or name == "median"
         refuse(

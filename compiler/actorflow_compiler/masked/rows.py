@@ -56,12 +56,12 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dims = [normalized_dim(d, v._whole.dim()) for d in ([given] if isinstance(given, int) else given)]
     if at not in dims:
         rest = args[1:]
-        return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._chosen), func(v._whole, *rest, **kwargs))
+        return pytree.tree_map_only(Tensor, lambda out: wrap(out, at, v._selection), func(v._whole, *rest, **kwargs))
     if name not in OVER_ROWS:
         most = {"topk": "float('-inf')", "sort": "float('inf')", "argsort": "float('inf')"}
         refuse(v, f"{name} goes along", "their order and their number depend on values", most.get(name, "0"))
     out = func(filled(v, OVER_ROWS[name]), *args[1:], **kwargs)
-    return wrap_zeroed(out, at, v._chosen)
+    return wrap_zeroed(out, at, v._selection)
 
 
 @rule("layer_norm", "rms_norm")
@@ -71,7 +71,7 @@ def norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shape = kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1]
     if at >= v._whole.dim() - len(shape):
         refuse(v, f"{called(func)} normalises over", "their number depends on values", "0")
-    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
 
 
 @rule("linear")
@@ -80,7 +80,7 @@ def linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     v, at = only_first(called(func), args, kwargs)
     if at == v._whole.dim() - 1:
         refuse(v, "linear sums over", "its weight has a column for each", "0")
-    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
 
 
 @rule("prelu")
@@ -90,7 +90,7 @@ def prelu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     slopes = args[1] if len(args) > 1 else kwargs["weight"]
     if at == 1 and slopes.numel() > 1:
         refuse(v, "prelu has a slope for each of", "their number depends on values")
-    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
 
 
 @rule(*BATCHED)
@@ -100,7 +100,7 @@ def batched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dims = BATCHED[called(func)]
     if at or (dims is not None and v._whole.dim() != dims):
         refuse(v, f"{called(func)} mixes", "they are not its batch")
-    return pytree.tree_map_only(Tensor, lambda out: wrap(out, 0, v._chosen), func(v._whole, *args[1:], **kwargs))
+    return pytree.tree_map_only(Tensor, lambda out: wrap(out, 0, v._selection), func(v._whole, *args[1:], **kwargs))
 
 
 @rule("scaled_dot_product_attention")
@@ -109,7 +109,7 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, kwargs)
     rows = tensors_in(given)
     three = [given[k] for k in ("query", "key", "value")]
-    if any(not isinstance(v, MaskedRows) or v._at or v._whole.dim() < 3 for v in three) or given.get("dropout_p"):
+    if any(not isinstance(v, MaskedRows) or v._row_dim or v._whole.dim() < 3 for v in three) or given.get("dropout_p"):
         refuse(rows[0], "attention looks among", "each of them has to look within itself, without dropout", "0")
     extra = given.get("attn_mask")
     if (
@@ -119,8 +119,8 @@ def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         and len(extra) > 1
     ):
         refuse(rows[0], "attention's mask has a row for each of", "also for those that were left out")
-    chosen = common_selection(rows)
-    return wrap(func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}), 0, chosen)
+    selection = common_selection(rows)
+    return wrap(func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()}), 0, selection)
 
 
 @rule("multi_head_attention_forward")
@@ -128,22 +128,23 @@ def heads(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``nn.MultiheadAttention`` within each row, which torch has in dim 1."""
     given = dict(inspect.signature(func).bind(*args, **kwargs).arguments)
     three = [given[k] for k in ("query", "key", "value")]
-    if any(not isinstance(v, MaskedRows) or v._at != 1 or v._whole.dim() != 3 for v in three) or (
+    if any(not isinstance(v, MaskedRows) or v._row_dim != 1 or v._whole.dim() != 3 for v in three) or (
         given.get("dropout_p") and given.get("training", True)
     ):
         refuse(three[0] if isinstance(three[0], MaskedRows) else tensors_in(given)[0], "attention looks among",
                "each of them has to look within itself, without dropout", "0")  # fmt: skip
-    chosen = common_selection(tensors_in(given))
+    selection = common_selection(tensors_in(given))
     extra, padding = given.get("attn_mask"), given.get("key_padding_mask")
     if extra is not None and extra.dim() != 2:
         refuse(three[0], "attention's mask has a row for each of", "also for those that were left out")
     if padding is not None and not isinstance(padding, MaskedRows):
         refuse(three[0], "key_padding_mask is that of others beside", "it has a row for each, also for those that the "
-               "mask leaves out", instead=f"the same rows of it: key_padding_mask[{chosen.told.mask}]")  # fmt: skip
+               "mask leaves out",
+               instead=f"the same rows of it: key_padding_mask[{selection.origin.mask}]")  # fmt: skip
     if padding is not None:
         given["key_padding_mask"] = filled(padding, 0)  # a row without anything to look at would be NaN
     out, weights = func(**{k: v._whole if isinstance(v, MaskedRows) else v for k, v in given.items()})
-    return wrap(out, 1, chosen), weights if weights is None else wrap(weights, 0, chosen)
+    return wrap(out, 1, selection), weights if weights is None else wrap(weights, 0, selection)
 
 
 def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,33 +153,33 @@ def recurrent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     states = state if isinstance(state, list | tuple) else (state,)
     batch_first = args[-1]
     drops = len(args) > 5 and args[5] and args[6]  # dropout, train
-    known = isinstance(v, MaskedRows) and v._whole.dim() == 3 and v._at == (0 if batch_first is True else 1)
+    known = isinstance(v, MaskedRows) and v._whole.dim() == 3 and v._row_dim == (0 if batch_first is True else 1)
     if (
         not known
         or len(args) != 9
-        or any(not isinstance(s, MaskedRows) or s._at != 1 for s in states)
+        or any(not isinstance(s, MaskedRows) or s._row_dim != 1 for s in states)
         or drops
         or kwargs
     ):
         refuse(tensors_in(args)[0], f"{called(func)} goes over", "only whole sequences in each row are known, with a "
                "state for each of them or none, and without dropout")  # fmt: skip
-    chosen = common_selection(tensors_in(args))
+    selection = common_selection(tensors_in(args))
     plain = [s._whole for s in states]
     out, *left = func(v._whole, tuple(plain) if isinstance(state, list | tuple) else plain[0], *args[2:])
-    return wrap(out, v._at, chosen), *(wrap(s, 1, chosen) for s in left)
+    return wrap(out, v._row_dim, selection), *(wrap(s, 1, selection) for s in left)
 
 
 def cell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell``: rows and their states."""
     rows = tensors_in((args, kwargs))
     states = args[1] if isinstance(args[1], list | tuple) else (args[1],)
-    if any(not isinstance(s, MaskedRows) or s._at or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
+    if any(not isinstance(s, MaskedRows) or s._row_dim or s._whole.dim() != 2 for s in (args[0], *states)) or kwargs:
         refuse(rows[0], f"{called(func)} takes, beside others,", "the state has a row for each of them, too",
                instead="a state for the same rows: h[mask]")  # fmt: skip
-    chosen = common_selection(rows)
+    selection = common_selection(rows)
     plain = [tuple(s._whole for s in a) if isinstance(a, list | tuple) else a._whole for a in args[:2]]
     out = func(*plain, *args[2:])
-    return pytree.tree_map_only(Tensor, lambda o: wrap(o, 0, chosen), out)
+    return pytree.tree_map_only(Tensor, lambda o: wrap(o, 0, selection), out)
 
 
 RULES.add((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent)
@@ -195,7 +196,7 @@ def batch_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if given.get("training") or at == 1:
         refuse(v, "batch norm takes the mean and the variance of", "its statistics would count all rows",
                instead="the norm over the whole tensor, before it is selected, or LayerNorm")  # fmt: skip
-    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)
 
 
 @rule("embedding")
@@ -212,7 +213,7 @@ def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ):
         refuse(tensors_in(given)[0], "embedding is called with", "only plain ones are known: no max_norm, no counts")
     given["input"] = filled(v, 0)
-    return wrap(func(**given), v._at, v._chosen)
+    return wrap(func(**given), v._row_dim, v._selection)
 
 
 @rule("one_hot")
@@ -222,7 +223,7 @@ def one_hot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     v = given["tensor"]
     if given.get("num_classes", -1) < 0:
         refuse(v, "one_hot looks at the largest of", "that depends on values", instead="F.one_hot(y, num_classes)")
-    return wrap(func(filled(v, 0), given["num_classes"]), v._at, v._chosen)
+    return wrap(func(filled(v, 0), given["num_classes"]), v._row_dim, v._selection)
 
 
 @rule("cdist")
@@ -232,7 +233,7 @@ def cdist(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     other = args[1] if len(args) > 1 else kwargs["x2"]
     if at != 0 or v._whole.dim() != 2 or other.dim() != 2:
         refuse_pairs(v, "cdist pairs")
-    return wrap(func(v._whole, *args[1:], **kwargs), 0, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), 0, v._selection)
 
 
 @rule("pad")
@@ -243,4 +244,4 @@ def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     here = 2 * (v._whole.dim() - 1 - at)
     if any(sizes[here : here + 2]):
         refuse(v, "pad puts others beside", "their number depends on values")
-    return wrap(func(v._whole, *args[1:], **kwargs), at, v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at, v._selection)

@@ -39,7 +39,7 @@ def is_mask(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) and x.dim() > 0
 
 
-def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: SelectionSource | None = None) -> MaskedRows:
+def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, origin: SelectionSource | None = None) -> MaskedRows:
     """``x[:, …, mask]`` with ``at`` full slices before the mask."""
     count = mask.dim()
     if x.shape[at : at + count] != mask.shape:
@@ -47,17 +47,17 @@ def select(x: Tensor, mask: Tensor, at: int = 0, key: Any = None, told: Selectio
             f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of the indexed tensor "
             f"{list(x.shape)}"
         )
-    told = told or selection_here(x.dim() - at - count)
+    origin = origin or selection_here(x.dim() - at - count)
     if count > 1 and mask.shape[-1] > 1 and mask.stride(-1) == 0:  # the same for all of a row
-        rows = select(x, mask.select(-1, 0), at, told=told)
-        chosen = repeated_rows(rows._chosen, mask.shape[-1])
-        made = wrap(rows._whole.flatten(at, at + 1), at, chosen)
-        made._plainly = _dynamic_selection(x, at, mask)
+        rows = select(x, mask.select(-1, 0), at, origin=origin)
+        selection = repeated_rows(rows._selection, mask.shape[-1])
+        made = wrap(rows._whole.flatten(at, at + 1), at, selection)
+        made._make_dynamic = _dynamic_selection(x, at, mask)
         return made
     flat = mask.reshape(-1).to(torch.bool, copy=True)
-    chosen = Selection(flat, MaskKey(mask) if key is None else key, told, mask.shape)
-    made = wrap_zeroed(x.flatten(at, at + count - 1), at, chosen)
-    made._plainly = _dynamic_selection(x, at, mask)
+    selection = Selection(flat, MaskKey(mask) if key is None else key, origin, mask.shape)
+    made = wrap_zeroed(x.flatten(at, at + count - 1), at, selection)
+    made._make_dynamic = _dynamic_selection(x, at, mask)
     return made
 
 
@@ -68,9 +68,9 @@ def _dynamic_selection(x: Tensor, at: int, mask: Tensor) -> Callable[[], Tensor 
     return lambda: x[index] if (version(x), version(mask)) == before else None
 
 
-def wrap_zeroed(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
+def wrap_zeroed(whole: Tensor, at: int, selection: Selection) -> MaskedRows:
     """With zeros in rows that do not count, whatever was there."""
-    return wrap(filled(wrap(whole, at, chosen), 0), at, chosen)
+    return wrap(filled(wrap(whole, at, selection), 0), at, selection)
 
 
 def masked_select(x: Tensor, mask: Tensor) -> MaskedRows:
@@ -87,18 +87,18 @@ def index_table(x: Tensor) -> MaskedRows:
     """``x.nonzero()``: a table with a row for each element that counts."""
     mask = x if x.dtype == torch.bool else x != 0
     flat = mask.reshape(-1).clone()
-    chosen = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
+    selection = Selection(flat, MaskKey(mask), selection_here(0), mask.shape)
     index = torch.arange(flat.shape[0], device=x.device)
     each = [index // math.prod(mask.shape[d + 1 :]) % mask.shape[d] for d in range(mask.dim())]
-    made = wrap_zeroed(torch.stack(each, 1), 0, chosen)
-    made._index = -1
+    made = wrap_zeroed(torch.stack(each, 1), 0, selection)
+    made._wrapped_index_dim = -1
     return made
 
 
 def index_column(table: MaskedRows, d: int) -> MaskedRows:
     """The indices along one dim."""
-    made = wrap(table._whole[:, d], 0, table._chosen)
-    made._index = d % len(table._chosen.shape)
+    made = wrap(table._whole[:, d], 0, table._selection)
+    made._wrapped_index_dim = d % len(table._selection.shape)
     return made
 
 
@@ -118,10 +118,10 @@ def where_of_mask(condition: Tensor) -> Any:
     return nonzero(condition, as_tuple=True)
 
 
-def row_numbers(chosen: Selection) -> MaskedRows:
+def row_numbers(selection: Selection) -> MaskedRows:
     """``torch.arange(len(rows))``: the number of each row among those that count."""
-    made = wrap_zeroed(chosen.mask.cumsum(0) - 1, 0, chosen)
-    made._index = OWN_ROW
+    made = wrap_zeroed(selection.mask.cumsum(0) - 1, 0, selection)
+    made._wrapped_index_dim = OWN_ROW
     return made
 
 
@@ -209,7 +209,7 @@ def _by_rows(x: Tensor, index: Index) -> Any:
         made = select(x, masks[0])
         common_selection([made, *rows])
         at = torch.arange(made._whole.shape[0], device=x.device)
-        return wrap_zeroed(made._whole[at, filled(rows[0], 0)], 0, made._chosen)
+        return wrap_zeroed(made._whole[at, filled(rows[0], 0)], 0, made._selection)
     after = index[lead + len(rows) :]
     basic = all(e is None or isinstance(e, slice | int) for e in after)
     if not lead and basic and any(e != FULL for e in after):
@@ -217,18 +217,18 @@ def _by_rows(x: Tensor, index: Index) -> Any:
     plain = all(isinstance(e, slice) and e == FULL for e in (*index[:lead], *after))
     if not plain or not all(_is_rows(e) and e.dim() == 1 for e in inside):
         refuse(rows[0], "an index has, beside others,", "only x[:, rows], x[rows] and x[rows, columns] are known")
-    chosen = common_selection(rows)
-    shape, which = chosen.shape, [r._position for r in rows]
+    selection = common_selection(rows)
+    shape, which = selection.shape, [r._index_dim for r in rows]
     if which == [*range(len(shape))] and x.shape[lead : lead + len(shape)] == shape:
-        return wrap_zeroed(x.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return wrap_zeroed(x.flatten(lead, lead + len(shape) - 1), lead, selection)
     d = which[0]
     if len(rows) == 1 and d is not None and d >= 0 and x.shape[lead] == shape[d]:
         for other in range(len(shape)):
             x = x if other == d else x.unsqueeze(lead + other)
         spread = x.expand(*x.shape[:lead], *shape, *x.shape[lead + len(shape) :])
-        return wrap_zeroed(spread.flatten(lead, lead + len(shape) - 1), lead, chosen)
+        return wrap_zeroed(spread.flatten(lead, lead + len(shape) - 1), lead, selection)
     found = x[(*index[:lead], *(filled(r, 0) for r in rows))]
-    return wrap_zeroed(found, lead, chosen)
+    return wrap_zeroed(found, lead, selection)
 
 
 def _of_selected(v: MaskedRows, index: Any) -> Any:
@@ -239,10 +239,10 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
         if len(entries) == 1 and is_mask(rows[0]):
             return _select_by_selected_mask(v, rows[0])
         first, *others = entries
-        if _is_rows(first) and first._position == OWN_ROW and v._at == 0 and others:
+        if _is_rows(first) and first._index_dim == OWN_ROW and v._row_dim == 0 and others:
             return _own_elements(v, first, others)
         refuse(v, "an index has", "rows of a selection are taken by a mask of the same selection, or gather(1, …)")
-    if v._position == -1 and len(entries) == 2 and entries[0] == FULL and isinstance(entries[1], int):
+    if v._index_dim == -1 and len(entries) == 2 and entries[0] == FULL and isinstance(entries[1], int):
         return index_column(v, entries[1])
     d = to = 0
     at = -1
@@ -253,7 +253,7 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
         columns = isinstance(entry, list) and all(type(e) is int for e in entry)
         if not columns and (isinstance(entry, bool) or not isinstance(entry, slice | int | Tensor)):
             refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
-        if d == v._at:
+        if d == v._row_dim:
             if not isinstance(entry, slice) or entry != FULL:
                 refuse(
                     v, f"[{_index_text(entry)}] takes some of", "which ones depends on values",
@@ -267,17 +267,17 @@ def _of_selected(v: MaskedRows, index: Any) -> Any:
         refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
     if any(isinstance(e, Tensor | list) for e in entries) and any(isinstance(e, int) for e in entries):
         refuse(v, "an index picks among the columns of", "only a slice, a number or a row of numbers does so")
-    at = to + v._at - d if at < 0 else at
-    return wrap(v._whole[entries], at, v._chosen)
+    at = to + v._row_dim - d if at < 0 else at
+    return wrap(v._whole[entries], at, v._selection)
 
 
 def _own_elements(v: MaskedRows, own: MaskedRows, others: Sequence[Any]) -> MaskedRows:
     """``rows[torch.arange(len(rows)), y]``: of each row an element by indices of its own."""
     if any(not (isinstance(o, int) or (_is_rows(o) and o.dim() == 1)) for o in others):
         refuse(v, "an index has", "beside their own numbers only one number for each of them is known")
-    chosen = common_selection([v, own, *tensors_in(others)])
+    selection = common_selection([v, own, *tensors_in(others)])
     at = torch.arange(v._whole.shape[0], device=v._whole.device)
-    return wrap_zeroed(v._whole[(at, *(filled(o, 0) if _is_rows(o) else o for o in others))], 0, chosen)
+    return wrap_zeroed(v._whole[(at, *(filled(o, 0) if _is_rows(o) else o for o in others))], 0, selection)
 
 
 def _index_text(entry: Any) -> str:
@@ -290,12 +290,12 @@ def _index_text(entry: Any) -> str:
 
 def _select_by_selected_mask(v: MaskedRows, mask: MaskedRows) -> MaskedRows:
     """What a mask selects of what is selected already."""
-    chosen = common_selection([v, mask])
+    selection = common_selection([v, mask])
     dims = mask._whole.dim()
-    if v._at != 0 or mask._at != 0 or v._whole.shape[:dims] != mask._whole.shape:
+    if v._row_dim != 0 or mask._row_dim != 0 or v._whole.shape[:dims] != mask._whole.shape:
         refuse(v, "a mask selects among", f"it is of shape {list(mask._whole.shape)}, and they {list(v._whole.shape)}")
     both = filled(mask, False)
-    key = ("and", chosen.key, MaskKey(mask._whole))
+    key = ("and", selection.key, MaskKey(mask._whole))
     made = Selection(both.reshape(-1).clone(), key, selection_here(v._whole.dim() - dims), both.shape)
     return wrap_zeroed(v._whole.flatten(0, dims - 1), 0, made)
 
@@ -310,16 +310,16 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             common_selection([x, entries[0]])
             x._whole[filled(entries[0], False)] = value
             return
-        if tensors_in(entries) or len(entries) <= x._at or entries[x._at] != FULL:
+        if tensors_in(entries) or len(entries) <= x._row_dim or entries[x._row_dim] != FULL:
             refuse(x, "an assignment changes some of", "which ones depends on values", "0")
         x._whole[entries] = value._whole if isinstance(value, MaskedRows) else value
         return
     rows = tensors_in(entries)
     mask: Tensor | None = None
     if rows:
-        chosen = common_selection(rows)
-        if [r._position for r in rows] == [*range(len(chosen.shape))] and len(rows) == len(entries):
-            mask, key = chosen.mask.view(chosen.shape), chosen.key
+        selection = common_selection(rows)
+        if [r._index_dim for r in rows] == [*range(len(selection.shape))] and len(rows) == len(entries):
+            mask, key = selection.mask.view(selection.shape), selection.key
     elif len(entries) == 1 and is_mask(entries[0]):
         mask, key = entries[0], MaskKey(entries[0])
     if (
@@ -338,9 +338,11 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
             )  # fmt: skip
         x[mask if rows else index] = value
         return
-    if not (same_rows(value._chosen, Selection(mask, key, value._chosen.told, mask.shape)) and value._at == 0):
+    if not (
+        same_rows(value._selection, Selection(mask, key, value._selection.origin, mask.shape)) and value._row_dim == 0
+    ):
         refuse(
-            value, "an assignment has", f"they are not sure to be those of {value._chosen.told.mask}",
+            value, "an assignment has", f"they are not sure to be those of {value._selection.origin.mask}",
             instead="one mask for both sides, in a variable: keep = …; x[keep] = y[keep]",
         )  # fmt: skip
     rest = x.dim() - mask.dim()
@@ -353,14 +355,14 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
 def _fits_columns(x: MaskedRows, entries: Index, value: Tensor) -> bool:
     """Whether ``x[:, columns] = value`` gives each row what is its own, or all of them the same."""
     plain = all(entry is None or (isinstance(entry, slice | int) and not isinstance(entry, bool)) for entry in entries)
-    if not plain or len(entries) <= x._at or x._whole[entries].dim() == 0:
+    if not plain or len(entries) <= x._row_dim or x._whole[entries].dim() == 0:
         return False
     changed: MaskedRows = _of_selected(x, entries)  # refuses where it is of some of the rows
     before = changed.dim() - value.dim()  # how many dims it broadcasts over
     if isinstance(value, MaskedRows):
         common_selection([x, value])
-        return before >= 0 and before + value._at == changed._at
-    return before > changed._at or (before >= 0 and value.shape[changed._at - before] == 1)
+        return before >= 0 and before + value._row_dim == changed._row_dim
+    return before > changed._row_dim or (before >= 0 and value.shape[changed._row_dim - before] == 1)
 
 
 def _needs_gradient(value: Tensor) -> bool:

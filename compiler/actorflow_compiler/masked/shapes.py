@@ -37,41 +37,43 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Other sizes of each row; or rows taken apart."""
     name = called(func)
     v = args[0] if args else kwargs["input"]
-    shape, at, dims = v._whole.shape, v._at, v._whole.dim()
+    shape, at, dims = v._whole.shape, v._row_dim, v._whole.dim()
     if name in ("view_as", "reshape_as"):
         like = args[1]
-        sizes = [-1 if isinstance(like, MaskedRows) and d == like._at else n for d, n in enumerate(_shape(like))]
+        sizes = [-1 if isinstance(like, MaskedRows) and d == like._row_dim else n for d, n in enumerate(_shape(like))]
     elif name == "unflatten":
         given = bound(("input", "dim", "sizes"), args, kwargs)
         d = normalized_dim(given["dim"], dims)
         if d == at:
             refuse(v, "unflatten groups", "which are side by side depends on values")
-        return wrap(v._whole.unflatten(d, given["sizes"]), at + (len(given["sizes"]) - 1 if d < at else 0), v._chosen)
+        return wrap(
+            v._whole.unflatten(d, given["sizes"]), at + (len(given["sizes"]) - 1 if d < at else 0), v._selection
+        )
     elif name in ("flatten", "ravel"):
         given = bound(("input", "start_dim", "end_dim"), args, kwargs)
         start, end = (normalized_dim(given.get(k, other), dims) for k, other in (("start_dim", 0), ("end_dim", -1)))
         if not start <= at <= end:
-            return wrap(v._whole.flatten(start, end), at if at < start else at - (end - start), v._chosen)
+            return wrap(v._whole.flatten(start, end), at if at < start else at - (end - start), v._selection)
         if at != start:
             refuse(v, "flatten mixes", "they are not its first dim")
         if end == start:
             return v
-        if v._position == -1 and shape[1] == 1:
+        if v._index_dim == -1 and shape[1] == 1:
             return index_column(v, 0)
         times = math.prod(shape[start + 1 : end + 1])
-        return wrap(v._whole.flatten(start, end), start, repeated_rows(v._chosen, times))
+        return wrap(v._whole.flatten(start, end), start, repeated_rows(v._selection, times))
     else:
         given_sizes = args[1:] or tuple(kwargs.values())
         if len(given_sizes) == 1 and isinstance(given_sizes[0], torch.dtype):
             refuse(v, "view as another dtype looks at", "it is not known here")
         sizes = list(given_sizes[0] if isinstance(given_sizes[0], list | tuple) else given_sizes)
-    if any(s is v._chosen._count for s in sizes):
+    if any(s is v._selection._count for s in sizes):
         each, known = math.prod(shape) // max(1, shape[at]), math.prod(s for s in sizes if isinstance(s, int) and s > 0)
         rest = each // known if known and each % known == 0 else -1
         sizes = [rest if isinstance(s, int) and s == -1 else s for s in sizes]
-    sizes = [-1 if s is v._chosen._count else s for s in sizes]
+    sizes = [-1 if s is v._selection._count else s for s in sizes]
     if not _ints(sizes) or sizes.count(-1) != 1:
-        plain = v._raw() if _ints(sizes) and -1 not in sizes else None
+        plain = v._dynamic() if _ints(sizes) and -1 not in sizes else None
         if plain is not None:
             return plain.view(sizes)  # as many as are said, whatever the mask: checked where it runs
         refuse(
@@ -81,14 +83,14 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     before, after = math.prod(sizes[:j]), math.prod(sizes[j + 1 :])
     rows, inside = math.prod(shape[:at]), math.prod(shape[at + 1 :])
     if before == rows and after == inside:
-        if v._position == -1 and dims == 2 and inside == 1 and len(sizes) == 1:
+        if v._index_dim == -1 and dims == 2 and inside == 1 and len(sizes) == 1:
             return index_column(v, 0)
-        return wrap(v._whole.reshape([*sizes[:j], shape[at], *sizes[j + 1 :]]), j, v._chosen)
+        return wrap(v._whole.reshape([*sizes[:j], shape[at], *sizes[j + 1 :]]), j, v._selection)
     if before == rows and after and inside % after == 0:
         times = inside // after
         whole = v._whole.reshape([*sizes[:j], shape[at] * times, *sizes[j + 1 :]])
-        return wrap(whole, j, repeated_rows(v._chosen, times))
-    inner, times = v._chosen.each or (v._chosen, 0)
+        return wrap(whole, j, repeated_rows(v._selection, times))
+    inner, times = v._selection.each or (v._selection, 0)
     if times and before == rows == inside == 1 and after and times % after == 0:
         return wrap(v._whole.reshape([-1, *sizes[j + 1 :]]), 0, repeated_rows(inner, times // after))
     if before and rows == 1 and before != 1 and inside % (before * after) == 0:
@@ -106,7 +108,7 @@ def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = bound(("input", "dim"), args, kwargs)
     v = given["input"]
     d = normalized_dim(given["dim"], v._whole.dim() + 1)
-    return wrap(v._whole.unsqueeze(d), v._at + (d <= v._at), v._chosen)
+    return wrap(v._whole.unsqueeze(d), v._row_dim + (d <= v._row_dim), v._selection)
 
 
 @rule("squeeze")
@@ -118,25 +120,25 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse(v, "squeeze() without a dim looks at the number of", "one row alone would have no dim",
                instead="the dim that is meant: squeeze(-1)")  # fmt: skip
     dims = sorted(normalized_dim(d, v._whole.dim()) for d in ([dim] if isinstance(dim, int) else dim))
-    if v._at in dims:
+    if v._row_dim in dims:
         refuse(v, "squeeze looks at the number of", "one row alone would have no dim")
-    if v._position == -1 and dims == [1] and v._whole.shape[1] == 1:
+    if v._index_dim == -1 and dims == [1] and v._whole.shape[1] == 1:
         return index_column(v, 0)
     gone = [d for d in dims if v._whole.shape[d] == 1]
-    return wrap(v._whole.squeeze(gone), v._at - sum(d < v._at for d in gone), v._chosen)
+    return wrap(v._whole.squeeze(gone), v._row_dim - sum(d < v._row_dim for d in gone), v._selection)
 
 
 @rule(*MOVES)
 def moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dims in another order."""
     v, _ = only_first(called(func), args, kwargs)
-    return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), _where_to(v, lambda x: func(x, *args[1:], **kwargs)), v._selection)
 
 
 def _where_to(v: MaskedRows, move: Any) -> int:
     """Where the rows' dim goes."""
     marks = torch.empty_strided([2 + d for d in range(v._whole.dim())], [0] * v._whole.dim(), device="meta")
-    return [*move(marks).shape].index(2 + v._at)
+    return [*move(marks).shape].index(2 + v._row_dim)
 
 
 @rule("expand", "expand_as")
@@ -148,16 +150,16 @@ def expand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (
             not isinstance(v, MaskedRows)
             or not isinstance(like, MaskedRows)
-            or v._at - v._whole.dim() != like._at - like._whole.dim()
+            or v._row_dim - v._whole.dim() != like._row_dim - like._whole.dim()
         ):
             refuse(tensors_in(args)[0], "expand_as repeats something for", "both have to be selected by the same mask")
-        return wrap(v._whole.expand_as(like._whole), like._at, common_selection([v, like]))
+        return wrap(v._whole.expand_as(like._whole), like._row_dim, common_selection([v, like]))
     sizes = list(args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:])
-    back = v._at - v._whole.dim()
-    if len(sizes) < v._whole.dim() or not (sizes[back] is v._chosen._count or sizes[back] == -1):
+    back = v._row_dim - v._whole.dim()
+    if len(sizes) < v._whole.dim() or not (sizes[back] is v._selection._count or sizes[back] == -1):
         refuse(v, "expand says the number of", "it is no number of the capture; write -1 there")
     sizes[back] = -1
-    return wrap(v._whole.expand(sizes), len(sizes) + back, v._chosen)
+    return wrap(v._whole.expand(sizes), len(sizes) + back, v._selection)
 
 
 @rule("repeat")
@@ -165,10 +167,10 @@ def repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Other dims several times."""
     v, *times = args
     times = list(times[0]) if isinstance(times[0], list | tuple) else times
-    at = v._at + len(times) - v._whole.dim()
+    at = v._row_dim + len(times) - v._whole.dim()
     if at < 0 or times[at] != 1:
         refuse(v, "repeat puts others behind", "cat does so", instead="torch.cat([x, x])")
-    return wrap(v._whole.repeat(times), at, v._chosen)
+    return wrap(v._whole.repeat(times), at, v._selection)
 
 
 @rule("select", "narrow")
@@ -178,7 +180,7 @@ def narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     d = normalized_dim(kwargs.get("dim", args[1] if len(args) > 1 else 0), v._whole.dim())
     if d == at:
         refuse(v, f"{called(func)} takes some of", "which ones depends on values")
-    return wrap(func(v._whole, *args[1:], **kwargs), at - (called(func) == "select" and d < at), v._chosen)
+    return wrap(func(v._whole, *args[1:], **kwargs), at - (called(func) == "select" and d < at), v._selection)
 
 
 @rule("chunk", "split", "unbind", "tensor_split")
@@ -189,10 +191,10 @@ def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     d = normalized_dim(kwargs.get("dim", args[where] if len(args) > where else 0), v._whole.dim())
     if d == at:
         refuse(v, f"{called(func)} cuts", "which are in which part depends on values")
-    if v._position == -1 and called(func) == "unbind":
+    if v._index_dim == -1 and called(func) == "unbind":
         return tuple(index_column(v, i) for i in range(v._whole.shape[1]))
     removed = called(func) == "unbind" and d < at
-    return type(found := func(v._whole, *args[1:], **kwargs))(wrap(x, at - removed, v._chosen) for x in found)
+    return type(found := func(v._whole, *args[1:], **kwargs))(wrap(x, at - removed, v._selection) for x in found)
 
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "stack")
@@ -206,25 +208,29 @@ def cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "vstack" and dims == 1:
         refuse(rows[0], "vstack needs the number of", "it depends on values")
     d = normalized_dim(dim, dims + (name == "stack"))
-    if name == "stack" or d != rows[0]._at:
-        if len(rows) != len(tensors) or any(r._at != rows[0]._at for r in rows):
+    if name == "stack" or d != rows[0]._row_dim:
+        if len(rows) != len(tensors) or any(r._row_dim != rows[0]._row_dim for r in rows):
             refuse(rows[0], f"{name} puts others beside", "all have to be selected by the same mask")
-        chosen = common_selection(rows)
+        selection = common_selection(rows)
         whole = torch.stack if name == "stack" else torch.cat
-        return wrap(whole([r._whole for r in rows], d), rows[0]._at + (name == "stack" and d <= rows[0]._at), chosen)
-    if any(r._at != d for r in rows):
+        return wrap(
+            whole([r._whole for r in rows], d),
+            rows[0]._row_dim + (name == "stack" and d <= rows[0]._row_dim),
+            selection,
+        )
+    if any(r._row_dim != d for r in rows):
         refuse(rows[0], f"{name} puts others behind", "rows can be behind rows alone")
     masks, keys = [], []
     for t in tensors:
         if isinstance(t, MaskedRows):
-            masks.append(t._chosen.mask)
-            keys.append(t._chosen.key)
+            masks.append(t._selection.mask)
+            keys.append(t._selection.key)
         else:
             masks.append(torch.ones(t.shape[d], dtype=torch.bool, device=t.device))
             keys.append(t.shape[d])
     mask = torch.cat(masks)
-    chosen = Selection(mask, ("cat", *keys), rows[0]._chosen.told, mask.shape)
-    return wrap(torch.cat([t._whole if isinstance(t, MaskedRows) else t for t in tensors], d), d, chosen)
+    selection = Selection(mask, ("cat", *keys), rows[0]._selection.origin, mask.shape)
+    return wrap(torch.cat([t._whole if isinstance(t, MaskedRows) else t for t in tensors], d), d, selection)
 
 
 RULES.add((getattr(Tensor, _name).__get__ for _name in ("T", "mT", "H", "mH")), moved)

@@ -41,32 +41,32 @@ __all__ = [
     "wrap",
 ]
 
-COUNTS = "_actorflow_counts"  # what a count has its selection in
-dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``calls.py`` enters the one there is
+COUNTS = "_actorflow_counts"  # attribute of a count of rows: its selection
+dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # one, which ``calls.py`` appends
 
 
 class Selection:
-    """Which rows count: ``mask``, bool ``[N]``; equal ``key``, equal mask.
+    """Which rows are selected.
 
-    ``shape`` is the mask's as the step has it.  ``each`` is another selection, and how many times each of its rows is
-    one of this.
+    ``mask`` is bool ``[N]``; selections with equal ``key`` have equal masks.  ``shape`` is that of the mask as the step
+    has it, before it was flattened.  ``each`` is another selection and a number: each row of it is so many rows here.
     """
 
     def __init__(
         self,
         mask: Tensor,
         key: Hashable,
-        told: SelectionSource,
+        origin: SelectionSource,
         shape: Sequence[int],
         each: tuple[Selection, int] | None = None,
     ) -> None:
-        self.mask, self.key, self.told, self.each = mask, key, told, each
+        self.mask, self.key, self.origin, self.each = mask, key, origin, each
         self.shape = tuple(shape)
         self._count: Tensor | None = None
 
     @property
     def count(self) -> Tensor:
-        """How many rows count; int64, without dims."""
+        """How many rows are selected; int64, without dims."""
         if self._count is None:
             self._count = self.mask.sum()
             vars(self._count)[COUNTS] = self
@@ -74,38 +74,38 @@ class Selection:
 
 
 class MaskedRows(Tensor):
-    """The rows of ``_whole`` along dim ``_at`` that ``_chosen`` says count.
+    """The rows of ``_whole`` along dim ``_row_dim`` that ``_selection`` selects.
 
-    What reaches it without a rule is refused; it never runs a kernel.  ``_raw`` makes the tensor whose size depends on
-    values, and knows whether it still would.  ``_position`` is d for the indices along dim d of what ``_chosen`` was
-    made of; -1 for the table of all of them.  Both hold until it is written.
+    It never runs a kernel: a function without a rule is refused.  ``_dynamic`` makes the tensor that torch would
+    select, whose size depends on values.  ``_index_dim`` is set for indices of selected elements, as ``nonzero`` gives
+    them: d for the indices along dim d, -1 for the table of all of them.  Both are None once the tensor was written.
     """
 
     _whole: Tensor
-    _at: int
-    _chosen: Selection
-    _plainly: Callable[[], Tensor | None] | None
-    _index: int | None
-    _begun: int  # the version of ``_whole`` as it was wrapped
+    _row_dim: int
+    _selection: Selection
+    _make_dynamic: Callable[[], Tensor | None] | None
+    _wrapped_index_dim: int | None
+    _wrapped_version: int  # the version of ``_whole`` as it was wrapped
 
     @staticmethod
-    def __new__(cls, whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
+    def __new__(cls, whole: Tensor, row_dim: int, selection: Selection) -> MaskedRows:
         """Wrap; nothing is copied."""
         shape, dtype, device = whole.shape, whole.dtype, whole.device
         made: MaskedRows = make_wrapper(cls, shape, dtype=dtype, device=device, requires_grad=whole.requires_grad)
-        assert shape[at] == chosen.mask.shape[0], (shape, at, chosen.mask.shape)
-        made._whole, made._at, made._chosen = whole, at, chosen
-        made._plainly = made._index = None
-        made._begun = version(whole)
+        assert shape[row_dim] == selection.mask.shape[0], (shape, row_dim, selection.mask.shape)
+        made._whole, made._row_dim, made._selection = whole, row_dim, selection
+        made._make_dynamic = made._wrapped_index_dim = None
+        made._wrapped_version = version(whole)
         return made
 
     @property
-    def _position(self) -> int | None:
-        return self._index if version(self._whole) == self._begun else None
+    def _index_dim(self) -> int | None:
+        return self._wrapped_index_dim if version(self._whole) == self._wrapped_version else None
 
-    def _raw(self) -> Tensor | None:
-        written = self._plainly is None or version(self._whole) != self._begun
-        return None if written or self._plainly is None else self._plainly()
+    def _dynamic(self) -> Tensor | None:
+        written = self._make_dynamic is None or version(self._whole) != self._wrapped_version
+        return None if written or self._make_dynamic is None else self._make_dynamic()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,18 +121,18 @@ class MaskedRows(Tensor):
     def __len__(self) -> int:
         refuse(
             self, "len() asks for the number of", "it has to be a number at once",
-            instead=f"{self._chosen.told.named}.sum(), or x.shape[0], which is a tensor and divides as well"
+            instead=f"{self._selection.origin.named}.sum(), or x.shape[0], which is a tensor and divides as well"
             + suggested_rewrite(traceback.extract_stack(sys._getframe(1))),
         )  # fmt: skip
 
     def __iter__(self) -> Any:
-        if self._at == 0:
+        if self._row_dim == 0:
             refuse(self, "a loop goes over", "its length depends on values", "0")
         return iter(self.unbind(0))
 
 
 def selection_of_count(size: Any) -> Selection | None:
-    """The selection whose rows a size says the number of; None for any other size."""
+    """The selection whose number of rows a size is; None for any other size."""
     return getattr(size, COUNTS, None) if isinstance(size, Tensor) else None
 
 
@@ -142,81 +142,83 @@ def refuse(of: MaskedRows, what: str, why: str, fill: str = "0", instead: str = 
     ``what`` is followed by "the rows that … selects".  Expected is ``instead``, or the line with ``fill`` where the
     mask does not choose.
     """
-    told = of._chosen.told
+    origin = of._selection.origin
     place = place_of(traceback.extract_stack(sys._getframe(1)))
-    text = told.refusal(what, why, instead or told.rewritten(fill), place)
+    text = origin.refusal(what, why, instead or origin.rewritten(fill), place)
     raise refusal(text)
 
 
 def read_refusal(name: str) -> Exception:
-    """The error of a function that reads values."""
+    """The error for a function that reads values."""
     return refusal(TEXTS.get(name, LOOKS_AT_A_VALUE))
 
 
 def tensors_in(tree: Any) -> list[MaskedRows]:
-    """The selections among arguments."""
+    """The selected rows among arguments."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, MaskedRows)]
 
 
-def wrap(whole: Tensor, at: int, chosen: Selection) -> MaskedRows:
-    """What was computed row by row of a selection."""
-    return MaskedRows(whole, at, chosen)
+def wrap(whole: Tensor, row_dim: int, selection: Selection) -> MaskedRows:
+    """The selected rows of what was computed row by row from such."""
+    return MaskedRows(whole, row_dim, selection)
 
 
-def broadcast_mask(chosen: Selection, whole: Tensor, at: int) -> Tensor:
+def broadcast_mask(selection: Selection, whole: Tensor, at: int) -> Tensor:
     """The mask in a shape that broadcasts against ``whole``."""
-    return chosen.mask.view([-1 if d == at else 1 for d in range(whole.dim())])
+    return selection.mask.view([-1 if d == at else 1 for d in range(whole.dim())])
 
 
 def filled(v: MaskedRows, value: float | bool) -> Tensor:
-    """The whole tensor with ``value`` in rows that do not count."""
+    """The whole tensor with ``value`` in rows that are not selected."""
     if v._whole.dtype == torch.bool:
-        rows = broadcast_mask(v._chosen, v._whole, v._at)
+        rows = broadcast_mask(v._selection, v._whole, v._row_dim)
         return v._whole | ~rows if value else v._whole & rows
     whole = v._whole
     return torch.where(
-        broadcast_mask(v._chosen, whole, v._at), whole, value if whole.is_floating_point() else int(value)
+        broadcast_mask(v._selection, whole, v._row_dim), whole, value if whole.is_floating_point() else int(value)
     )
 
 
 def same_rows(a: Selection, b: Selection) -> bool:
-    """Whether two selections are sure to be of the same rows."""
+    """Whether two selections are known to select the same rows."""
     return a is b or a.key == b.key
 
 
 def common_selection(of: Sequence[MaskedRows]) -> Selection:
-    """The selection that all are of; refuses others."""
+    """The selection of all these rows.  Raises CaptureError where they are not known to have the same one."""
     first = of[0]
     for other in of[1:]:
-        if not same_rows(first._chosen, other._chosen):
-            mine, theirs = first._chosen.told.mask, other._chosen.told.mask
+        if not same_rows(first._selection, other._selection):
+            mine, theirs = first._selection.origin.mask, other._selection.origin.mask
             refuse(
                 other, "selections are paired, one of", f"they are selected by {theirs} and others by {mine}, which "
                 "were not found to be the same",
                 instead="one mask for both, in a variable: keep = …; a[keep], b[keep]",
             )  # fmt: skip
-    return first._chosen
+    return first._selection
 
 
-def repeated_rows(chosen: Selection, times: int) -> Selection:
-    """Each row as so many rows."""
+def repeated_rows(selection: Selection, times: int) -> Selection:
+    """The selection in which each row is ``times`` rows."""
     if times == 1:
-        return chosen
-    mask = chosen.mask[:, None].expand(-1, times).reshape(-1)
-    return Selection(mask, ("each", chosen.key, times), chosen.told, (*chosen.shape, times), (chosen, times))
+        return selection
+    mask = selection.mask[:, None].expand(-1, times).reshape(-1)
+    return Selection(
+        mask, ("each", selection.key, times), selection.origin, (*selection.shape, times), (selection, times)
+    )
 
 
 def only_first(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[MaskedRows, int]:
-    """The first argument, which alone may be selected."""
+    """The first argument and its dim of rows.  Raises CaptureError if any other argument is selected rows."""
     rows = tensors_in((args, kwargs))
     if not args or args[0] is not rows[0] or len(rows) > 1:
         refuse(rows[0], f"{name} takes, beside others,", "only its first argument may be selected rows")
-    return rows[0], rows[0]._at
+    return rows[0], rows[0]._row_dim
 
 
 def refuse_pairs(v: MaskedRows, what: str) -> NoReturn:
-    """Refuse what meets each other row."""
-    mask = v._chosen.told.named
+    """Raise CaptureError for a function that combines each row with each other one."""
+    mask = v._selection.origin.named
     refuse(
         v, what, "each meets each, or a row of a whole tensor that is not one of them",
         instead=f"the pairs of all rows, of which a mask selects: pairs[{mask}[:, None] & {mask}[None, :]]",
@@ -224,7 +226,7 @@ def refuse_pairs(v: MaskedRows, what: str) -> NoReturn:
 
 
 def normalized_dim(dim: int, of: int) -> int:
-    """A dim from 0 on."""
+    """A dim of ``of`` dims, counted from 0."""
     if not -of <= dim < max(of, 1):
         raise IndexError(f"Dimension out of range (expected to be in range of [{-of}, {of - 1}], but got {dim})")
     return dim % max(of, 1)

@@ -28,7 +28,7 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 nested_in((q, k, v))[0], f"F.scaled_dot_product_attention with {name}",
                 "there it knows neither masks nor dropout", "expected: is_causal=True, or padded tensors and a mask",
             )  # fmt: skip
-    if not all(isinstance(t, NestedRows) and t._at == t._rows.dim() - 2 for t in (q, k, v)):
+    if not all(isinstance(t, NestedRows) and t._ragged_dim == t._rows.dim() - 2 for t in (q, k, v)):
         refuse(
             nested_in((q, k, v))[0], "F.scaled_dot_product_attention",
             "queries, keys and values are all nested, and their last dim but one is the ragged one",
@@ -43,12 +43,12 @@ def attend(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if given.pop("is_causal", False):
         there = there & torch.ones(max(q._lengths.of), most, dtype=torch.bool, device=k._rows.device).tril()
     out = F.scaled_dot_product_attention(_padded(q), _padded(k), _padded(v), there, **given)
-    at = q._at
+    at = q._ragged_dim
     parts = [out[i].narrow(at, 0, length) for i, length in enumerate(q._lengths.of)]
     return q.like(torch.cat(parts, at))
 
 
 def _padded(x: NestedRows) -> Tensor:
     size = [*x._rows.shape]
-    size[x._at] = max(x._lengths.of)
+    size[x._ragged_dim] = max(x._lengths.of)
     return padded(x, 0.0, size)

@@ -40,7 +40,7 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _values(x: NestedRows) -> Tensor:
     if x._jagged:
         return x._rows
-    if x._at:
+    if x._ragged_dim:
         refuse(x, "values()", "those of a strided one whose sequences are not along dim 1 are not packed")
     return x._rows.flatten()
 

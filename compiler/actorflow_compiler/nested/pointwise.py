@@ -39,7 +39,9 @@ def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_same_lengths(one: NestedRows, other: NestedRows, name: str) -> None:
-    alike = one._jagged == other._jagged and one._at == other._at and one._lengths.of == other._lengths.of
+    alike = (
+        one._jagged == other._jagged and one._ragged_dim == other._ragged_dim and one._lengths.of == other._lengths.of
+    )
     if not alike or one._rows.dim() != other._rows.dim():
         refuse(other, f"{name} with another nested tensor", "only sequences of the same lengths are put together")
     if one._jagged and one._lengths is not other._lengths:
@@ -51,7 +53,7 @@ def _check_same_lengths(one: NestedRows, other: NestedRows, name: str) -> None:
 
 def _broadcast(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
     """A plain operand in a shape that broadcasts with packed rows."""
-    dims, behind = x._rows.dim(), x._rows.dim() - x._at
+    dims, behind = x._rows.dim(), x._rows.dim() - x._ragged_dim
     if tensor.dim() > dims + 1 or (tensor.dim() >= behind and tensor.shape[-behind] != 1):
         refuse(x, f"{name} with a tensor of shape {list(tensor.shape)}", "it has a size of its own in the ragged dim")
     if tensor.dim() <= dims:
@@ -60,7 +62,7 @@ def _broadcast(x: NestedRows, tensor: Tensor, name: str) -> Tensor:
         return tensor[0]
     if tensor.shape[0] != len(x):
         refuse(x, f"{name} with a tensor of shape {list(tensor.shape)}", f"the batch has {len(x)} sequences")
-    return repeated_rows(x, tensor.squeeze(x._at + 1), x._at)
+    return repeated_rows(x, tensor.squeeze(x._ragged_dim + 1), x._ragged_dim)
 
 
 def repeated_rows(x: NestedRows, each: Tensor, at: int) -> Tensor:
@@ -79,7 +81,7 @@ def last_dims(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, NestedRows) or len(nested_in((args, kwargs))) > 1:
         refuse(nested_in((args, kwargs))[0], f"{name}, as a weight,")
     over = 0 if name == "embedding" else len(about) if about is not None else 1
-    if x._at >= x._rows.dim() - over:
+    if x._ragged_dim >= x._rows.dim() - over:
         refuse(x, f"{name} over the ragged dim")
     args, kwargs = pytree.tree_map_only(NestedRows, lambda n: n._rows, (args, kwargs))
     return x.like(func(*args, **kwargs))
@@ -93,11 +95,11 @@ def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(x, NestedRows) or isinstance(other, NestedRows):
         refuse(nested_in((args, kwargs))[0], called(func), instead="expected: nt @ weight, with plain weights, or "
                "F.scaled_dot_product_attention")  # fmt: skip
-    if x._at == x._rows.dim() - 1:
+    if x._ragged_dim == x._rows.dim() - 1:
         refuse(x, f"{called(func)} over the ragged dim")
     if other.dim() == 2:
         return x.like(x._rows @ other)
-    if other.dim() != 3 or len(other) != len(x) or x._at or x._rows.dim() != 2:
+    if other.dim() != 3 or len(other) != len(x) or x._ragged_dim or x._rows.dim() != 2:
         refuse(x, f"{called(func)} with a tensor of shape {list(other.shape)}")
     return x.like(torch.cat([rows @ other[i] for i, rows in enumerate(x.each)]))
 

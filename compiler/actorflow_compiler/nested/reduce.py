@@ -22,17 +22,17 @@ def reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim is None or dim == () or dim == []:
         return func(x._rows, **given)
     name = called(func)
-    said = [dim] if isinstance(dim, int) else [*dim]
-    every = {d % (x._rows.dim() + 1) for d in said}
-    if every >= {0, x._at + 1}:
+    given_dims = [dim] if isinstance(dim, int) else [*dim]
+    every = {d % (x._rows.dim() + 1) for d in given_dims}
+    if every >= {0, x._ragged_dim + 1}:
         dims = sorted(d - 1 for d in every if d)
         out = func(x._rows, dims, keep, **given)
         return out.unsqueeze(0) if keep else out
-    dims = [dim_of_rows(x, d, name) for d in said]
-    if x._at in dims:
+    dims = [dim_of_rows(x, d, name) for d in given_dims]
+    if x._ragged_dim in dims:
         return torch.stack([func(rows, dims, keep, **given) for rows in x.each])
     out = func(x._rows, dims if len(dims) > 1 else dims[0], keep, **given)
-    return x.like(out, x._at if keep else x._at - sum(d < x._at for d in dims))
+    return x.like(out, x._ragged_dim if keep else x._ragged_dim - sum(d < x._ragged_dim for d in dims))
 
 
 @rule("max", "min")
@@ -54,9 +54,9 @@ def along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given.pop("_stacklevel", None)
     d = dim_of_rows(x, dim, called(func))
     function: Callable[..., Tensor] = getattr(torch, called(func))
-    if d != x._at:
+    if d != x._ragged_dim:
         return x.like(function(x._rows, d, **given))
     if torch.is_grad_enabled() and x._rows.requires_grad:
         refuse(x, f"{called(func)} along the ragged dim", "PyTorch's gradient of it is wrong",
                "expected: torch.cat([t.softmax(0) for t in nt.unbind()])")  # fmt: skip
-    return x.like(torch.cat([function(rows, d, **given) for rows in x.each], x._at))
+    return x.like(torch.cat([function(rows, d, **given) for rows in x.each], x._ragged_dim))

@@ -21,7 +21,7 @@ def nested_sizes(x: NestedRows) -> tuple[Any, ...]:
     """The shape, in which the ragged dim has no number unless all sequences of a strided tensor are of one length."""
     lengths = set(x._lengths.of)
     ragged: Any = lengths.pop() if len(lengths) == 1 and not x._jagged else RaggedSize(x._lengths)
-    return (len(x), *(ragged if d == x._at else size for d, size in enumerate(x._rows.shape)))
+    return (len(x), *(ragged if d == x._ragged_dim else size for d, size in enumerate(x._rows.shape)))
 
 
 @rule("size")
@@ -39,28 +39,28 @@ def view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = called(func)
     given: Any = rest or [kwargs.get("shape", kwargs.get("size"))]
     shape = [*(given[0] if isinstance(given[0], Sequence) else given)]
-    told = f"expected: {name}({len(x)}, …), with -1 or nt.size({x._at + 1}) where sequences differ"
+    expected = f"expected: {name}({len(x)}, …), with -1 or nt.size({x._ragged_dim + 1}) where sequences differ"
     if shape and shape[0] in (-1, None):
-        refuse(x, f"{name} to {_text(shape)}", "its dim 0 is the batch", told)
+        refuse(x, f"{name} to {_text(shape)}", "its dim 0 is the batch", expected)
     if not shape or shape[0] != len(x):
-        refuse(x, f"{name} to {_text(shape)}", f"the batch has {len(x)} sequences", told)
-    own = nested_sizes(x)[x._at + 1]
+        refuse(x, f"{name} to {_text(shape)}", f"the batch has {len(x)} sequences", expected)
+    own = nested_sizes(x)[x._ragged_dim + 1]
     there = [d for d, n in enumerate(shape) if isinstance(n, RaggedSize)] or [d for d, n in enumerate(shape) if n == -1]
     if not there and isinstance(own, int):  # all are of one length
-        there = [x._at + 1]
+        there = [x._ragged_dim + 1]
     if len(there) != 1 or not _is_size(shape[there[0]], own):
-        refuse(x, f"{name} to {_text(shape)}", "it leaves the ragged dim no place of its own", told)
+        refuse(x, f"{name} to {_text(shape)}", "it leaves the ragged dim no place of its own", expected)
     at = there[0] - 1
     before = 1
     for n in shape[1 : at + 1]:
         before *= n
     behind = [n for n in shape[at + 2 :] if n != -1]
-    left = x._rows.shape[x._at + 1 :].numel()
+    left = x._rows.shape[x._ragged_dim + 1 :].numel()
     fits = left % math.prod(behind or [1]) == 0 if len(behind) < len(shape) - at - 2 else left == math.prod(behind)
-    if before != x._rows.shape[: x._at].numel() or not fits:
-        refuse(x, f"{name} to {_text(shape)}", "it joins the ragged dim with others", told)
+    if before != x._rows.shape[: x._ragged_dim].numel() or not fits:
+        refuse(x, f"{name} to {_text(shape)}", "it joins the ragged dim with others", expected)
     rows = [*shape[1:]]
-    rows[at] = x._rows.shape[x._at]
+    rows[at] = x._rows.shape[x._ragged_dim]
     return x.like(getattr(x._rows, name)(rows), at)
 
 
@@ -86,19 +86,19 @@ def transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Two dims behind the batch."""
     x, one, other = bound(("input", "dim0", "dim1"), args, kwargs).values()
     a, b = (dim_of_rows(x, d, called(func)) for d in (one, other))
-    return x.like(x._rows.transpose(a, b), {a: b, b: a}.get(x._at, x._at))
+    return x.like(x._rows.transpose(a, b), {a: b, b: a}.get(x._ragged_dim, x._ragged_dim))
 
 
 @rule("permute")
 def permute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Dims behind the batch."""
     x, *rest = args
-    said = [*(rest[0] if rest and isinstance(rest[0], Sequence) else rest or kwargs["dims"])]
+    given_dims = [*(rest[0] if rest and isinstance(rest[0], Sequence) else rest or kwargs["dims"])]
     dims = x._rows.dim() + 1
-    if said and said[0] % dims:
+    if given_dims and given_dims[0] % dims:
         refuse(x, "permute", "the batch has to stay dim 0")
-    order = [dim_of_rows(x, d, "permute") for d in said[1:]]
-    return x.like(x._rows.permute(order), order.index(x._at))
+    order = [dim_of_rows(x, d, "permute") for d in given_dims[1:]]
+    return x.like(x._rows.permute(order), order.index(x._ragged_dim))
 
 
 @rule("unflatten")
@@ -106,7 +106,7 @@ def unflatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One dim, which is not the ragged one, as several."""
     x, dim, into = bound(("input", "dim", "nested_sizes"), args, kwargs).values()
     d = _other_dim(x, dim, "unflatten")
-    return x.like(x._rows.unflatten(d, into), x._at + (d < x._at) * (len(into) - 1))
+    return x.like(x._rows.unflatten(d, into), x._ragged_dim + (d < x._ragged_dim) * (len(into) - 1))
 
 
 @rule("flatten")
@@ -117,9 +117,9 @@ def flatten(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     start, end = (
         dim_of_rows(x, given.get(key, plain), "flatten") for key, plain in (("start_dim", 0), ("end_dim", -1))
     )
-    if start <= x._at <= end and start != end:
+    if start <= x._ragged_dim <= end and start != end:
         refuse(x, "flatten over the ragged dim", instead="expected: nt.values().flatten(…)")
-    return x.like(x._rows.flatten(start, end), x._at - (end < x._at) * (end - start))
+    return x.like(x._rows.flatten(start, end), x._ragged_dim - (end < x._ragged_dim) * (end - start))
 
 
 @rule("unsqueeze")
@@ -129,7 +129,7 @@ def unsqueeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     d = dim % (x._rows.dim() + 2) - 1
     if d < 0:
         refuse(x, "unsqueeze(0)", "the batch has to stay dim 0")
-    return x.like(x._rows.unsqueeze(d), x._at + (d <= x._at))
+    return x.like(x._rows.unsqueeze(d), x._ragged_dim + (d <= x._ragged_dim))
 
 
 @rule("squeeze")
@@ -140,7 +140,7 @@ def squeeze(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, dim = bound(("input", "dim"), args, kwargs).values()
     d = _other_dim(x, dim, "squeeze")
     out = x._rows.squeeze(d)
-    return x.like(out, x._at - (d < x._at) * (x._rows.dim() - out.dim()))
+    return x.like(out, x._ragged_dim - (d < x._ragged_dim) * (x._rows.dim() - out.dim()))
 
 
 @rule("chunk", "split", "narrow")
@@ -164,7 +164,7 @@ def select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim % (x._rows.dim() + 1) == 0:
         return x.each[index]
     d = _other_dim(x, dim, "select")
-    return x.like(x._rows.select(d, index), x._at - (d < x._at))
+    return x.like(x._rows.select(d, index), x._ragged_dim - (d < x._ragged_dim))
 
 
 @rule("cat", "concat", "concatenate")
@@ -191,7 +191,7 @@ def unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if dim % (x._rows.dim() + 1) == 0:
         return x.each
     d = _other_dim(x, dim, "unbind")
-    return tuple(x.like(rows, x._at - (d < x._at)) for rows in x._rows.unbind(d))
+    return tuple(x.like(rows, x._ragged_dim - (d < x._ragged_dim)) for rows in x._rows.unbind(d))
 
 
 @rule("__getitem__")
@@ -202,7 +202,7 @@ def get_item(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return x.each[index]
     if isinstance(x, NestedRows) and isinstance(index, tuple) and index and index[0] is Ellipsis:
         plain = all(isinstance(i, int | slice) for i in index[1:])
-        if plain and len(index) - 1 < x._rows.dim() - x._at:
+        if plain and len(index) - 1 < x._rows.dim() - x._ragged_dim:
             return x.like(x._rows[index])
     if isinstance(x, NestedRows) and isinstance(index, tuple) and index and isinstance(index[0], int):
         return x.each[index[0]][index[1:]]
@@ -220,7 +220,7 @@ def to_padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     if not isinstance(x, NestedRows):
         refuse(nested_in((args, kwargs))[0], "to_padded_tensor")
     own = [*x._rows.shape]
-    own[x._at] = max(x._lengths.of)
+    own[x._ragged_dim] = max(x._lengths.of)
     size = own if wanted is None else [*wanted][1:]
     if wanted is not None and (len(size) != len(own) or wanted[0] not in (len(x), -1)):
         refuse(x, f"to_padded_tensor with output_size={_text(wanted)}", f"it has {len(x)} sequences and "
@@ -246,6 +246,6 @@ RULES.add((torch.nested.to_padded_tensor, Tensor.to_padded_tensor), to_padded)
 
 def _other_dim(x: NestedRows, dim: int, name: str) -> int:
     d = dim_of_rows(x, dim, name)
-    if d == x._at:
+    if d == x._ragged_dim:
         refuse(x, f"{name} along the ragged dim", instead="expected: a loop over nt.unbind()")
     return d

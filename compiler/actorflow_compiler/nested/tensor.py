@@ -18,7 +18,7 @@ __all__ = [
     "rule", "dispatchers", "refuse_step",
 ]  # fmt: skip
 
-dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # the one there is, of ``calls.py``
+dispatchers: list[Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = []  # ``__init__.py`` appends the only one
 RULES = FunctionRules()
 rule = RULES.register
 INSTEAD = (
@@ -27,14 +27,14 @@ INSTEAD = (
 
 
 class SequenceLengths:
-    """How long the sequences of nested tensors are; those of one jagged tensor are no other's, as in PyTorch."""
+    """The lengths of a nested tensor's sequences; for jagged ones they are compared by identity, as in PyTorch."""
 
     def __init__(self, of: Sequence[int]) -> None:
         self.of = tuple(of)
 
     @property
     def offsets(self) -> list[int]:
-        """Where each begins among packed rows, and where the last one ends."""
+        """Where each sequence begins in the packed rows, and where the last one ends."""
         found = [0]
         for length in self.of:
             found.append(found[-1] + length)
@@ -42,7 +42,7 @@ class SequenceLengths:
 
     @classmethod
     def over(cls, offsets: Tensor, of: Sequence[int]) -> SequenceLengths:
-        """Those that ``offsets`` say; the same for one tensor of offsets, as in PyTorch, until it is written."""
+        """The lengths that ``offsets`` give: one object for one tensor, as in PyTorch, until it is written."""
         known: SequenceLengths | None = _by_offsets.get(offsets)
         if known is None or known.of != tuple(of):
             known = cls(of)
@@ -54,7 +54,7 @@ _by_offsets: Any = WeakIdKeyDictionary()  # tensor → Lengths
 
 
 class RaggedSize:
-    """The size of a dim in which sequences differ: what a shape has there, good for ``view`` and comparisons."""
+    """The size of the ragged dim in a shape.  It can be compared, and passed to ``view``, but is no number."""
 
     def __init__(self, lengths: SequenceLengths) -> None:
         self.lengths = lengths
@@ -78,13 +78,13 @@ class RaggedSize:
 
 
 class NestedRows(Tensor):
-    """Sequences of ``_lengths`` side by side along dim ``_at`` of ``_rows``, as one tensor with a batch dim before.
+    """A nested tensor with a batch dim: sequences of ``_lengths``, packed along dim ``_ragged_dim`` of ``_rows``.
 
-    What reaches it without a rule is refused; it never runs a kernel.
+    It never runs a kernel: a function without a rule is refused.
     """
 
     _rows: Tensor
-    _at: int
+    _ragged_dim: int
     _lengths: SequenceLengths
     _jagged: bool  # its layout; else strided
 
@@ -95,17 +95,17 @@ class NestedRows(Tensor):
             cls, rows.shape, dtype=rows.dtype, device=rows.device, requires_grad=rows.requires_grad
         )
         assert rows.shape[at] == sum(lengths.of), (rows.shape, at, lengths.of)
-        made._rows, made._at, made._lengths, made._jagged = rows, at, lengths, jagged
+        made._rows, made._ragged_dim, made._lengths, made._jagged = rows, at, lengths, jagged
         return made
 
     def like(self, rows: Tensor, at: int | None = None) -> NestedRows:
-        """Other rows of the same sequences."""
-        return NestedRows(rows, self._at if at is None else at, self._lengths, self._jagged)
+        """A nested tensor of the same sequences over other rows."""
+        return NestedRows(rows, self._ragged_dim if at is None else at, self._lengths, self._jagged)
 
     @property
     def each(self) -> tuple[Tensor, ...]:
         """The sequences one by one."""
-        found: tuple[Tensor, ...] = torch.split(self._rows, list(self._lengths.of), self._at)
+        found: tuple[Tensor, ...] = torch.split(self._rows, list(self._lengths.of), self._ragged_dim)
         return found
 
     def offsets(self) -> Tensor:
@@ -153,10 +153,8 @@ def refuse_step(text: str) -> NoReturn:
 def refuse(of: NestedRows, what: str, why: str = "what that gives is not known", instead: str = INSTEAD) -> NoReturn:
     """Raise CaptureError for what cannot be done to a nested tensor."""
     refuse_step(
-
         f"{what} is called with a nested tensor, whose sequences are {_lengths_text(of._lengths)} long; {why}; "
         f"{instead}"
-
     )
 
 

@@ -39,18 +39,18 @@ class _IndexedCopy:
     whole: Tensor
     before: int
     place: str
-    numbers: NumberEnv | None  # of the stand-ins that it was taken by, if it was by nothing else
+    env: NumberEnv | None  # of the stand-ins that it was taken by, if it was by nothing else
 
 
 class Indexing:
     """Follows what a step takes out of tensors so."""
 
     def __init__(self) -> None:
-        self._taken: list[_IndexedCopy] = []
+        self._copies: list[_IndexedCopy] = []
         self.again = False  # whether the step is to be captured again, with views for what was taken by stand-ins
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def replacing_indexing(self) -> Iterator[None]:
         """While the step runs."""
         with replaced_indexing(self._get, self._set), replaced_functions(BY_NUMBERS, self._called):
             yield
@@ -60,7 +60,7 @@ class Indexing:
 
         Of numbers that Python knows it is noted where that was; then a plan is made for the number.
         """
-        for one in self._taken:
+        for one in self._copies:
             if one.copy._version != one.version:
                 if self._notes(one):
                     continue
@@ -71,16 +71,18 @@ class Indexing:
             copy, whole = node_of(one.copy), node_of(one.whole)
             if one.whole._version == one.before or copy is None or whole is None:
                 continue
-            if HostProgramFinder(copy[0].graph, copy[1], (), ()).outdated(copy[0], whole[0]) and not self._notes(one):
+            if HostProgramFinder(copy[0].graph, copy[1], (), ()).is_outdated(copy[0], whole[0]) and not self._notes(
+                one
+            ):
                 raise CaptureError(
                     f"{one.place}\n  what x[i] gives is used after x has changed, and has changed with it, with i "
                     f"data; expected: x[i].clone(), if what it was before is wanted, else x[i] once more"
                 )
 
     def _notes(self, one: _IndexedCopy) -> bool:
-        if one.numbers is None:
+        if one.env is None:
             return False
-        one.numbers.views.add(one.place)
+        one.env.views.add(one.place)
         self.again = True
         return True
 
@@ -101,14 +103,14 @@ class Indexing:
         found = plain(x, _index_within(index, at))
         vars(found if found._base is None else found._base)[STANDS_FOR_A_VIEW] = True
         given = [n for item in (index if isinstance(index, tuple) else (index,)) for n in _ends(item) if _is_open(n)]
-        numbers = next((n.numbers for n in given if type(n) is SymNumber), None)
+        numbers = next((n.env for n in given if type(n) is SymNumber), None)
         numbers = numbers if all(type(n) is SymNumber for n in given) else None
-        self._taken.append(_IndexedCopy(found, found._version, whole, whole._version, _here(), numbers))
+        self._copies.append(_IndexedCopy(found, found._version, whole, whole._version, _here(), numbers))
         return found
 
     def _set(self, plain: Callable[..., Any], x: Tensor, index: Any, value: Any) -> None:
         if isinstance(value, Tensor):  # x[i] += y changes what x[i] has given, and puts it back
-            self._taken = [one for one in self._taken if one.copy is not value]
+            self._copies = [one for one in self._copies if one.copy is not value]
         at = _numbers(x, index)
         value = number_tensor(value, x.dtype, x.device)
         if not at:
@@ -134,7 +136,7 @@ def _numbers(x: Tensor, index: Any) -> At:
     """Where in an index numbers are that calls may change, or slices between such."""
     items = index if isinstance(index, tuple) else (index,)
     ends = [end for item in items for end in _ends(item) if _is_open(end)]
-    if not ends or any(type(end) is SymNumber and _here() in end.numbers.views for end in ends):
+    if not ends or any(type(end) is SymNumber and _here() in end.env.views for end in ends):
         return {}
     taken = [_dims(item) for item in items]
     rest = x.dim() - sum(taken)
@@ -260,7 +262,7 @@ def _roll(x: Tensor, given: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a stand-in of this capture, or comes later."""
-    return (type(value) is SymNumber and not value.numbers.ended) or is_unbacked(value)
+    return (type(value) is SymNumber and not value.env.ended) or is_unbacked(value)
 
 
 BY_NUMBERS: dict[str, Callable[[Tensor, Sequence[Any], Mapping[str, Any]], Any]] = {

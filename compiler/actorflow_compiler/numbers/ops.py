@@ -208,12 +208,12 @@ def _is_taken_as_is(value: Any) -> bool:
     """Whether a function takes an argument as it is: a container of stand-ins, or one that an earlier step has left."""
     if type(value) in (list, tuple, dict):
         return _contains_number(value)
-    return type(value) is SymNumber and value.numbers.ended
+    return type(value) is SymNumber and value.env.ended
 
 
 def _specialized(value: Any) -> Any:
     """What a stand-in stands for; raises CaptureError for what comes later and is not known."""
-    return value.decided() if is_unbacked(value) else specialized(value)
+    return value.known_value() if is_unbacked(value) else specialized(value)
 
 
 def _is_open(value: Any) -> bool:
@@ -237,7 +237,7 @@ def _tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
         return value.tensor.to(dtype)
     if type(value) is not SymNumber:
         return value
-    name = value.numbers.name(value.expression)
+    name = value.env.name(value.expression)
     return torch.ops.actorflow.number(name, dtype=dtype, device=device)
 
 
@@ -321,7 +321,7 @@ def _clamp(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if any(isinstance(b, Tensor) for b in bounds.values()) or not any(map(_is_open, bounds.values())):
         return NotImplemented
     one = next((b for b in bounds.values() if type(b) is SymNumber), None)
-    both = [b if _is_open(b) or b is None or one is None else SymNumber(b, b, one.numbers) for b in bounds.values()]
+    both = [b if _is_open(b) or b is None or one is None else SymNumber(b, b, one.env) for b in bounds.values()]
     found = _promoted([x, *both])[1:]
     dtype, device = next((b.dtype, b.device) for b in found if isinstance(b, Tensor))
     found = [b if b is None or isinstance(b, Tensor) else torch.full((), b, dtype=dtype, device=device) for b in found]

@@ -83,7 +83,7 @@ class NumberEnv:
             self.read[name], self._known[exact] = expression, name
         return self._known[exact]
 
-    def settled(self, source: Source) -> bool:
+    def is_specialized(self, source: Source) -> bool:
         """Whether a number was taken for a constant, and not only what of few things it decides: a branch, a rest."""
         return any(
             type(condition.value) is not bool
@@ -92,7 +92,7 @@ class NumberEnv:
             for condition in self._conditions.values()
         )
 
-    def settle(self, expression: Operand, value: Any) -> Any:
+    def specialize(self, expression: Operand, value: Any) -> Any:
         """Take the value of an expression for a constant of the plan."""
         if not self.ended:
             condition = Condition(expression, of_python(value))
@@ -103,10 +103,10 @@ class NumberEnv:
 class SymNumber:
     """A stand-in for an int or a float."""
 
-    __slots__ = ("expression", "numbers", "value")
+    __slots__ = ("env", "expression", "value")
 
     def __init__(self, expression: Operand, value: Any, numbers: NumberEnv) -> None:
-        self.expression, self.value, self.numbers = expression, value, numbers
+        self.expression, self.value, self.env = expression, value, numbers
 
     @property  # type: ignore[misc]  # for isinstance(x, float), as numbers are asked for in Python
     def __class__(self) -> type:
@@ -119,7 +119,7 @@ class SymNumber:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         sign = UFUNCS.get(ufunc)
         if sign and method == "__call__" and not kwargs and all(map(_is_number, inputs)):
-            return self._made(sign, *inputs)
+            return self._apply(sign, *inputs)
         return getattr(ufunc, method)(
             *map(specialized, inputs), **{key: specialized(value) for key, value in kwargs.items()}
         )
@@ -129,7 +129,7 @@ class SymNumber:
 
     # -- what stays open -------------------------------------------------------------------------
 
-    def _made(self, function: str, *operands: Any) -> Any:
+    def _apply(self, function: str, *operands: Any) -> Any:
         """A function of numbers, this among them."""
         try:
             value = FUNCTIONS[function](*map(current_value, operands))
@@ -140,21 +140,21 @@ class SymNumber:
         mine = [o.value for o in operands if is_sym_number(o)]
         known = function.startswith("np.") or any(type(v) is np.float64 for v in mine)
         of_numpy = type(value) is np.float64 and known  # and so it will be in each call
-        if not (type(value) in (int, float, bool) or of_numpy) or self.numbers.ended:  # a complex number, say
+        if not (type(value) in (int, float, bool) or of_numpy) or self.env.ended:  # a complex number, say
             return FUNCTIONS[function](*map(specialized, operands))
-        return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.numbers)
+        return SymNumber(Expression(function, tuple(map(expression_of, operands))), value, self.env)
 
-    def _decided(self, function: str, *operands: Any) -> Any:
-        return specialized(self._made(function, *operands))
+    def _specialized(self, function: str, *operands: Any) -> Any:
+        return specialized(self._apply(function, *operands))
 
     def __neg__(self) -> Any:
-        return self._made("neg", self)
+        return self._apply("neg", self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return self._made("abs", self)
+        return self._apply("abs", self)
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
         if modulus is not None or not _is_number(other):
@@ -171,13 +171,13 @@ class SymNumber:
     # -- what is decided -------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        return bool(self._decided("truth", self))
+        return bool(self._specialized("truth", self))
 
     def __float__(self) -> float:
         return float(specialized(self))
 
     def __int__(self) -> int:
-        return int(self._decided("int", self))
+        return int(self._specialized("int", self))
 
     def __index__(self) -> int:
         return specialized(self).__index__()  # type: ignore[no-any-return]
@@ -207,16 +207,16 @@ class SymNumber:
         return self
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._made("round", self, *(() if digits is None else (specialized(digits),)))
+        return self._apply("round", self, *(() if digits is None else (specialized(digits),)))
 
     def __floor__(self) -> Any:
-        return self._made("floor", self)
+        return self._apply("floor", self)
 
     def __ceil__(self) -> Any:
-        return self._made("ceil", self)
+        return self._apply("ceil", self)
 
     def __trunc__(self) -> Any:
-        return self._made("trunc", self)
+        return self._apply("trunc", self)
 
     def __divmod__(self, other: Any) -> Any:
         return (self // other, self % other)
@@ -254,7 +254,7 @@ def as_float(*args: Any) -> Any:
     one = args[0] if len(args) == 1 else None
     if not is_sym_number(one):
         return float(*args)
-    return one if type(one.value) is float else one._made("float", one)
+    return one if type(one.value) is float else one._apply("float", one)
 
 
 def is_sym_number(value: object) -> TypeGuard[SymNumber]:
@@ -269,13 +269,13 @@ def _is_number(value: object) -> bool:
 
 def _is_unbacked(value: object) -> bool:
     """Whether a value is one of ``late``'s, which computes itself."""
-    return hasattr(type(value), "made")
+    return hasattr(type(value), "apply_function")
 
 
 def expression_of(value: Any) -> Operand:
     """What a stand-in is a function of; a number itself, also for a stand-in that another capture has left."""
     if type(value) is SymNumber:
-        return of_python(value.value) if value.numbers.closed else value.expression
+        return of_python(value.value) if value.env.closed else value.expression
     return value if type(value) in (int, float, bool) else float(value) if isinstance(value, float) else int(value)
 
 
@@ -286,7 +286,7 @@ def current_value(value: Any) -> Any:
 
 def specialized(value: Any) -> Any:
     """What a stand-in stands for, which the plan is then made for; any other value itself."""
-    return value.numbers.settle(value.expression, value.value) if type(value) is SymNumber else value
+    return value.env.specialize(value.expression, value.value) if type(value) is SymNumber else value
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -294,7 +294,7 @@ def _power(base: Any, exponent: Any) -> Any:
     one = base if type(base) is SymNumber else exponent
     if not (base > 0 and (exponent >= 0 or type(current_value(exponent)) is float)):
         return specialized(base) ** specialized(exponent)
-    return one._made("pow", base, exponent)
+    return one._apply("pow", base, exponent)
 
 
 def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
@@ -305,10 +305,10 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
             return REFLECTED[name](other, self) if name in REFLECTED else function(specialized(self), other)
         if not _is_number(other):
             return NotImplemented
-        return self._made(name, self, other)
+        return self._apply(name, self, other)
 
     def backward(self: SymNumber, other: Any) -> Any:
-        return self._made(name, other, self) if _is_number(other) else NotImplemented
+        return self._apply(name, other, self) if _is_number(other) else NotImplemented
 
     return forward, backward
 
@@ -322,7 +322,7 @@ def _compared(name: str) -> Callable[[Any, Any], Any]:
             return FUNCTIONS[mirrored](other, self)
         if not _is_number(other):
             return NotImplemented
-        return self._decided(name, self, other)
+        return self._specialized(name, self, other)
 
     compare.__name__ = f"__{function.__name__}__"
     return compare
@@ -364,11 +364,11 @@ def symbolic_math() -> Iterator[None]:
         def call(*args: Any) -> Any:
             later: Any = next(filter(_is_unbacked, args), None)
             if later is not None and hasattr(torch, name):
-                return later.made(getattr(torch, name), *args)
+                return later.apply_function(getattr(torch, name), *args)
             one = next((a for a in args if type(a) is SymNumber), None)
             if one is None or not all(map(_is_number, args)):
                 return function(*args)
-            return one._made(f"math.{name}", *args)
+            return one._apply(f"math.{name}", *args)
 
         return call
 

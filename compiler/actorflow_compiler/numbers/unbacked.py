@@ -35,13 +35,13 @@ _names = count()
 class UnbackedNumber:
     """The value that a tensor without dims will have."""
 
-    __slots__ = ("ask", "expression", "refusal", "tensor", "text")
+    __slots__ = ("expression", "refusal", "resolve", "tensor", "text")
 
     def __init__(self, tensor: Tensor, refusal: Callable[[], CaptureError], expression: Operand | None = None) -> None:
         self.tensor, self.refusal = tensor, refusal
         # how it comes of other whole numbers that come later: each of them has a name of its own
         self.expression = Source("later", str(next(_names))) if expression is None else expression
-        self.ask: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
+        self.resolve: Callable[[Tensor], Any] = lambda _: None  # gives a value, if a plan may be made for it
         self.text: Callable[[], str] = str  # what stands for it in a text that nobody reads before it is there
 
     @property  # type: ignore[misc]  # for isinstance(x, float)
@@ -52,14 +52,14 @@ class UnbackedNumber:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return torch_function_handlers[0](func, args, kwargs or {})
 
-    def decided(self) -> Any:
+    def known_value(self) -> Any:
         """The number itself, which somebody wants; raises CaptureError where it cannot be known."""
-        found = self.ask(self.tensor)
+        found = self.resolve(self.tensor)
         if found is None:
             raise self.refusal()
         return found
 
-    def made(self, function: Callable[..., Any], *operands: Any) -> UnbackedNumber:
+    def apply_function(self, function: Callable[..., Any], *operands: Any) -> UnbackedNumber:
         """A function of numbers, this among them, as one of tensors."""
         whole = function in WHOLE and not any(isinstance(o, float) for o in operands)
         with torch.no_grad():
@@ -67,7 +67,7 @@ class UnbackedNumber:
         made = [o.expression if type(o) is UnbackedNumber else expression_of(o) for o in operands] if whole else []
         name = SUMS.get(function) if whole else None
         found = UnbackedNumber(_widest(tensor), self.refusal, None if name is None else Expression(name, tuple(made)))
-        found.ask, found.text = self.ask, self.text
+        found.resolve, found.text = self.resolve, self.text
         return found
 
     def __bool__(self) -> bool:
@@ -76,46 +76,46 @@ class UnbackedNumber:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if ufunc in (np.isfinite, np.isinf, np.isnan) and method == "__call__" and not kwargs:
             return _of_kind(ufunc.__name__, self)
-        plain = (value.decided() if type(value) is UnbackedNumber else value for value in inputs)
+        plain = (value.known_value() if type(value) is UnbackedNumber else value for value in inputs)
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        return np.array(self.decided(), *args, **kwargs)
+        return np.array(self.known_value(), *args, **kwargs)
 
     def __neg__(self) -> UnbackedNumber:
-        return self.made(torch.neg, self)
+        return self.apply_function(torch.neg, self)
 
     def __pos__(self) -> UnbackedNumber:
         return self
 
     def __abs__(self) -> UnbackedNumber:
-        return self.made(torch.abs, self)
+        return self.apply_function(torch.abs, self)
 
     def __mod__(self, other: Any) -> Any:
-        return self._divided(torch.remainder, "__mod__", other)
+        return self._integer_division(torch.remainder, "__mod__", other)
 
     def __floordiv__(self, other: Any) -> Any:
-        return self._divided(torch.floor_divide, "__floordiv__", other)
+        return self._integer_division(torch.floor_divide, "__floordiv__", other)
 
-    def _divided(self, function: Callable[..., Any], name: str, other: Any) -> Any:
+    def _integer_division(self, function: Callable[..., Any], name: str, other: Any) -> Any:
         """What divides whole numbers as Python does; by anything but a whole number the value itself is wanted."""
         if isinstance(self, int) and type(other) is int and other:
-            return self.made(function, self, other)
-        return getattr(self.decided(), name)(other)
+            return self.apply_function(function, self, other)
+        return getattr(self.known_value(), name)(other)
 
     def __pow__(self, other: Any) -> Any:
-        return self.made(torch.pow, self, other) if _is_number(other) else NotImplemented
+        return self.apply_function(torch.pow, self, other) if _is_number(other) else NotImplemented
 
     def __rpow__(self, other: Any) -> Any:
-        return self.made(torch.pow, other, self) if _is_number(other) else NotImplemented
+        return self.apply_function(torch.pow, other, self) if _is_number(other) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.decided())
+        return hash(self.known_value())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.decided(), name)
+        return getattr(self.known_value(), name)
 
     def __copy__(self) -> UnbackedNumber:
         return self
@@ -135,7 +135,7 @@ def as_int(*args: Any) -> Any:
     if isinstance(one, Tensor) and one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
         one = one.item() if one.dtype != torch.bool else one
     if type(one) is SymNumber:
-        return one if isinstance(one, int) else one._made("int", one)
+        return one if isinstance(one, int) else one._apply("int", one)
     return one if type(one) is UnbackedNumber and isinstance(one, int) else int(*args)
 
 
@@ -145,7 +145,7 @@ def as_float(*args: Any) -> Any:
     if isinstance(one, Tensor) and one.numel() == 1 and not one.is_complex():
         one = one.item() if one.dtype != torch.bool else one
     if type(one) is UnbackedNumber:
-        return one if isinstance(one, float) else one.made(torch.mul, one, 1.0)
+        return one if isinstance(one, float) else one.apply_function(torch.mul, one, 1.0)
     return stand_in_as_float(one) if type(one) is SymNumber else float(*args)
 
 
@@ -173,10 +173,10 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], 
     def forward(self: UnbackedNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return REFLECTED[name](other, self)
-        return self.made(function, self, other) if _is_number(other) else NotImplemented
+        return self.apply_function(function, self, other) if _is_number(other) else NotImplemented
 
     def backward(self: UnbackedNumber, other: Any) -> Any:
-        return self.made(function, other, self) if _is_number(other) else NotImplemented
+        return self.apply_function(function, other, self) if _is_number(other) else NotImplemented
 
     return forward, backward
 
@@ -206,12 +206,12 @@ def _compared(name: str) -> Callable[..., Any]:
 
 
 def _known_value_method(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self.decided(), name)(*args)
+    return lambda self, *args: getattr(self.known_value(), name)(*args)
 
 
 def _text_method(name: str) -> Callable[..., str]:
     def say(self: UnbackedNumber, *args: Any) -> str:
-        return self.text() or str(getattr(self.decided(), name)(*args))
+        return self.text() or str(getattr(self.known_value(), name)(*args))
 
     return say
 

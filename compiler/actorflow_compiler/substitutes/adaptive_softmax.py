@@ -42,7 +42,7 @@ class AdaptiveSoftmaxClusters:
         self._stepped: set[int] = set()
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def replacing_layers(self) -> Iterator[None]:
         """In which the layers work on all rows."""
         layer: Any = nn.AdaptiveLogSoftmaxWithLoss
         plain = layer.forward, layer.predict
@@ -96,7 +96,7 @@ class AdaptiveSoftmaxClusters:
             inside = (target >= low) & (target < high)
             own = torch.where(inside.unsqueeze(1), rows, torch.zeros_like(rows))
             scores = layer.tail[i](own)
-            self._follow(scores, own, inside.any())
+            self._watch_backward(scores, own, inside.any())
             found = _picked(F.log_softmax(scores, dim=1), (target - low).clamp(0, high - low - 1))
             if found.dtype != output.dtype:
                 raise RuntimeError(
@@ -109,7 +109,7 @@ class AdaptiveSoftmaxClusters:
         loss = (-output).mean()
         return AdaptiveOutput(output if dims else output.squeeze(0), loss)
 
-    def _follow(self, scores: Tensor, rows: Tensor, used: Tensor) -> None:
+    def _watch_backward(self, scores: Tensor, rows: Tensor, used: Tensor) -> None:
         """Learn what a backward pass through one cluster gives its weights."""
         if scores.grad_fn is None:
             return
@@ -125,7 +125,7 @@ class AdaptiveSoftmaxClusters:
                 if weight is None:
                     left.append(after)
                 elif weight is not rows:
-                    self._listen(weight)
+                    self._watch_gradient(weight)
 
                     def gives(grads: Any, _: Any, weight: Tensor = weight, at: int = at) -> None:
                         if grads[at] is not None:
@@ -133,7 +133,7 @@ class AdaptiveSoftmaxClusters:
 
                     node.register_hook(gives)
 
-    def _listen(self, weight: Tensor) -> None:
+    def _watch_gradient(self, weight: Tensor) -> None:
         """Have a weight's gradient looked at before hooks of the script change it."""
         if id(weight) in self._given:
             return

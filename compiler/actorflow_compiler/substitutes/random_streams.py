@@ -26,7 +26,7 @@ class RandomStreams:
     """Numbers the draws of one trace.
 
     A draw advances its generator by one real number, so that its state tells where in the sequence
-    of draws it is.  Use within ``following``.
+    of draws it is.  Use within ``numbering``.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RandomStreams:
         return stream, None if seed == UNSEEDED else splitmix64(seed) >> 1
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def numbering(self) -> Iterator[None]:
         """Number draws in the body; leaves the generator as it was."""
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(UNSEEDED)

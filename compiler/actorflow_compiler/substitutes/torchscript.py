@@ -59,7 +59,7 @@ class TorchScriptCalls:
         self._memory = {memory_of(tensor) for tensor in held if type(tensor) in (Tensor, nn.Parameter)}
         self._known: dict[int, tuple[Any, Callable[..., Any]]] = {}  # id → a function or method, and what runs it
 
-    def following(self) -> contextlib.AbstractContextManager[None]:
+    def replacing_calls(self) -> contextlib.AbstractContextManager[None]:
         """While the step runs."""
         return replaced_scripts(self._call)
 
@@ -68,11 +68,11 @@ class TorchScriptCalls:
         if is_traced_by_jit() or any(map(_handles_functions, pytree.tree_leaves((args, kwargs)))):
             return call(script, *args, **kwargs)
         if id(script) not in self._known:
-            self._known[id(script)] = script, self._made(script)
+            self._known[id(script)] = script, self._runner(script)
         run = self._known[id(script)][1]
         return run(*pytree.tree_map(_specialized, tuple(args)), **pytree.tree_map(_specialized, dict(kwargs)))
 
-    def _made(self, script: Any) -> Callable[..., Any]:
+    def _runner(self, script: Any) -> Callable[..., Any]:
         """What runs a function or a method.  Raises CaptureError for one that does what a plan cannot repeat."""
         drops = False
         for kind, node in script_kinds(script):
@@ -135,4 +135,4 @@ def _handles_functions(value: Any) -> bool:
 
 def _specialized(value: Any) -> Any:
     """A number as code of torch.jit takes it: the plan is made for it."""
-    return value.decided() if is_unbacked(value) else specialized(value)
+    return value.known_value() if is_unbacked(value) else specialized(value)

@@ -146,7 +146,7 @@ class _Decision:
     place: tuple[Any, ...]
     side: bool | None  # the one that raises; None: neither does
     raised: ExceptionRecord | None = None
-    ways: ConditionPaths | None = None  # through a condition that is asked for in parts
+    paths: ConditionPaths | None = None  # through a condition that is asked for in parts
 
 
 class BranchExplorer:
@@ -159,22 +159,22 @@ class BranchExplorer:
     def __init__(self) -> None:
         self.changed: Callable[[], tuple[Any, str]] = lambda: ((), "")
         self.standing: Callable[[], tuple[Any, frozenset[str]]] = lambda: ((), frozenset())
-        self._begun = self._ended = self._now()  # the side that a trace tries
+        self._at_decision = self._at_end = self._observed()  # the side that a trace tries
         self.found: list[tuple[Tensor, Check]] = []  # by the trace under way; a bool without dims: whether it raises
-        self._asked: list[tuple[Tensor, int, bool]] = []  # what the trace has decided: tensors, their versions
-        self._known: list[_Decision] = []  # in the order in which the step comes to them
-        self._at = 0
+        self._decided: list[tuple[Tensor, int, bool]] = []  # what the trace has decided: tensors, their versions
+        self._decisions: list[_Decision] = []  # in the order in which the step comes to them
+        self._next_decision = 0
         self._side: bool | None = None  # that the trace under way is to try at the first decision that is not known
         self._tried: dict[bool, ExceptionRecord | None] = {}
         self._place: tuple[Any, ...] = ()
-        self._begins: ConditionPaths | None = None  # of the condition that a side is tried of
-        self._ways: ConditionPaths | None = None  # of the condition that is being found out about
+        self._condition_start: ConditionPaths | None = None  # of the condition that a side is tried of
+        self._exploring: ConditionPaths | None = None  # of the condition that is being found out about
         self._answers: PathAnswers = ()  # that the trace has given to its questions, or to those of one that is known
-        self._way: _Decision | None = None  # the one that is known, which the trace is in the middle of
-        self._parts: dict[Any, Tensor] = {}  # its questions, by where they are
+        self._current: _Decision | None = None  # the one that is known, which the trace is in the middle of
+        self._part_values: dict[Any, Tensor] = {}  # its questions, by where they are
         self._inside = False  # whether the trace is on a side that it tries
         self._printed = _Printed()
-        self._told = 0  # characters that traces have let through
+        self._shown = 0  # characters that traces have let through
 
     @property
     def inside(self) -> bool:
@@ -184,25 +184,25 @@ class BranchExplorer:
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Around one trace.  Raises Again where it was one that tried a side, and where it is to try one."""
-        self._at, self._inside = 0, False
-        self.found, self._asked = [], []
-        self._way = None
+        self._next_decision, self._inside = 0, False
+        self.found, self._decided = [], []
+        self._current = None
         before = logging.root.manager.disable
         self._printed = _Printed()
-        with self._printed.kept(self._told):
+        with self._printed.kept(self._shown):
             try:
                 yield
                 if self._inside:
-                    raise self._learnt(None)
+                    raise self._trace_ended(None)
             except BaseException as error:
                 if not self._inside or isinstance(error, Retrace | KeyboardInterrupt | MemoryError):
                     raise
                 raised = ExceptionRecord.of(error, self._printed.since) if _is_raised(error) else None
-                raise self._learnt(raised and self._leaving(raised)) from None
+                raise self._trace_ended(raised and self._with_changes(raised)) from None
             finally:
                 self._inside = False
                 logging.disable(before)
-                self._told = max(self._told, self._printed.passed)
+                self._shown = max(self._shown, self._printed.passed)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -211,17 +211,17 @@ class BranchExplorer:
             yield
         finally:
             if self._inside:
-                self._ended = self._now()
+                self._at_end = self._observed()
 
-    def _now(self) -> tuple[tuple[Any, str], tuple[Any, frozenset[str]]]:
+    def _observed(self) -> tuple[tuple[Any, str], tuple[Any, frozenset[str]]]:
         return self.changed(), self.standing()
 
-    def _leaving(self, raised: ExceptionRecord) -> ExceptionRecord | None:
+    def _with_changes(self, raised: ExceptionRecord) -> ExceptionRecord | None:
         """An exception, with what its side leaves in Python; None where it leaves what only a branch could: tensors
         that were written since the decision, or gradients.
         """
-        (changes, lost), (variables, gradients) = self._begun
-        (changes_after, lost_after), (variables_after, gradients_after) = self._ended
+        (changes, lost), (variables, gradients) = self._at_decision
+        (changes_after, lost_after), (variables_after, gradients_after) = self._at_end
         if variables_after != variables or not gradients_after <= gradients or lost_after != lost:
             return None
         return raised if changes_after == changes else replace(raised, left=changes_after)
@@ -233,95 +233,104 @@ class BranchExplorer:
 
         ``found`` is told of a check: whether it raises, and what.
         """
-        for asked, version, answer in self._asked:
+        for asked, version, answer in self._decided:
             if asked is tensor and version == tensor._version:
                 return answer
         if self._inside:
-            told = None if self._ways is None else self._answered(self._ways, frame)
+            told = None if self._exploring is None else self._next_answer(self._exploring, frame)
             if told is not None:
                 return told
-            raise self._learnt(None)  # what follows is of no interest: the side does not raise before it decides again
-        way = None if self._way is None else self._way.ways
-        if way is not None and way.asks(_condition(frame), self._answers):
-            return self._goes_on(tensor, found)
+            raise self._trace_ended(
+                None
+            )  # what follows is of no interest: the side does not raise before it decides again
+        way = None if self._current is None else self._current.paths
+        if way is not None and way.is_at(_condition(frame), self._answers):
+            return self._continue_condition(tensor, found)
         place = _place(frame)
         if any("/torch/jit/" in code.co_filename for code, _ in place):  # it compares what it has traced
             return None
-        if self._at < len(self._known):
-            decision = self._known[self._at]
-            self._at += 1
+        if self._next_decision < len(self._decisions):
+            decision = self._decisions[self._next_decision]
+            self._next_decision += 1
             if decision.raised is None or decision.place != place:
                 return None
-            if decision.ways is not None:
-                self._way, self._answers = decision, ()
-                self._parts.clear()
-                return self._goes_on(tensor, found)
+            if decision.paths is not None:
+                self._current, self._answers = decision, ()
+                self._part_values.clear()
+                return self._continue_condition(tensor, found)
             with torch.no_grad():
                 condition = _truth(tensor)
                 raises = condition if decision.side else condition.logical_not()
                 for taken in _branches_taken:
                     raises = raises & taken
                 found(raises, decision.raised)
-            self._asked.append((tensor, tensor._version, not decision.side))
+            self._decided.append((tensor, tensor._version, not decision.side))
             return not decision.side
-        several = [d for d in self._known if d.place == place and d.ways is not None]
+        several = [d for d in self._decisions if d.place == place and d.paths is not None]
         if len(several) >= MAX_EXPLORED // 2:
-            self._known.append(replace(several[-1], raised=_merged_records([d.raised for d in several if d.raised])))
+            self._decisions.append(
+                replace(several[-1], raised=_merged_records([d.raised for d in several if d.raised]))
+            )
             return self.decide(tensor, frame, found)
-        if self._ways is not None and self._ways.next is not None:
-            self._answers, self._inside = self._ways.next[:1], True
-            self._quiet()
+        if self._exploring is not None and self._exploring.next is not None:
+            self._answers, self._inside = self._exploring.next[:1], True
+            self._begin_side()
             return self._answers[0]
-        alike = [d for d in self._known if d.place == place and d.side is not None]
+        alike = [d for d in self._decisions if d.place == place and d.side is not None]
         if len(alike) >= MAX_EXPLORED:
-            self._known.append(_Decision(place, alike[-1].side, _merged_records([d.raised for d in alike if d.raised])))
+            self._decisions.append(
+                _Decision(place, alike[-1].side, _merged_records([d.raised for d in alike if d.raised]))
+            )
             return self.decide(tensor, frame, found)
         hint = alike[-1].side if alike else _likely_raising_side(frame)
         side = hint if self._side is None else self._side
         assert side is not None
         self._side, self._place, self._inside = side, place, True
         whole = _condition(frame)
-        self._begins = None if whole is None else ConditionPaths(place, whole.begins, {(): whole.part})
-        self._asked.append((tensor, tensor._version, side))
-        self._quiet()
+        self._condition_start = None if whole is None else ConditionPaths(place, whole.start, {(): whole.part})
+        self._decided.append((tensor, tensor._version, side))
+        self._begin_side()
         return side
 
-    def _quiet(self) -> None:
+    def _begin_side(self) -> None:
         """A side is tried from now on."""
-        self._begun = self._ended = self._now()
+        self._at_decision = self._at_end = self._observed()
         logging.disable(logging.CRITICAL)
         self._printed.begin()
 
-    def _answered(self, ways: ConditionPaths, frame: FrameType | None) -> bool | None:
+    def _next_answer(self, paths: ConditionPaths, frame: FrameType | None) -> bool | None:
         """The answer of the way that is tried to another question of its condition; None where that is no such one."""
-        condition, tried = _condition(frame), ways.next
-        if condition is None or tried is None or _place(condition.frame.f_back) != _caller_place(ways.place):
+        condition, tried = _condition(frame), paths.next
+        if condition is None or tried is None or _place(condition.frame.f_back) != _caller_place(paths.place):
             return None
-        if not ways.asks(condition, self._answers):
+        if not paths.is_at(condition, self._answers):
             return None
         if len(self._answers) < len(tried):
             self._answers = tried[: len(self._answers) + 1]
             return self._answers[-1]
-        if ways.more(tried, condition.part):
+        if paths.add_part(tried, condition.part):
             raise Retrace
         return None
 
-    def _goes_on(self, tensor: Tensor, found: Callable[[Tensor, ExceptionRecord], None]) -> bool | None:
+    def _continue_condition(self, tensor: Tensor, found: Callable[[Tensor, ExceptionRecord], None]) -> bool | None:
         """The answer with which the step goes on; where all is asked, what is checked is whether it would not."""
-        decision = self._way
+        decision = self._current
         assert decision is not None
-        assert decision.ways is not None
+        assert decision.paths is not None
         assert decision.raised is not None
-        ways, way = decision.ways, decision.ways.taken
+        paths, way = decision.paths, decision.paths.continuing
         assert way is not None
         with torch.no_grad():
-            self._parts[ways.part[self._answers]] = _truth(tensor)
+            self._part_values[paths.part[self._answers]] = _truth(tensor)
             self._answers = way[: len(self._answers) + 1]
             if self._answers == way:
-                self._way = None
+                self._current = None
                 raises = None
-                for one in ways.raising:
-                    asked = [self._parts[p] if yes else self._parts[p].logical_not() for p, yes in ways.asked(one)]
+                for one in paths.raising:
+                    asked = [
+                        self._part_values[p] if yes else self._part_values[p].logical_not()
+                        for p, yes in paths.questions(one)
+                    ]
                     both = functools.reduce(torch.logical_and, asked)
                     raises = both if raises is None else raises | both
                 assert raises is not None
@@ -330,27 +339,27 @@ class BranchExplorer:
                 found(raises, decision.raised)
         return self._answers[-1]
 
-    def _learnt(self, raised: ExceptionRecord | None) -> Retrace:
+    def _trace_ended(self, raised: ExceptionRecord | None) -> Retrace:
         """A trace has tried a side."""
-        if self._ways is not None:
-            ways, tried = self._ways, self._ways.next
+        if self._exploring is not None:
+            paths, tried = self._exploring, self._exploring.next
             assert tried is not None
-            ways.found(tried, raised)
-            if ways.next is None:
-                self._ways = None
-                all_raised = [ways.behind[way] for way in ways.raising]
-                known = bool(all_raised) and ways.taken is not None and len({r.name for r in all_raised}) == 1
+            paths.record(tried, raised)
+            if paths.next is None:
+                self._exploring = None
+                all_raised = [paths.outcomes[way] for way in paths.raising]
+                known = bool(all_raised) and paths.continuing is not None and len({r.name for r in all_raised}) == 1
                 common = _merged_records(all_raised) if known else None
-                self._known.append(_Decision(ways.place, None, common, ways if common else None))
+                self._decisions.append(_Decision(paths.place, None, common, paths if common else None))
             return Retrace()
         assert self._side is not None
         self._tried[self._side] = raised
         if raised is not None:
-            self._known.append(_Decision(self._place, self._side, raised))
-        elif len(self._tried) == 2 and self._begins is not None:
-            self._ways = self._begins
+            self._decisions.append(_Decision(self._place, self._side, raised))
+        elif len(self._tried) == 2 and self._condition_start is not None:
+            self._exploring = self._condition_start
         elif len(self._tried) == 2:
-            self._known.append(_Decision(self._place, None))
+            self._decisions.append(_Decision(self._place, None))
         else:
             self._side = not self._side
             return Retrace()

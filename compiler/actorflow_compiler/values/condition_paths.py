@@ -28,7 +28,7 @@ class ConditionPart:
     """A condition of an ``if`` or an ``assert`` that is asked for in parts, and the part that a frame is at."""
 
     frame: FrameType
-    begins: SourcePosition
+    start: SourcePosition
     part: int  # how far the frame is
 
 
@@ -73,47 +73,47 @@ class ConditionPaths:
     """
 
     place: Any  # of what runs the frame
-    begins: SourcePosition
+    start: SourcePosition
     part: dict[PathAnswers, int]  # which question is asked behind some answers
-    behind: dict[PathAnswers, Any] = field(default_factory=dict)  # None: the step goes on
-    left: list[PathAnswers] = field(default_factory=lambda: [(False,), (True,)])
+    outcomes: dict[PathAnswers, Any] = field(default_factory=dict)  # None: the step goes on
+    untried: list[PathAnswers] = field(default_factory=lambda: [(False,), (True,)])
 
     @property
     def next(self) -> PathAnswers | None:
         """The way to try; None once all are known."""
-        return self.left[-1] if self.left else None
+        return self.untried[-1] if self.untried else None
 
-    def asks(self, condition: ConditionPart | None, answers: PathAnswers) -> bool:
+    def is_at(self, condition: ConditionPart | None, answers: PathAnswers) -> bool:
         """Whether a condition's frame asks the question behind some answers, and does not begin anew."""
-        if condition is None or condition.begins != self.begins:
+        if condition is None or condition.start != self.start:
             return False
         known = self.part.get(answers)
         return condition.part == known if known else condition.part > self.part[answers[:-1]]
 
-    def more(self, answers: PathAnswers, part: int) -> bool:
+    def add_part(self, answers: PathAnswers, part: int) -> bool:
         """There is another question behind some answers; False where these are too many."""
         self.part[answers] = part
-        self.left.remove(answers)
-        self.left += [(*answers, False), (*answers, True)]
+        self.untried.remove(answers)
+        self.untried += [(*answers, False), (*answers, True)]
         return len(answers) < MAX_PARTS
 
-    def found(self, answers: PathAnswers, behind: Any) -> None:
+    def record(self, answers: PathAnswers, behind: Any) -> None:
         """What is behind a way."""
-        self.left.remove(answers)
-        self.behind[answers] = behind
+        self.untried.remove(answers)
+        self.outcomes[answers] = behind
 
     @property
     def raising(self) -> list[PathAnswers]:
         """The ways that end the step."""
-        return [way for way, behind in self.behind.items() if behind is not None]
+        return [way for way, behind in self.outcomes.items() if behind is not None]
 
     @property
-    def taken(self) -> PathAnswers | None:
+    def continuing(self) -> PathAnswers | None:
         """A way on which the step goes on and all is asked that those ask that end it; None where there is none."""
         needed = {self.part[way[:i]] for way in self.raising for i in range(len(way))}
-        on = (way for way, behind in self.behind.items() if behind is None)
+        on = (way for way, behind in self.outcomes.items() if behind is None)
         return next((way for way in on if needed <= {self.part[way[:i]] for i in range(len(way))}), None)
 
-    def asked(self, way: PathAnswers) -> Sequence[tuple[int, bool]]:
+    def questions(self, way: PathAnswers) -> Sequence[tuple[int, bool]]:
         """The questions of a way, with their answers."""
         return [(self.part[way[:i]], answer) for i, answer in enumerate(way)]

@@ -79,25 +79,25 @@ class GradientTracker:
         sure: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         self._standing, self._sure = before, sure
-        self._of: dict[str, Tensor] = {}  # the parameters
+        self._parameters: dict[str, Tensor] = {}  # the parameters
         self._first: dict[str, Tensor | None] = {}  # their gradients as the step begins
         self.variables: dict[str, Tensor] = {}  # their gradients as variables, whether they are used or not
         self.inputs: dict[str, Tensor] = {}  # their gradients that were lost
-        self._adds: set[str] = set()  # taken to be clear where a backward pass has added to them
+        self._added_to: set[str] = set()  # taken to be clear where a backward pass has added to them
         self._grown: set[str] = {name for name, goes_on in sure.items() if goes_on}  # a gradient of before goes on
         self._stepped: set[str] = set()  # an optimizer has used their gradients
-        self._asked: set[str] = set()  # the user's code has asked for their gradients of before
+        self._read_by_user: set[str] = set()  # the user's code has asked for their gradients of before
         self._inside = False  # a backward pass is under way
         for h in state.held.values():
             fake = fakes[h.name]
             stands = h.name in before.kept or h.name in before.lost  # also where it is frozen by now
             if fake.is_leaf and (fake.requires_grad or stands):
-                self._of[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
-                fake.grad = self._first[h.name] = self._given(h.name)
-        self._names = {id(fake): name for name, fake in self._of.items()}
-        self._open = self._of.keys() - before.kept - sure.keys()  # those of which only their end is known
+                self._parameters[h.name], self.variables[h.name] = fake, torch.zeros_like(fake).detach()
+                fake.grad = self._first[h.name] = self._stand_in_gradient(h.name)
+        self._names = {id(fake): name for name, fake in self._parameters.items()}
+        self._end_only = self._parameters.keys() - before.kept - sure.keys()  # those of which only their end is known
 
-    def _given(self, name: str) -> Tensor | None:
+    def _stand_in_gradient(self, name: str) -> Tensor | None:
         if name in self._standing.kept:
             return self.variables[name]
         if name in self._sure and name not in self._standing.lost:
@@ -114,7 +114,7 @@ class GradientTracker:
 
         def steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             held = {names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names}
-            self._stepped |= {name for name in held if self._of[name].grad is not None}
+            self._stepped |= {name for name in held if self._parameters[name].grad is not None}
 
         hook = register_optimizer_step_pre_hook(steps)
         try:
@@ -127,37 +127,37 @@ class GradientTracker:
         """Whether an optimizer has stepped so far."""
         return bool(self._stepped)
 
-    def standing_now(self) -> GradientEffects:
+    def effects_so_far(self) -> GradientEffects:
         """What the step has made so far of gradients of other calls: what it has is lost if it ends here."""
-        ends = {name: self._so_far(name) for name in self._of}
+        ends = {name: self._end_so_far(name) for name in self._parameters}
         return GradientEffects(
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
             loses=frozenset(name for name, end in ends.items() if end == "lost"),
         )
 
-    def _so_far(self, name: str) -> str:
-        grad = self._of[name].grad
+    def _end_so_far(self, name: str) -> str:
+        grad = self._parameters[name].grad
         if self._goes_on(name) or (grad is self._first[name] and not self._inside):
             return "as it was"
         return "none" if grad is None and not self._inside else "lost"
 
     def _goes_on(self, name: str) -> bool:
         """Whether a gradient is the variable that another call has left it in."""
-        return name in self._standing.kept and self._of[name].grad is self.variables[name]
+        return name in self._standing.kept and self._parameters[name].grad is self.variables[name]
 
     def variables_now(self) -> dict[str, Tensor]:
         """Gradients of other calls that are still there, as variables."""
-        return {name + GRADIENT_SUFFIX: self.variables[name] for name in self._of if self._goes_on(name)}
+        return {name + GRADIENT_SUFFIX: self.variables[name] for name in self._parameters if self._goes_on(name)}
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """Around a backward pass; what it does not reach is as it was."""
         cleared = []
         self._inside = True
-        for name, fake in self._of.items():
+        for name, fake in self._parameters.items():
             if fake.grad is None or fake.grad is not self._first[name]:
                 continue
-            if name in self._open:
+            if name in self._end_only:
                 fake.grad = None
                 cleared.append(name)
             else:
@@ -165,21 +165,21 @@ class GradientTracker:
         yield
         self._inside = False
         for name in cleared:
-            if self._of[name].grad is None:
-                self._of[name].grad = self._first[name]
+            if self._parameters[name].grad is None:
+                self._parameters[name].grad = self._first[name]
             else:
-                self._adds.add(name)
+                self._added_to.add(name)
 
-    def asked(self, fake: Tensor) -> None:
+    def gradient_read(self, fake: Tensor) -> None:
         """Code of the user's asks for a gradient: whether there is one may be all that it wants to know."""
         name = self._names.get(id(fake), "")
         if name and fake.grad is self._first[name]:
-            self._asked.add(name)
+            self._read_by_user.add(name)
 
-    def settle(self) -> None:
+    def write_kept(self) -> None:
         """The step has ended: write what is kept into the variables that it is kept in."""
         with torch.no_grad():
-            for name, fake in self._of.items():
+            for name, fake in self._parameters.items():
                 grad, variable = fake.grad, self.variables[name]
                 if self._end_of(name) == "kept" and grad is not None and grad is not variable:
                     if grad.dtype != variable.dtype:
@@ -191,17 +191,17 @@ class GradientTracker:
 
     def _end_of(self, name: str) -> str:
         """How the step leaves a gradient: "as it was", "none", "kept" or "lost"."""
-        grad = self._of[name].grad
-        if name in self._open and grad is self._first[name]:
+        grad = self._parameters[name].grad
+        if name in self._end_only and grad is self._first[name]:
             return "as it was"
         if grad is None:
             return "none"
         if name in self.inputs:
             return "lost"
-        goes_on = grad is self.variables[name] or name in self._adds or name in self._grown
+        goes_on = grad is self.variables[name] or name in self._added_to or name in self._grown
         return "kept" if goes_on or name not in self._stepped else "lost"
 
-    def end(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
+    def result(self, trace: torch.fx.GraphModule, known: Mapping[str, str]) -> tuple[GradientEffects, dict[str, bool]]:
         """The trace is there; ``known`` are its placeholders, with the names of the variables that they are.
 
         The second result names parameters of which it is not known yet whether something depends on their gradients
@@ -210,27 +210,27 @@ class GradientTracker:
         constants: dict[int, torch.fx.Node] = {}
         for n in trace.graph.find_nodes(op="get_attr"):
             constants.setdefault(id(getattr(trace, str(n.target))), n)
-        read = {name: constants[id(self._first[name])] for name in self._open if id(self._first[name]) in constants}
+        read = {name: constants[id(self._first[name])] for name in self._end_only if id(self._first[name]) in constants}
         used = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if _is_read(n)}
-        kept, lost = self._standing.kept & self._of.keys(), self._standing.lost & self._of.keys()
+        kept, lost = self._standing.kept & self._parameters.keys(), self._standing.lost & self._parameters.keys()
         idle = {known.get(n.name, "") for n in trace.graph.find_nodes(op="placeholder") if not n.users}
         ends = {
             name: self._end_of(name)
-            for name, fake in self._of.items()
+            for name, fake in self._parameters.items()
             if fake.grad is not self.variables[name]
             or name + GRADIENT_SUFFIX not in idle  # else the step has not touched it
         }
         gradients = GradientEffects(
-            none=frozenset((self._adds | self._sure.keys()) - kept - lost),
-            kept=frozenset(name for name in kept if name + GRADIENT_SUFFIX in used or name in self._asked),
+            none=frozenset((self._added_to | self._sure.keys()) - kept - lost),
+            kept=frozenset(name for name in kept if name + GRADIENT_SUFFIX in used or name in self._read_by_user),
             lost=frozenset(lost & self._sure.keys()),
             cleared=frozenset(name for name, end in ends.items() if end == "none"),
             keeps=frozenset(name for name, end in ends.items() if end == "kept"),
             loses=frozenset(name for name, end in ends.items() if end == "lost"),
         )
         return gradients, {
-            **dict.fromkeys(self._asked & self._open, False),
-            **dict.fromkeys(self._adds & lost, True),
+            **dict.fromkeys(self._read_by_user & self._end_only, False),
+            **dict.fromkeys(self._added_to & lost, True),
             **{name: not _is_zeroed_first(constant) for name, constant in read.items()},
         }
 

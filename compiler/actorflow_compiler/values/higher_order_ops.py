@@ -32,7 +32,7 @@ def unrolled_higher_order_ops() -> Iterator[None]:
         yield
 
 
-class _Where(torch.autograd.Function):
+class _GradientWhere(torch.autograd.Function):
     """The identity; no gradient passes where the side that it is for was not taken, whatever it is, also nan."""
 
     @staticmethod
@@ -48,7 +48,7 @@ class _Where(torch.autograd.Function):
         return None, torch.where(taken, gradient, 0)
 
 
-class _Side(TorchFunctionMode):
+class _BranchMode(TorchFunctionMode):
     """In which gradients reach what was there before, operands and what a function closes over, where it is taken."""
 
     def __init__(self, taken: Tensor) -> None:
@@ -71,7 +71,7 @@ class _Side(TorchFunctionMode):
         if id(x) in self._made or not x.requires_grad or not is_fake(x):
             return x
         if id(x) not in self._guarded:
-            self._guarded[id(x)] = x, _Where.apply(self._taken, x)  # type: ignore[no-untyped-call]
+            self._guarded[id(x)] = x, _GradientWhere.apply(self._taken, x)  # type: ignore[no-untyped-call]
         return self._guarded[id(x)][1]
 
 
@@ -81,7 +81,7 @@ def _cond(predicate: Any, true: Callable[..., Any], false: Callable[..., Any], o
     predicate = predicate.reshape(()).bool()
 
     def side(function: Callable[..., Any], taken: Tensor) -> Any:
-        with _Side(taken), within_branch(taken):
+        with _BranchMode(taken), within_branch(taken):
             return function(*operands)
 
     def choose(a: Any, b: Any) -> Any:

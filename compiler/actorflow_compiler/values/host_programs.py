@@ -68,7 +68,7 @@ class ValueDecisions:
     """What a plan depends on of the values of small variables, and what it makes of them."""
 
     asked: tuple[ValueGuard, ...] = ()
-    moves: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → what a call leaves in it
+    updates: Mapping[str, HostProgram] = field(default_factory=dict)  # variable → what a call leaves in it
     loses: frozenset[str] = frozenset()  # variables that depend on more than such variables, after a call
 
     @property
@@ -80,7 +80,7 @@ class ValueDecisions:
         """As it travels."""
         return {
             "asked": [[a.where, a.method, _listed(a.program), a.found] for a in self.asked],
-            "moves": {name: _listed(program) for name, program in self.moves.items()},
+            "moves": {name: _listed(program) for name, program in self.updates.items()},
             "loses": sorted(self.loses),
         }
 
@@ -111,9 +111,9 @@ class HostProgramFinder:
         self._written: set[fx.Node] = set()
         self.writes = 0  # into memory of placeholders
         for node in self._nodes:
-            self._look(node)
+            self._record_aliases(node)
 
-    def moved(self) -> tuple[dict[str, HostProgram], frozenset[str]]:
+    def find_updates(self) -> tuple[dict[str, HostProgram], frozenset[str]]:
         """See ``ValueDecisions``."""
         written = {n: name for n, name in self._names.items() if n in self._written and name in self._known}
         programs = {name: self.program(node) for node, name in written.items()}
@@ -139,13 +139,13 @@ class HostProgramFinder:
         steps = []
         for node in at:
             if node.op != "placeholder":
-                step = self._step(node, at)
+                step = self._step_of(node, at)
                 if step is None:
                     return None
                 steps.append(step)
         return HostProgram(tuple(self._names[node] for node in inputs), tuple(steps), at[wanted])
 
-    def outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
+    def is_outdated(self, copy: fx.Node, whole: fx.Node) -> bool:
         """Whether a copy, or a view of it, is used after what it was taken of has changed."""
         mine, memory = self._memory.get(copy, copy), self._memory.get(whole, whole)
         made = self._order[mine]
@@ -160,7 +160,7 @@ class HostProgramFinder:
         values = values if isinstance(values, tuple | list) else [values]
         return all(not isinstance(v, Tensor) or v.numel() <= MAX_ELEMENTS for v in values)
 
-    def _step(self, node: fx.Node, at: Mapping[fx.Node, int]) -> Step | None:
+    def _step_of(self, node: fx.Node, at: Mapping[fx.Node, int]) -> Step | None:
         """A node as a step; None for one that the host cannot do."""
         op = node.target
         try:
@@ -176,9 +176,9 @@ class HostProgramFinder:
         except TypeError:
             return None
 
-    def _look(self, node: fx.Node) -> None:
+    def _record_aliases(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
-            self._shares(node, node.args[0])
+            self._record_view(node, node.args[0])
         if not isinstance(node.target, torch._ops.OpOverload):
             return
         schema = node.target._schema
@@ -195,9 +195,9 @@ class HostProgramFinder:
                     self.writes += memory.op == "placeholder"
                     self._touching.setdefault(memory, []).append(node)
                 if schema.returns:
-                    self._shares(node, one)
+                    self._record_view(node, one)
 
-    def _shares(self, node: fx.Node, other: Any) -> None:
+    def _record_view(self, node: fx.Node, other: Any) -> None:
         if isinstance(other, fx.Node) and node not in self._memory:
             memory = self._memory[node] = self._memory.get(other, other)
             self._touching.setdefault(memory, []).append(node)

@@ -14,15 +14,15 @@ from actorflow_compiler.graph.graph import Graph, Node
 
 __all__ = ["predicate_updates"]
 
-FOUND = "found_inf"  # the operand that tells an optimizer to do nothing
+FOUND_INF = "found_inf"  # the operand that tells an optimizer to do nothing
 
 
 def predicate_updates(graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> Graph:
     """Guard all updates by ``checks``, in order: whether one raises, and the values that variables have there."""
-    return _Guard(graph, checks).run() if checks else graph
+    return _Predication(graph, checks).run() if checks else graph
 
 
-class _Guard:
+class _Predication:
     def __init__(self, graph: Graph, checks: Sequence[tuple[int, Mapping[str, int]]]) -> None:
         self.graph = graph
         self.nodes = [*graph.nodes]
@@ -34,19 +34,19 @@ class _Guard:
 
     def run(self) -> Graph:
         """The graph."""
-        ways = {old: self.ways(old, new) for old, new in self.graph.updates}
-        told = self.tell_optimizers(ways)
+        alternatives = {old: self.alternatives(old, new) for old, new in self.graph.updates}
+        predicated = self.predicate_optimizers(alternatives)
         updates = []
         for old, new in self.graph.updates:
-            way = ways[old]
-            for conditions, stays in reversed(way[:-1] if old in told else way):
+            way = alternatives[old]
+            for conditions, stays in reversed(way[:-1] if old in predicated else way):
                 where = Node("aten.where.self", (Ref(self.either(conditions)), Ref(stays), Ref(new)), (), ())
                 new = self.add(where, self.metas[new])
             updates.append((old, new))
         self.in_order()
         return replace(self.graph, nodes=tuple(self.nodes), metas=self.metas, updates=tuple(updates))
 
-    def ways(self, old: int, new: int) -> list[tuple[tuple[int, ...], int]]:
+    def alternatives(self, old: int, new: int) -> list[tuple[tuple[int, ...], int]]:
         """In the order of the program: which conditions keep a variable from what comes after, and its value there."""
         found: list[tuple[tuple[int, ...], int]] = []
         for raises, there in self.checks:
@@ -59,27 +59,27 @@ class _Guard:
                 found.append(((raises,), stays))
         return found
 
-    def tell_optimizers(self, ways: Mapping[int, list[tuple[tuple[int, ...], int]]]) -> set[int]:
+    def predicate_optimizers(self, alternatives: Mapping[int, list[tuple[tuple[int, ...], int]]]) -> set[int]:
         """Let ops of optimizers do nothing where a check raises; returns the variables that are guarded by that."""
         made: dict[int, list[tuple[int, int]]] = {}  # node → (variable, its new value)
         for old, new in self.graph.updates:
-            if new in self.maker and self.nodes[self.maker[new]].op in IN_PLACE and ways[old]:
+            if new in self.maker and self.nodes[self.maker[new]].op in IN_PLACE and alternatives[old]:
                 made.setdefault(self.maker[new], []).append((old, new))
-        told: set[int] = set()
+        predicated: set[int] = set()
         for at, updated in made.items():
             node = self.nodes[at]
             names = [name for name in arguments(node.op) if name != "group"]
             given: dict[str, Arg] = dict(zip(names, node.args, strict=True))
             before = dict(zip(node.outs, IN_PLACE[node.op][2], strict=False))
-            last = {ways[old][-1] for old, _ in updated}
+            last = {alternatives[old][-1] for old, _ in updated}
             conditions = {one for one, _ in last}
-            kept = all(given[before[new]] == Ref(ways[old][-1][1]) for old, new in updated)
-            if given[FOUND] is not None or len(conditions) != 1 or not kept:
+            kept = all(given[before[new]] == Ref(alternatives[old][-1][1]) for old, new in updated)
+            if given[FOUND_INF] is not None or len(conditions) != 1 or not kept:
                 continue
-            args = {**given, FOUND: Ref(self.number(conditions.pop()))}
+            args = {**given, FOUND_INF: Ref(self.number(conditions.pop()))}
             self.nodes[at] = replace(node, args=tuple(args.values()))
-            told.update(old for old, _ in updated)
-        return told
+            predicated.update(old for old, _ in updated)
+        return predicated
 
     def in_order(self) -> None:
         """Put what is read before what reads it: what was added lies behind."""

@@ -92,7 +92,7 @@ class ValueReadHandler:
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
         """In which what needs values raises CaptureError, and torch does not warn of what we do with it."""
-        with watching_reads(self._seen), warnings.catch_warnings():
+        with watching_reads(self._on_read), warnings.catch_warnings():
             for message in OURSELVES:
                 warnings.filterwarnings("ignore", message)
             yield
@@ -113,7 +113,7 @@ class ValueReadHandler:
         self._refused.append(error)
         return error
 
-    def _seen(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
+    def _on_read(self, name: str, tensor: torch.Tensor, read: Callable[[], Any]) -> Any:
         frame = sys._getframe(2)
 
         def place() -> tuple[str, str]:
@@ -122,9 +122,9 @@ class ValueReadHandler:
 
         if self._late and name == "item" and tensor.dtype != torch.bool:  # arithmetic may go on with it
             later = read()
-            if hasattr(type(later), "decided"):
+            if hasattr(type(later), "known_value"):
                 where, instead = place()
-                later.ask = lambda known: self._decide(lambda: (where, instead), name, known)
+                later.resolve = lambda known: self._decide(lambda: (where, instead), name, known)
                 later.text = self._text
                 later.refusal = lambda: self._refused_at(where, LOOKS_AT_A_VALUE + instead)
             return later
