@@ -16,7 +16,7 @@ from hypothesis import settings
 from actorflow.control import cluster
 from actorflow.rendezvous import start
 from matrices import thin
-from scripts.trainings import EVERY, IN_TURN
+from scripts.trainings import EVERY, SOME
 
 settings.register_profile("actorflow", deadline=None, derandomize=True)
 settings.load_profile("actorflow")
@@ -105,9 +105,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[IN_TURN, pytest.param(EVERY, marks=pytest.mark.slow)])
+@pytest.fixture(params=[SOME, pytest.param(EVERY, marks=pytest.mark.slow)])
 def how(request: pytest.FixtureRequest) -> str:
-    """Which trainings of a script are run: each case under one layout, or under every one."""
+    """Which trainings of a script are run: some cases, each under one layout, or every one under every layout."""
     told: str = request.param
     return told
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 def right_on_two_ranks(script: Path, cases: Cases[T], layouts: Sequence[str], how: str) -> None:
     """Raise AssertionError unless two ranks train the cases of a script as eager PyTorch does.
 
-    ``how`` is "every" (case under every layout) or "in turn", as the fixture of this name says.
+    ``how`` is "every" (case under every layout) or "some" (cases, each under one), as the fixture of this name says.
     """
     run = actorflow("run", str(script), "--devices", "2", "--", how, *layouts)
     assert run.returncode == 0, run.stdout + run.stderr

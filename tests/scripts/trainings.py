@@ -2,8 +2,9 @@
 
     actorflow run tests/scripts/NAME.py --devices 2 -- every LAYOUT …
 
-trains every case under every layout; ``in turn`` instead of ``every`` trains each case once, under another layout than
-its neighbours.
+trains every case under every layout; ``some`` instead of ``every`` trains each case once, under another layout than its
+neighbours.  Of many cases it trains representatives: of pairs each first part once, beside another second part than its
+neighbours; of others every second one.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["EVERY", "IN_TURN", "Cases", "main", "off", "trainings"]
+__all__ = ["EVERY", "SOME", "Cases", "main", "off", "trainings"]
 
 T = TypeVar("T")
 Cases = Callable[[str], Sequence[T]]  # those of a layout
-EVERY, IN_TURN = "every", "in turn"
+EVERY, SOME = "every", "some"
+MANY = 16  # cases, beyond which representatives are trained
 EXACT = 1e-9  # float64 to the last digits
 
 
@@ -25,12 +27,26 @@ def trainings(cases: Cases[T], layouts: Sequence[str], how: str) -> list[tuple[s
     of = {layout: list(cases(layout)) for layout in layouts}
     if how == EVERY:
         return [(layout, case) for layout in layouts for case in of[layout]]
-    assert how == IN_TURN, how
+    assert how == SOME, how
     found = []
-    for number, case in enumerate(dict.fromkeys(case for layout in layouts for case in of[layout])):
+    several = list(dict.fromkeys(case for layout in layouts for case in of[layout]))
+    for number, case in enumerate(_representatives(several)):
         first = number % len(layouts)
         found.append((next(layout for layout in [*layouts[first:], *layouts[:first]] if case in of[layout]), case))
     return sorted(found, key=lambda training: layouts.index(training[0]))
+
+
+def _representatives(cases: Sequence[T]) -> Sequence[T]:
+    """Some of many cases, as the module says; all of few."""
+    if len(cases) <= MANY:
+        return cases
+    if not isinstance(cases[0], tuple):
+        return cases[1::2]  # tests of one device that take every nth case begin with the first
+    by_first: dict[object, list[T]] = {}
+    for case in cases:
+        assert isinstance(case, tuple)
+        by_first.setdefault(case[0], []).append(case)
+    return [group[number % len(group)] for number, group in enumerate(by_first.values())]
 
 
 def main(cases: Cases[T], wrong: Callable[[str, T], str], title: Callable[[T], str] = str) -> None:
