@@ -21,7 +21,7 @@ from actorflow_compiler.core.placement import Placement, placement
 from actorflow_compiler.core.sbp import Sbp, Split
 from actorflow_compiler.custom_ops.optimizers import SCALARS
 from actorflow_compiler.custom_ops.random import SEED
-from actorflow_compiler.cutting.lowered import LoweredStep
+from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import distribute, place, resolve
 from actorflow_compiler.plan.plan import Plan

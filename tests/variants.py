@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from actorflow_compiler.cutting.lowered import LoweredStep
+from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import place, zero
 from actorflow_compiler.plan.plan import Actor, FromRegister, Plan, Step

@@ -7,8 +7,8 @@ from actorflow_compiler.core.collector import young_only
 from actorflow_compiler.core.torch_internals import traced_on
 from actorflow_compiler.cutting.cut import PlanHeader
 from actorflow_compiler.cutting.lower import lower
-from actorflow_compiler.cutting.lowered import LoweredStep
-from actorflow_compiler.cutting.redundant import tell_repeated
+from actorflow_compiler.cutting.lowered_step import LoweredStep
+from actorflow_compiler.cutting.redundant import redundancy_notes
 from actorflow_compiler.cutting.verify import verify_program
 from actorflow_compiler.infer.folded import fold_by_module
 from actorflow_compiler.infer.lay_out import lay_out
@@ -36,7 +36,7 @@ def compile_step(request: StepRequest) -> LoweredStep:
     doing("box and lower")
     program = verify_program(lower(laid_out), laid_out)
     traced = tell_traced(traced_on(devices.type), devices.type)
-    repeated = tell_repeated(program.repeated, program.flops_done)
+    repeated = redundancy_notes(program.repeated, program.flops_done)
     modules = [module for root in step.state.modules.values() for module, _ in root.named_modules()]
     header = PlanHeader(
         step.name,

@@ -14,9 +14,9 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, P, Split
-from actorflow_compiler.cutting.lower import Item, Program, lower
-from actorflow_compiler.cutting.segment import Segmented, segment
-from actorflow_compiler.cutting.stores import put_stores
+from actorflow_compiler.cutting.lower import LoweredProgram, ProgramItem, lower
+from actorflow_compiler.cutting.segment import SegmentedProgram, segment
+from actorflow_compiler.cutting.stores import insert_stores
 from actorflow_compiler.cutting.verify import verify_program, verify_segments
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.infer.lay_out import StepLayouts
@@ -45,13 +45,13 @@ def laid_out(layout: Layout = Layout(2, goal=Goal(("tensor",)))) -> StepLayouts:
 
 
 @cache
-def program() -> Program:
+def program() -> LoweredProgram:
     return lower(laid_out())
 
 
 @cache
-def segmented() -> Segmented:
-    return put_stores(segment(program()))
+def segmented() -> SegmentedProgram:
+    return insert_stores(segment(program()))
 
 
 def first(kind: str, **having: Any) -> int:
@@ -154,7 +154,7 @@ def test_a_variable_has_to_lie_as_earlier_plans_say() -> None:
 # ---- the program
 
 
-def items(change: Callable[[Item], Item | None], kind: str = "compute", **having: Any) -> Program:
+def items(change: Callable[[ProgramItem], ProgramItem | None], kind: str = "compute", **having: Any) -> LoweredProgram:
     """The program with its first item of a kind changed, or left out."""
     k = first(kind, **having)
     changed = change(program().items[k])
@@ -162,16 +162,16 @@ def items(change: Callable[[Item], Item | None], kind: str = "compute", **having
     return replace(program(), items=(*kept[:k], *(() if changed is None else (changed,)), *kept[k + 1 :]))
 
 
-def repeated() -> Program:
+def repeated() -> LoweredProgram:
     k = first("compute")
     return replace(program(), items=(*program().items[: k + 1], *program().items[k:]))
 
 
-def backwards() -> Program:
+def backwards() -> LoweredProgram:
     return replace(program(), items=program().items[::-1])
 
 
-def other_shape() -> Program:
+def other_shape() -> LoweredProgram:
     step = laid_out()
     value = next(n.outs[0] for n in step.graph.nodes if "mm" in n.op)
     wrong = {k: Meta((*m.shape[:-1], m.shape[-1] + 1), m.dtype) if k[0] == value else m
@@ -179,12 +179,12 @@ def other_shape() -> Program:
     return replace(program(), metas=wrong)
 
 
-def unknown() -> Program:
+def unknown() -> LoweredProgram:
     value = program().items[first("compute")].writes[0]
     return replace(program(), metas={k: m for k, m in program().metas.items() if k[0] != value})
 
 
-def unread() -> Program:
+def unread() -> LoweredProgram:
     """A copy of an item, with numbers of its own that nobody reads."""
     item = program().items[first("compute", phase="forward")]
     new = {v: 10_000 + v for v in item.writes}
@@ -195,11 +195,11 @@ def unread() -> Program:
     return replace(program(), items=(*program().items, more), metas={**program().metas, **metas})
 
 
-def one_side() -> Program:
+def one_side() -> LoweredProgram:
     return items(lambda i: replace(i, comms=dict(list(i.comms.items())[:1])), "comm")
 
 
-BROKEN_PROGRAMS: dict[str, tuple[Callable[[], Program], str]] = {
+BROKEN_PROGRAMS: dict[str, tuple[Callable[[], LoweredProgram], str]] = {
     "a value that is made twice": (repeated, "is made twice"),
     "a value that is read before it is made": (backwards, "before it is made"),
     "a value that is not made": (lambda: items(lambda _: None), "before it is made"),
@@ -241,7 +241,7 @@ def test_programs_are_refused_that_have(what: str) -> None:
 # ---- segments
 
 
-def segments(**changed: Any) -> Segmented:
+def segments(**changed: Any) -> SegmentedProgram:
     """The segmented program with the segment of its first op changed."""
     found = list(segmented().segments)
     k = next(k for k, s in enumerate(found) if s is not None and s.phase == "forward")
@@ -251,7 +251,7 @@ def segments(**changed: Any) -> Segmented:
     return replace(segmented(), segments=tuple(found))
 
 
-def circular() -> Segmented:
+def circular() -> SegmentedProgram:
     """The last op of the backward pass in the segment of the first."""
     found = list(segmented().segments)
     backward = [k for k, s in enumerate(found) if s is not None and s.phase == "backward"]
@@ -265,13 +265,13 @@ def circular() -> Segmented:
     return replace(segmented(), segments=tuple(found))
 
 
-def nowhere() -> Segmented:
+def nowhere() -> SegmentedProgram:
     found = list(segmented().segments)
     found[next(k for k, s in enumerate(found) if s is not None)] = None
     return replace(segmented(), segments=tuple(found))
 
 
-BROKEN_SEGMENTS: dict[str, tuple[Callable[[], Segmented], str]] = {
+BROKEN_SEGMENTS: dict[str, tuple[Callable[[], SegmentedProgram], str]] = {
     "an item too few": (lambda: replace(segmented(), segments=segmented().segments[1:]), "levels for"),
     "an op in no segment": (nowhere, "has no segment"),
     "another phase": (lambda: segments(phase="optimizer"), "has phase forward, its segment optimizer"),

@@ -25,7 +25,7 @@ from actorflow_compiler.core.errors import LayoutError
 from actorflow_compiler.core.hardware import CPU_CORE, Hardware, Link
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement, placement
-from actorflow_compiler.cutting.lowered import LoweredStep
+from actorflow_compiler.cutting.lowered_step import LoweredStep
 from actorflow_compiler.graph.graph import Graph, Node
 from actorflow_compiler.hints.goal import DATA, Goal
 from actorflow_compiler.hints.hints import Stages, resolve

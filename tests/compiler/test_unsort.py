@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actorflow_compiler.capture.unsort import unsort
 from actorflow_compiler.custom_ops.grouped_mm import grouped_mm, grouped_mm_weight
-from actorflow_compiler.cutting.redundant import Work, tell_repeated
+from actorflow_compiler.cutting.redundant import RedundantOp, redundancy_notes
 from graphs import graph_of, run
 
 TOKENS, CHOICES, EXPERTS, WIDTH, INNER = 6, 2, 4, 8, 16  # widths that torch's grouped product takes
@@ -116,9 +116,9 @@ def test_rows_of_groups_that_are_elsewhere_are_zero_and_the_parts_add_up() -> No
 
 
 def test_the_ops_that_repeat_most_work_are_named() -> None:
-    found = {Work("aten.mm.default", "head", True): 5.0, Work("aten.bmm.default", "", False): 10.0}
-    assert tell_repeated(found, 100.0) == (
+    found = {RedundantOp("aten.mm.default", "head", True): 5.0, RedundantOp("aten.bmm.default", "", False): 10.0}
+    assert redundancy_notes(found, 100.0) == (
         "15.0% of all FLOPs are done more than once: 10.0% by aten.bmm.default, which nothing splits; "
         "5.0% by aten.mm.default (head)",
     )
-    assert tell_repeated({}, 100.0) == ()
+    assert redundancy_notes({}, 100.0) == ()

@@ -12,7 +12,7 @@ from actorflow_compiler.plan.plan import Body, OfVariable, Step, Target
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltBody:
     """A body, the targets of its outputs, and the variables that it updates in place."""
 
     body: Body
@@ -27,7 +27,7 @@ def build_body(
     outputs: Sequence[tuple[int, Target]],
     variables: Mapping[int, str],
     find: Callable[[int], int],
-) -> Built:
+) -> BuiltBody:
     """Build the body of an actor.
 
     ``steps`` read and make local values, ``find`` resolves aliases of these; ``inputs`` are the operands in order;
@@ -42,12 +42,12 @@ def build_body(
         )
         for s in steps
     ]
-    writer = _InPlace(steps, outputs, variables)
+    writer = _InPlaceRewriter(steps, outputs, variables)
     return _number(writer.run(), inputs, writer.outputs, writer.updated, writer.copied)
 
 
 @dataclass(slots=True)
-class _Group:
+class _FusedGroup:
     """Optimizer steps with equal settings, run as one fused call over lists of tensors."""
 
     op: str
@@ -55,7 +55,7 @@ class _Group:
     tensors: dict[str, list[Arg]] = field(default_factory=dict)
 
 
-class _InPlace:
+class _InPlaceRewriter:
     """Rewrites functional optimizer ops and step counters to ops that update variables in place."""
 
     def __init__(
@@ -68,7 +68,7 @@ class _InPlace:
         self.alias: dict[int, int] = {}  # new value → the variable that holds it after the update
         self.copied: dict[int, int] = {}  # copy → the value that it is a copy of
         self.counters: dict[Arg, list[int]] = {}  # number that is added → variables
-        self.groups: dict[object, _Group] = {}
+        self.groups: dict[object, _FusedGroup] = {}
         self.pending: set[int] = set()  # results of optimizer steps whose groups are not flushed yet
         self.fresh = (
             max([0, *(o for s in steps for o in s.outs), *variables, *(v for s in steps for v in s.reads())]) + 1
@@ -137,7 +137,7 @@ class _InPlace:
         given = dict(zip((n for n in arguments(step.op) if n != "group"), step.args, strict=True))
         settings = tuple((n, v) for n, v in given.items() if n not in lists)
         group = self.groups.setdefault(
-            (op, tuple((n, type(v), v) for n, v in settings), given.get(lists[2]) is None), _Group(op, settings)
+            (op, tuple((n, type(v), v) for n, v in settings), given.get(lists[2]) is None), _FusedGroup(op, settings)
         )
         results = dict(zip(changed, step.outs, strict=False))
         for name in lists:
@@ -187,7 +187,7 @@ def _number(
     outputs: Sequence[tuple[int, Target]],
     updated: Sequence[str],
     copied: Mapping[int, int],
-) -> Built:
+) -> BuiltBody:
     """Number the values from 0, operands first, and drop steps whose results are not used."""
     needed = {v for v, _ in outputs}
     kept: list[Step] = []
@@ -210,4 +210,4 @@ def _number(
         final.append(Step(step.op, args, kwargs, tuple(outs)))
     body = Body(len(inputs), tuple(final), tuple(number[v] for v, _ in outputs))
     values = tuple(copied.get(v, v) for v in number)  # numbered in this order
-    return Built(body, tuple(t for _, t in outputs), tuple(updated), values)
+    return BuiltBody(body, tuple(t for _, t in outputs), tuple(updated), values)

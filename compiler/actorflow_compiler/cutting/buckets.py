@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Send
 
 BUCKET = 4 << 20  # bytes on one rank after which a bucket is full
@@ -28,7 +28,9 @@ class _Bucket:
     nbytes: int = 0
 
 
-def fill_buckets(program: Program, levels: Sequence[int], parts: Sequence[int]) -> tuple[Program, Mapping[int, int]]:
+def fill_buckets(
+    program: LoweredProgram, levels: Sequence[int], parts: Sequence[int]
+) -> tuple[LoweredProgram, Mapping[int, int]]:
     """Give every collective its bucket; also returns the level that some items (by position) must have at least.
 
     ``parts[k]`` is the last part of a backward segment that item k waits for.
@@ -36,7 +38,11 @@ def fill_buckets(program: Program, levels: Sequence[int], parts: Sequence[int]) 
     patient = _patient(program)
     items = list(program.items)
     ready = sorted(
-        (k for k, i in enumerate(items) if i.kind == "comm" and not any(isinstance(c, Send) for c in i.comms.values())),
+        (
+            k
+            for k, i in enumerate(items)
+            if i.kind is ItemKind.COMM and not any(isinstance(c, Send) for c in i.comms.values())
+        ),
         key=lambda k: (levels[k], parts[k], k),
     )
     open_: dict[tuple[Kind, bool], _Bucket] = {}
@@ -56,7 +62,7 @@ def fill_buckets(program: Program, levels: Sequence[int], parts: Sequence[int]) 
     return replace(program, items=tuple(items)), least
 
 
-def _patient(program: Program) -> set[int]:
+def _patient(program: LoweredProgram) -> set[int]:
     """The communications of backward passes that nothing waits for but the optimizer."""
     found: set[int] = set()
     hurried: set[int] = set()  # values that something else waits for
@@ -65,20 +71,20 @@ def _patient(program: Program) -> set[int]:
         if item.phase == "optimizer":
             continue
         if item.phase in ("backward", "weight") and not any(v in hurried for v in item.writes):
-            if item.kind == "comm":
+            if item.kind is ItemKind.COMM:
                 found.add(k)
-            if item.kind != "compute" or not item.flops:
+            if item.kind is not ItemKind.COMPUTE or not item.flops:
                 continue
         hurried.update(item.reads)
     return found
 
 
-def _kind(item: Item) -> Kind:
+def _kind(item: ProgramItem) -> Kind:
     one = next(iter(item.comms.values()))
     return one.label, frozenset(c.ranks for c in item.comms.values()), item.phase, item.stage, item.pieces
 
 
-def _bytes(program: Program, item: Item) -> int:
+def _bytes(program: LoweredProgram, item: ProgramItem) -> int:
     """Bytes that one rank puts in or, where that is more, gets out."""
     rank = next(iter(item.comms))
     sides = (item.reads, item.writes)

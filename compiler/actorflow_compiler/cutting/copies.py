@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from actorflow_compiler.core.ops import Ref, substitute
 from actorflow_compiler.core.views import VIEWS
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Step
 
 
-class Copies:
+class ItemCopier:
     """Makes copies of items, and the shapes, names and aliases of the values that the copies make."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LoweredProgram) -> None:
         self._program = program
         self._metas, self._names, self._sbp = dict(program.metas), dict(program.names), dict(program.sbp)
         self._alias = dict(program.alias)
         self._fresh = max(max(self._names, default=0), max((v for v, _ in self._metas), default=0)) + 1
 
-    def of(self, item: Item, rename: Mapping[int, int]) -> tuple[Item, dict[int, int]]:
+    def of(self, item: ProgramItem, rename: Mapping[int, int]) -> tuple[ProgramItem, dict[int, int]]:
         """A copy that reads renamed values and makes new ones; also returns value of the item → value of the copy."""
         number: dict[int, int] = {}
         for v in item.writes:
@@ -32,7 +32,7 @@ class Copies:
             })  # fmt: skip
         return renamed(item, {**rename, **number}), number
 
-    def renamed(self, item: Item, rename: Mapping[int, int]) -> Item:
+    def renamed(self, item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
         """The item with other numbers for some of the values that it reads; aliases of them are changed with it."""
         for v in item.writes if rename else ():
             for rank in item.placement.ranks:
@@ -40,7 +40,7 @@ class Copies:
                     self._alias[(v, rank)] = rename[self._alias[(v, rank)]]
         return renamed(item, rename)
 
-    def program(self, items: Sequence[Item]) -> Program:
+    def program(self, items: Sequence[ProgramItem]) -> LoweredProgram:
         """The program of these items, some of which are copies."""
         return replace(
             self._program,
@@ -52,7 +52,7 @@ class Copies:
         )
 
 
-def renamed(item: Item, rename: Mapping[int, int]) -> Item:
+def renamed(item: ProgramItem, rename: Mapping[int, int]) -> ProgramItem:
     """The item with other numbers for some of the values that it reads and writes."""
 
     def at(v: int) -> Ref:
@@ -80,15 +80,15 @@ def renamed(item: Item, rename: Mapping[int, int]) -> Item:
     )
 
 
-def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list[int]]:
+def repeat_views(program: LoweredProgram, levels: Sequence[int]) -> tuple[LoweredProgram, list[int]]:
     """Copy views into each segment that reads them, so that only the viewed tensor is kept for the segment."""
     maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
-    copies = Copies(program)
-    out: list[Item] = []
+    copies = ItemCopier(program)
+    out: list[ProgramItem] = []
     new_levels: list[int] = []
     made: dict[tuple[int, object], int] = {}  # (value, segment) → its number there
 
-    def local(v: int, reader: Item, level: int) -> int:
+    def local(v: int, reader: ProgramItem, level: int) -> int:
         """The number of a value within the reader's segment; copies the view that makes it if need be."""
         m = maker.get(v)
         here = _segment(reader, level)
@@ -111,7 +111,7 @@ def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list
         return made[(v, here)]
 
     for item, level in zip(program.items, levels, strict=True):
-        if item.kind == "compute":
+        if item.kind is ItemKind.COMPUTE:
             rename = {v: local(v, item, level) for v in item.reads}
             item = renamed(item, {v: n for v, n in rename.items() if v != n})
         out.append(item)
@@ -119,21 +119,21 @@ def repeat_views(program: Program, levels: Sequence[int]) -> tuple[Program, list
     return _drop_unread(copies.program(out), new_levels)
 
 
-def _segment(item: Item, level: int) -> tuple[object, ...]:
+def _segment(item: ProgramItem, level: int) -> tuple[object, ...]:
     return item.phase, item.placement, item.stage, item.pieces, level
 
 
-def _is_view(item: Item) -> bool:
+def _is_view(item: ProgramItem) -> bool:
     return (
-        item.kind == "compute"
+        item.kind is ItemKind.COMPUTE
         and len(item.writes) == 1
         and all(len(s) == 1 and s[0].op in VIEWS for s in item.steps.values())
     )
 
 
-def _drop_unread(program: Program, levels: list[int]) -> tuple[Program, list[int]]:
+def _drop_unread(program: LoweredProgram, levels: list[int]) -> tuple[LoweredProgram, list[int]]:
     needed = {v for _, v in program.updates} | {v for v, *_ in program.results}
-    kept: list[tuple[Item, int]] = []
+    kept: list[tuple[ProgramItem, int]] = []
     for item, level in zip(reversed(program.items), reversed(levels), strict=True):
         if not any(w in needed for w in item.writes):
             continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actorflow_compiler.cutting.bodies import Built, build_body
+from actorflow_compiler.cutting.actor_origins import origins_of
+from actorflow_compiler.cutting.bodies import BuiltBody, build_body
 from actorflow_compiler.cutting.gathers import AHEAD, is_gather
-from actorflow_compiler.cutting.lower import Item, resolve
-from actorflow_compiler.cutting.made_of import origins_of
-from actorflow_compiler.cutting.segment import Segment, Segmented
+from actorflow_compiler.cutting.lower import ItemKind, ProgramItem, resolve
+from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.cutting.stores import views_of_variables
 from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
@@ -44,7 +44,7 @@ LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "so
 
 
 @dataclass(slots=True)
-class Draft:
+class ActorDraft:
     """An actor being put together on one rank."""
 
     name: str
@@ -53,7 +53,7 @@ class Draft:
     kind: str
     rate: int
     stage: int
-    items: list[Item] = field(default_factory=list)
+    items: list[ProgramItem] = field(default_factory=list)
     comm: Comm | None = None
     moves: list[tuple[int, int]] = field(default_factory=list)  # of a comm: (operand, target)
     result: int | None = None  # of a sink
@@ -75,22 +75,22 @@ class PlanHeader:
     origins: Origins = field(default_factory=Origins)
 
 
-def cut(header: PlanHeader, segmented: Segmented) -> Plan:
+def cut(header: PlanHeader, segmented: SegmentedProgram) -> Plan:
     """Make the plan of all ranks; to the header's origins, which are the graph's, those of the actors are added."""
     cutter = _Cutter(header, segmented)
     return replace(cutter.plan(), origins=origins_of(header.origins, segmented.program, cutter.made))
 
 
 class _Cutter:
-    def __init__(self, header: PlanHeader, segmented: Segmented) -> None:
+    def __init__(self, header: PlanHeader, segmented: SegmentedProgram) -> None:
         self.header, self.world, self.pieces = header, header.world, header.pieces
         self.segmented, self.program = segmented, segmented.program
-        self.drafts: list[Draft] = []
+        self.drafts: list[ActorDraft] = []
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
         self.views = views_of_variables(self.program)
-        self.made: dict[int, tuple[Built, list[Item]]] = {}  # actor → its body, and what it was made of
+        self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body, and what it was made of
 
     def plan(self) -> Plan:
         self.draft_actors()
@@ -133,7 +133,7 @@ class _Cutter:
     def draft_actors(self) -> None:
         by_key: dict[object, int] = {}
 
-        def draft(key: object, make: Draft) -> Draft:
+        def draft(key: object, make: ActorDraft) -> ActorDraft:
             if key not in by_key:
                 by_key[key] = len(self.drafts)
                 self.drafts.append(make)
@@ -144,19 +144,19 @@ class _Cutter:
         for rank in range(self.world):
             taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
             if taken:
-                one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                one = draft(("source", rank), ActorDraft(f"source@{rank}", rank, "source", "source", 1, 0))
                 self.maker.update({(v, rank): by_key[("source", rank)] for v in taken})
                 del one
         for item, segment, level in items:
             stage = item.stage
-            if item.kind == "join":
+            if item.kind is ItemKind.JOIN:
                 for rank in item.placement.ranks:
                     self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
-            elif item.kind == "comm":
+            elif item.kind is ItemKind.COMM:
                 self.draft_comm(item, level, stage, draft, by_key)
             elif item.phase == "source":
                 for rank in item.steps:
-                    one = draft(("source", rank), Draft(f"source@{rank}", rank, "source", "source", 1, 0))
+                    one = draft(("source", rank), ActorDraft(f"source@{rank}", rank, "source", "source", 1, 0))
                     one.items.append(item)
                     self.maker.update({(v, rank): by_key[("source", rank)] for v in item.writes})
             elif any(item.steps.values()):
@@ -171,14 +171,16 @@ class _Cutter:
                     if not steps:
                         continue
                     rate = self.pieces if segment.pieces else 1
-                    one = draft((segment, rank), Draft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage))
+                    one = draft(
+                        (segment, rank), ActorDraft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage)
+                    )
                     one.level = segment.level
                     one.items.append(item)
                     one.flops += item.flops
                     self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
 
     def draft_comm(
-        self, item: Item, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]
+        self, item: ProgramItem, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]
     ) -> None:
         assert callable(draft)
         rate = self.pieces if item.pieces else 1
@@ -197,7 +199,7 @@ class _Cutter:
                     "boxing",
                     f"{comm.label}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
                 )
-            one: Draft = draft(key, Draft(name, rank, queue, kind, rate, stage, comm=comm))
+            one: ActorDraft = draft(key, ActorDraft(name, rank, queue, kind, rate, stage, comm=comm))
             one.level, one.gathers = level[0], is_gather(self.program, item)
             if one.moves and isinstance(one.comm, Collective) and isinstance(comm, Collective):  # no all-reduce has any
                 one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
@@ -209,7 +211,7 @@ class _Cutter:
         for index, (value, place, _, _) in enumerate(self.program.results):
             for rank in place.ranks:
                 self.drafts.append(
-                    Draft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index)
+                    ActorDraft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index)
                 )
 
     # ---- registers
@@ -265,9 +267,9 @@ class _Cutter:
             registers.append(Register(len(registers), producer, reads, tuple(specs), fill=fill))
         return registers, at
 
-    def collectives(self) -> list[list[Draft]]:
+    def collectives(self) -> list[list[ActorDraft]]:
         """The drafts that are one collective each."""
-        found: dict[int, list[Draft]] = {}
+        found: dict[int, list[ActorDraft]] = {}
         for draft in self.drafts:
             if isinstance(draft.comm, Collective):
                 found.setdefault(draft.comm.id, []).append(draft)
@@ -285,7 +287,7 @@ class _Cutter:
         combine = self.joins[(value, rank)][1] if (value, rank) in self.joins else ""
         return TensorSpec(meta.shape, meta.dtype, program.sbp.get(value, ""), combine, program.names.get(value, ""))
 
-    def operand_values(self, draft: Draft) -> list[int]:
+    def operand_values(self, draft: ActorDraft) -> list[int]:
         """The local values that an actor needs from outside, in order, without those it makes itself."""
         if draft.comm is not None or draft.result is not None:
             return list(dict.fromkeys(self.find(v, draft.rank) for v, _ in draft.moves))
@@ -304,7 +306,7 @@ class _Cutter:
         return OfPiece() if kind == "piece" else OfVariable(name)
 
     def actor(
-        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        self, number: int, draft: ActorDraft, at: Mapping[tuple[int, int], FromRegister],
         writes: Mapping[tuple[int, int], list[str]], bodies: dict[Body, int], registers: Sequence[Register],
     ) -> Actor:  # fmt: skip
         rank = draft.rank
@@ -342,7 +344,7 @@ class _Cutter:
             flops=draft.flops, stage=draft.stage, workspace=self.workspace(built, rank, registers),
         )  # fmt: skip
 
-    def workspace(self, built: Built, rank: int, registers: Sequence[Register]) -> int:
+    def workspace(self, built: BuiltBody, rank: int, registers: Sequence[Register]) -> int:
         """The bytes that a firing needs beside its operands and what registers have room for."""
         metas, body = self.program.metas, built.body
         nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
@@ -361,7 +363,7 @@ class _Cutter:
 
     def outputs(
         self,
-        draft: Draft,
+        draft: ActorDraft,
         inputs: list[int],
         at: Mapping[tuple[int, int], FromRegister],
         writes: Mapping[tuple[int, int], list[str]],
@@ -381,7 +383,7 @@ class _Cutter:
         ]
 
     def comm_actor(
-        self, number: int, draft: Draft, at: Mapping[tuple[int, int], FromRegister],
+        self, number: int, draft: ActorDraft, at: Mapping[tuple[int, int], FromRegister],
         writes: Mapping[tuple[int, int], list[str]],
     ) -> Actor:  # fmt: skip
         assert draft.comm is not None

@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import CollectiveKind
 
 CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
 AHEAD = 2  # chunks of a placement that may be there at a time
 
 
-def is_gather(program: Program, item: Item) -> bool:
+def is_gather(program: LoweredProgram, item: ProgramItem) -> bool:
     """Whether an item gathers a variable for forward or backward ops."""
     return (
-        item.kind == "comm"
+        item.kind is ItemKind.COMM
         and item.phase in ("forward", "backward")
         and all(comm.label == CollectiveKind.ALL_GATHER for comm in item.comms.values())
         and all(program.inputs.get(v, ("", ""))[1] == "variable" for v in item.reads)
     )
 
 
-def chunks(program: Program) -> Mapping[int, int]:
+def chunks(program: LoweredProgram) -> Mapping[int, int]:
     """The chunk of each gather, by position in the program."""
     found: dict[int, int] = {}
     open_: dict[tuple[Placement, int, str, bool], tuple[int, int]] = {}  # → (chunk, bytes in it)

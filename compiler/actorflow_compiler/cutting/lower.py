@@ -1,18 +1,19 @@
-"""A graph with layouts goes in; what every rank does, op by op, with the communication between, comes out.
+"""Lower a graph with layouts to what every rank does, op by op, with the communication in between.
 
-A *local value* has one number on all ranks that hold it; its shape may differ from rank to rank.
+A *local value* has one number on all ranks that hold a part of it; its shape may differ from rank to rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
-from actorflow_compiler.cutting.redundant import Work
+from actorflow_compiler.cutting.redundant import RedundantOp
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.graph.graph import Node, call_of
 from actorflow_compiler.hints.constrain import CONSTRAIN
@@ -24,21 +25,25 @@ from actorflow_compiler.signatures import OpCall, Signature, localise, signature
 from actorflow_compiler.signatures.agree import refuse_unfit
 
 JOINS = frozenset({"actorflow.accumulate", "actorflow.pack", "actorflow.last"})
-When = tuple[str, int]  # phase and virtual stage
+PhaseStage = tuple[str, int]  # phase and virtual pipeline stage
+
+
+class ItemKind(StrEnum):
+    """What an item of a program does."""
+
+    COMPUTE = "compute"  # ``steps`` on each rank
+    COMM = "comm"  # a collective, or a send from one rank to another
+    JOIN = "join"  # the pieces of ``reads[0]`` become ``writes[0]``, combined as ``combine`` says
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """Something that happens on one or more ranks at the same place of the program.
+class ProgramItem:
+    """One thing that ranks of a placement do: computing, a communication, or joining micro-batches."""
 
-    kind "compute": ``steps``; "comm": a collective, or a send from one rank to another; "join":
-    the pieces of ``reads[0]`` become ``writes[0]``, combined as ``combine`` says.
-    """
-
-    kind: str
+    kind: ItemKind
     phase: str  # "source" | "forward" | "backward" | "weight" (see ``split_backward.py``) | "optimizer"
     placement: Placement
-    pieces: bool
+    pieces: bool  # whether it is done for each micro-batch
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     steps: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)  # rank → steps over local values
@@ -48,30 +53,41 @@ class Item:
     where: str = ""
     bucket: int | None = None  # of a collective: those in the same bucket leave together
     stage: int = 0  # the virtual pipeline stage
-    again: bool = False  # a forward op that is repeated for the backward pass
+    again: bool = False  # a forward op that is recomputed for the backward pass
     line: str = ""  # of the user's script
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """All items in an order in which they could run."""
+class LoweredProgram:
+    """All items, in an order in which they can run."""
 
-    items: tuple[Item, ...]
+    items: tuple[ProgramItem, ...]
     metas: Mapping[tuple[int, int], Meta]  # (local value, rank) → shape and dtype
     alias: Mapping[tuple[int, int], int]  # (local value, rank) → the value that it is on that rank
-    sbp: Mapping[int, str]  # local value → how it lies, for people
+    sbp: Mapping[int, str]  # local value → its SBP, for people
     names: Mapping[int, str]
     inputs: Mapping[int, tuple[str, str]]  # local value → (name, kind) of an input
     updates: tuple[tuple[str, int], ...]  # variable → local value
     results: tuple[tuple[int, Placement, NdSbp, Meta], ...]  # local value, where, how, logical meta
-    flops: float  # useful, in an iteration
-    flops_done: float
-    repeated: Mapping[Work, float] = field(default_factory=dict)  # what of it is done more than once
+    flops: float  # useful ones in an iteration: of one device that computes everything once
+    flops_done: float  # of all devices in an iteration
+    repeated: Mapping[RedundantOp, float] = field(default_factory=dict)  # op → FLOPs of ``flops_done`` beyond ``flops``
 
 
-def lower(step: StepLayouts) -> Program:
-    """Lower: every op to what each rank does of it, with the communication that brings its operands into layout."""
+def lower(step: StepLayouts) -> LoweredProgram:
+    """Lower every op to what each rank does of it, preceded by the communication that its operands need."""
     return _Lowering(step).run(step.gathered, step.homes)
+
+
+@dataclass(frozen=True, slots=True)
+class _HopContext:
+    """What is common to the items of one hop."""
+
+    source: Placement  # of what happens at the sources
+    target: Placement  # of what happens at the targets
+    made_in: PhaseStage  # of the sources
+    when: PhaseStage  # of the targets
+    pieces: bool  # for each micro-batch
 
 
 class _Lowering:
@@ -79,27 +95,27 @@ class _Lowering:
         graph, everywhere = step.graph, step.everywhere
         self.graph, self.layouts, self.pieces, self.times = graph, step.layouts, step.pieces, step.times
         self.by_all: tuple[Placement, NdSbp] = (everywhere, (B,) * len(everywhere.hierarchy))
-        self.items: list[Item] = []
+        self.items: list[ProgramItem] = []
         self.metas: dict[tuple[int, int], Meta] = {}
         self.alias: dict[tuple[int, int], int] = {}
         self.sbp: dict[int, str] = {}
         self.names: dict[int, str] = {}
-        # the last: of the readers, for what is gathered for each phase of each stage
-        self.boxed: dict[tuple[int, Placement, NdSbp, tuple[When, bool] | None], int] = {}
+        # (value, placement, layout, of what is boxed anew for each phase and stage those of the reader) → local value
+        self.boxed: dict[tuple[int, Placement, NdSbp, tuple[PhaseStage, bool] | None], int] = {}
         self.kind = {i.value: i.kind for i in graph.inputs}
-        self.maker: dict[int, tuple[When, bool]] = {}  # value → phase, stage and rate of its maker
-        self.first: dict[Placement, int] = {}  # placement → its first stage, which variables leave from
+        self.maker: dict[int, tuple[PhaseStage, bool]] = {}  # value → phase and stage of its maker, for each piece?
+        self.first: dict[Placement, int] = {}  # placement → its first stage, to which boxing of variables belongs
         for n in sorted(graph.nodes, key=lambda n: n.stage):
             if n.placement is not None:
                 self.first.setdefault(n.placement, n.stage)
         made = {o: n.pieces for n in graph.nodes for o in n.outs}
-        self.moving = {old for old, new in graph.updates if made.get(new, False)}  # variables that each piece moves on
+        self.moving = {old for old, new in graph.updates if made.get(new, False)}  # variables that each piece updates
         self.computed: set[int] = set()  # values that an op makes
         self.collected: set[int] = set()  # values that a collective makes once in an iteration
         self.next = max(graph.metas, default=0) + 1
         self.comm_id = 0
         self.flops = self.flops_done = 0.0
-        self.repeated: dict[Work, float] = {}
+        self.repeated: dict[RedundantOp, float] = {}
         self._local: dict[
             tuple[OpCall, tuple[Signature, ...], tuple[int, ...], tuple[int, ...]], tuple[OpCall, tuple[Meta, ...]]
         ] = {}
@@ -109,7 +125,7 @@ class _Lowering:
         self.next += 1
         return self.next - 1
 
-    def run(self, gather: Mapping[int, bool], homes: Mapping[str, tuple[Placement, NdSbp]]) -> Program:
+    def run(self, gather: Mapping[int, bool], homes: Mapping[str, tuple[Placement, NdSbp]]) -> LoweredProgram:
         names = {i.value: i.name for i in self.graph.inputs}
         for i in self.graph.inputs:
             where, sbp = homes[i.name] if i.kind == "variable" else self.by_all
@@ -130,15 +146,15 @@ class _Lowering:
         read = {v for item in self.items for v in item.reads} | {value for value, *_ in results}
         updates = [(name, self.update(new, value, value in read, *homes[name])) for name, new, value in news]
         inputs = {i.value: (i.name, i.kind) for i in self.graph.inputs}
-        return Program(
+        return LoweredProgram(
             tuple(self.items), self.metas, self.alias, self.sbp, self.names, inputs, tuple(updates), tuple(results),
             self.flops, self.flops_done, self.repeated,
         )  # fmt: skip
 
     def update(self, new: int, value: int, read: bool, where: Placement, sbp: NdSbp) -> int:
-        """What a variable becomes: made by an op on its ranks, or by a collective that nobody else reads.
+        """The local value that a variable becomes: a copy, unless an op made it there, or a collective for it alone.
 
-        ``value`` is the new value where and how the variable lies; ``read`` says whether others read it.
+        ``value`` is the new value in the variable's layout; ``read`` says whether anything else reads it.
         """
         if (value == new and value in self.computed) or (value in self.collected and not read):
             return value
@@ -147,12 +163,14 @@ class _Lowering:
         for rank in where.ranks:
             self.metas[(out, rank)] = self.metas[(value, rank)]
             steps[rank] = (Step("actorflow.identity", (Ref(value),), (), (out,)),)
-        (_, stage), pieces = self.maker[new]  # statistics move on with every micro-batch
-        self.items.append(Item("compute", "optimizer", where, pieces, (value,), (out,), steps, stage=stage))
+        (_, stage), pieces = self.maker[new]  # running statistics are updated with every micro-batch
+        self.items.append(
+            ProgramItem(ItemKind.COMPUTE, "optimizer", where, pieces, (value,), (out,), steps, stage=stage)
+        )
         return out
 
     def begin(self, value: int, where: Placement, sbp: NdSbp, name: str) -> None:
-        """A logical value exists on a placement in a layout."""
+        """Record that a logical value exists on a placement in a layout."""
         self.boxed[(value, where, sbp, None)] = value
         self.sbp[value], self.names[value] = show(sbp), name
         meta = self.graph.metas[value]
@@ -160,6 +178,7 @@ class _Lowering:
             self.metas[(value, rank)] = Meta(device_shape(meta.shape, sbp, where, index), meta.dtype)
 
     def node(self, k: int, n: Node) -> None:
+        """Lower node number k of the graph."""
         assert n.placement is not None
         call, operands = call_of(n, self.graph.metas)
         reads = [
@@ -176,26 +195,35 @@ class _Lowering:
                 )
                 self.maker[o] = ((n.phase, n.stage), n.pieces)
         if n.op in JOINS:
-            how = {"actorflow.accumulate": "sum", "actorflow.last": ""}
-            combine = how[n.op] if n.op in how else f"cat:{n.args[1]}"
-            self.items.append(
-                Item(
-                    "join", n.phase, n.placement, False, (reads[0],), (n.outs[0],), combine=combine, where=n.where,
-                    stage=n.stage,
-                )
-            )  # fmt: skip
-            return
-        if n.op == CONSTRAIN:  # another name for the same parts
+            self.join(n, n.placement, reads[0])
+        elif n.op == CONSTRAIN:  # another name for the same parts
             self.alias.update({(n.outs[0], rank): reads[0] for rank in n.placement.ranks})
             nothing: dict[int, tuple[Step, ...]] = dict.fromkeys(n.placement.ranks, ())
             self.items.append(
-                Item("compute", n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing, stage=n.stage)
+                ProgramItem(
+                    ItemKind.COMPUTE, n.phase, n.placement, n.pieces, (reads[0],), n.outs, nothing, stage=n.stage
+                )
+            )  # fmt: skip
+        else:
+            self.compute(k, n, n.placement, call, reads)
+
+    def join(self, n: Node, placement: Placement, read: int) -> None:
+        """Lower an op that joins the pieces of a value."""
+        how = {"actorflow.accumulate": "sum", "actorflow.last": ""}
+        combine = how[n.op] if n.op in how else f"cat:{n.args[1]}"
+        self.items.append(
+            ProgramItem(
+                ItemKind.JOIN, n.phase, placement, False, (read,), (n.outs[0],), combine=combine, where=n.where,
+                stage=n.stage,
             )
-            return
+        )  # fmt: skip
+
+    def compute(self, k: int, n: Node, placement: Placement, call: OpCall, reads: Sequence[int]) -> None:
+        """Lower an op to what each rank computes, and count its FLOPs."""
         steps, work = {}, 0.0
-        for index, rank in enumerate(n.placement.ranks):
+        for index, rank in enumerate(placement.ranks):
             local, metas = self.localised(
-                call, self.layouts.chosen[k], coordinates(n.placement, index), n.placement.hierarchy, n.line or n.where
+                call, self.layouts.chosen[k], coordinates(placement, index), placement.hierarchy, n.line or n.where
             )
             made = iter(metas)
             for o, meta in zip(n.outs, call.outs, strict=True):
@@ -213,21 +241,21 @@ class _Lowering:
         self.flops += times * useful
         self.flops_done += times * work
         if work > useful:
-            splits = any(len(signatures(call, parts)) > 1 for parts in n.placement.hierarchy)
-            key = Work(n.op, n.where, splits)
+            splits = any(len(signatures(call, parts)) > 1 for parts in placement.hierarchy)
+            key = RedundantOp(n.op, n.where, splits)
             self.repeated[key] = self.repeated.get(key, 0.0) + times * (work - useful)
         outs = tuple(o for o in n.outs if o >= 0)
         self.computed.update(outs)
         self.items.append(
-            Item(
-                "compute",
+            ProgramItem(
+                ItemKind.COMPUTE,
                 n.phase,
-                n.placement,
+                placement,
                 n.pieces,
                 tuple(reads),
                 outs,
                 steps,
-                flops=work / n.placement.size,
+                flops=work / placement.size,
                 where=n.where,
                 stage=n.stage,
                 line=n.line,
@@ -237,9 +265,9 @@ class _Lowering:
     def localised(
         self, call: OpCall, chosen: tuple[Signature, ...], at: tuple[int, ...], hierarchy: tuple[int, ...], line: str
     ) -> tuple[OpCall, tuple[Meta, ...]]:
-        """The op as the device at these mesh coordinates runs it, and the metas of its used outputs.
+        """The op as the device at these mesh coordinates runs it, and the metas of its outputs that are used.
 
-        Raises PlanError, with the user's line, for one whose operands do not fit each other.
+        Raises PlanError, with the user's line, if the local operands do not fit each other.
         """
         key = (call, chosen, at, hierarchy)
         if key not in self._local:
@@ -258,18 +286,18 @@ class _Lowering:
             self._local[key] = (call, outs)
         return self._local[key]
 
-    def obtain(self, value: int, where: Placement, sbp: NdSbp, when: When, anew: bool = False) -> int:
-        """The local value that is ``value`` on a placement in a layout; boxes it if need be.
+    def obtain(self, value: int, where: Placement, sbp: NdSbp, when: PhaseStage, anew: bool = False) -> int:
+        """The local value that is ``value`` on a placement in a layout; adds its boxing if need be.
 
-        ``when`` is that of the reader; ``anew`` lets a variable be boxed for each micro-batch, as it has to be where
-        each one changes it.
+        ``when`` is that of the reader.  With ``anew`` a variable is boxed for each micro-batch, as is necessary where
+        each of them changes it.
         """
         anew = anew or value in self.moving
         if (value, where, sbp, None) in self.boxed:
             return self.boxed[(value, where, sbp, None)]
-        apart: tuple[When, bool] | None = None
+        apart: tuple[PhaseStage, bool] | None = None
         if self.kind.get(value) == "variable" and self.layouts.placement[value] == where:
-            apart = (when, anew)  # a gathered parameter is not kept for the backward pass, nor for another stage
+            apart = (when, anew)  # gathered parameters are not kept for the backward pass or another stage
         key = (value, where, sbp, apart)
         if key in self.boxed:
             return self.boxed[key]
@@ -291,19 +319,17 @@ class _Lowering:
         for k, hop in enumerate(hops):
             after = (value, hop.target, hop.target_sbp, apart)
             if after not in self.boxed:
-                done = all(later.kind == "local" for later in hops[k + 1 :])  # the reader's part begins
-                to = where if hop.target == where else source  # half-way a value is on devices of the source
-                there = (made_in[0], when[1])  # beside the reader it is of the reader's stage
+                done = all(later.kind == "local" for later in hops[k + 1 :])  # the rest belongs to the reader
+                to = where if hop.target == where else source  # intermediate values are on devices of the source
+                there = (made_in[0], when[1])  # on the reader's placement they are of the reader's stage
                 begins = there if hop.source == where != source else made_in
                 ends = when if done else there if to == where != source else made_in
-                self.boxed[after] = self.hop(hop, here, meta, source, to, begins, ends, pieces)
+                self.boxed[after] = self.hop(hop, here, meta, _HopContext(source, to, begins, ends, pieces))
             here = self.boxed[after]
         return here
 
-    def hop(
-        self, hop: Hop, value: int, meta: Meta, source: Placement, target: Placement, made_in: When, when: When,
-        pieces: bool,
-    ) -> int:  # fmt: skip
+    def hop(self, hop: Hop, value: int, meta: Meta, context: _HopContext) -> int:
+        """Add the items of one hop; returns the local value at its end."""
         out = self.new(hop.target_sbp, self.names[value])
         for index, rank in enumerate(hop.target.ranks):
             self.metas[(out, rank)] = Meta(device_shape(meta.shape, hop.target_sbp, hop.target, index), meta.dtype)
@@ -314,26 +340,29 @@ class _Lowering:
                 for group in hop.groups
                 for rank in group
             }
-            phase, stage = made_in
-            self.items.append(Item("comm", phase, source, pieces, (value,), (out,), comms=comms, stage=stage))
-            if not pieces and comms.keys() == set(hop.target.ranks):
+            phase, stage = context.made_in
+            self.items.append(
+                ProgramItem(
+                    ItemKind.COMM, phase, context.source, context.pieces, (value,), (out,), comms=comms, stage=stage
+                )
+            )  # fmt: skip
+            if not context.pieces and comms.keys() == set(hop.target.ranks):
                 self.collected.add(out)
         else:
-            self.copy(hop, value, out, source, target, made_in, when, pieces)
+            self.copy(hop, value, out, context)
         return out
 
     def count(self) -> int:
+        """The id of a new communication."""
         self.comm_id += 1
         return self.comm_id - 1
 
-    def copy(
-        self, hop: Hop, value: int, out: int, source: Placement, target: Placement, made_in: When, when: When,
-        pieces: bool,
-    ) -> None:  # fmt: skip
-        """Local parts, and parts sent from rank to rank, put together at each target."""
-        gathered: dict[int, list[tuple[int, BoxCopy]]] = {}
-        cuts: dict[int, list[Step]] = {}
-        sends: list[tuple[int, int, list[int]]] = []
+    def copy(self, hop: Hop, value: int, out: int, context: _HopContext) -> None:
+        """A hop without collectives: cut parts at the sources, send them where need be, arrange them at the targets."""
+        source, made_in, pieces = context.source, context.made_in, context.pieces
+        gathered: dict[int, list[tuple[int, BoxCopy]]] = {}  # target rank → its parts as local values
+        cuts: dict[int, list[Step]] = {}  # source rank → the steps that cut parts
+        sends: list[tuple[int, int, list[int]]] = []  # (from rank, to rank, part and what it is called there in turn)
         for t, row in enumerate(hop.parts):
             to = hop.target.ranks[t]
             for s, parts in enumerate(row):
@@ -349,48 +378,52 @@ class _Lowering:
                     gathered.setdefault(to, []).append((number, part))
                 if moved:
                     sends.append((origin, to, [n for pair in moved for n in pair]))
-        pre = made_in if hop.kind == "send" or made_in[0] == "source" else when
+        pre = made_in if hop.kind == "send" or made_in[0] == "source" else context.when
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
             self.items.append(
-                Item(
-                    "compute", pre[0], source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()},
+                ProgramItem(
+                    ItemKind.COMPUTE, pre[0], source, pieces, (value,), writes, {r: tuple(s) for r, s in cuts.items()},
                     stage=pre[1],
                 )
             )  # fmt: skip
         for origin, to, pairs in sends:
             comm = Send(self.count(), origin, to)
             self.items.append(
-                Item(
-                    "comm", made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]), comms={origin: comm},
-                    stage=made_in[1],
+                ProgramItem(
+                    ItemKind.COMM, made_in[0], source, pieces, tuple(pairs[::2]), tuple(pairs[1::2]),
+                    comms={origin: comm}, stage=made_in[1],
                 )
             )  # fmt: skip
-        steps: dict[int, tuple[Step, ...]] = {}
-        reads: set[int] = set()
-        for to in hop.target.ranks:
-            parts_here = gathered.get(to, [])
-            reads.update(n for n, _ in parts_here)
-            meta = self.metas[(out, to)]
-            if len(parts_here) == 1 and parts_here[0][1].target == Box((0,) * len(meta.shape), meta.shape):
-                self.alias[(out, to)] = parts_here[0][0]
-                steps[to] = ()
-                continue
-            dtype = Symbol(f"torch.{meta.dtype}")
-            if not parts_here:  # another rank has it all: zeros of a sum, which no operand tells the device of
-                where = (("dtype", dtype), ("device", Symbol(f"device:{target.type}")))
-                steps[to] = (Step("aten.zeros.default", (meta.shape,), where, (out,)),)
-                continue
-            args: tuple[Arg, ...] = (
-                tuple(Ref(n) for n, _ in parts_here), meta.shape, tuple(p.target.start for _, p in parts_here),
-                dtype, *((True,) if hop.add else ()),
-            )  # fmt: skip
-            steps[to] = (Step("actorflow.arrange", args, (), (out,)),)
-        phase, stage = when if hop.kind == "send" else pre
-        self.items.append(Item("compute", phase, target, pieces, tuple(sorted(reads)), (out,), steps, stage=stage))
+        steps = {to: self.arranged(hop, out, to, gathered.get(to, ()), context.target.type) for to in hop.target.ranks}
+        reads = tuple(sorted({n for parts in gathered.values() for n, _ in parts}))
+        phase, stage = context.when if hop.kind == "send" else pre
+        self.items.append(
+            ProgramItem(ItemKind.COMPUTE, phase, context.target, pieces, reads, (out,), steps, stage=stage)
+        )
+
+    def arranged(
+        self, hop: Hop, out: int, rank: int, parts: Sequence[tuple[int, BoxCopy]], device: str
+    ) -> tuple[Step, ...]:
+        """The steps that make ``out`` of its parts on a rank; none if one part is all of it, which it then aliases."""
+        meta = self.metas[(out, rank)]
+        if len(parts) == 1 and parts[0][1].target == Box((0,) * len(meta.shape), meta.shape):
+            self.alias[(out, rank)] = parts[0][0]
+            return ()
+        dtype = Symbol(f"torch.{meta.dtype}")
+        if (
+            not parts
+        ):  # a term of zeros, as another rank holds all of the sum; there is no operand to take a device from
+            where = (("dtype", dtype), ("device", Symbol(f"device:{device}")))
+            return (Step("aten.zeros.default", (meta.shape,), where, (out,)),)
+        args: tuple[Arg, ...] = (
+            tuple(Ref(n) for n, _ in parts), meta.shape, tuple(p.target.start for _, p in parts), dtype,
+            *((True,) if hop.add else ()),
+        )  # fmt: skip
+        return (Step("actorflow.arrange", args, (), (out,)),)
 
     def cut(self, value: int, rank: int, part: BoxCopy, cuts: dict[int, list[Step]]) -> int:
-        """The local value that is a rectangle of another one."""
+        """The local value that is a rectangle of another one; adds a step to ``cuts`` that cuts it if need be."""
         meta = self.metas[(value, rank)] if (value, rank) in self.metas else self.graph.metas[value]
         if part.source == Box((0,) * len(meta.shape), meta.shape):
             return value
@@ -405,7 +438,7 @@ class _Lowering:
 
 
 def _exchanges(hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, ...]:
-    """One rank's part in a collective of its group; none for an all_reduce, which takes and gives everything."""
+    """One rank's exchange in a collective of its group; none for an all_reduce, which takes and gives everything."""
     if not hop.parts:
         return ()
     me, here = hop.source.index(rank), hop.parts[hop.target.index(rank)]
@@ -415,7 +448,7 @@ def _exchanges(hop: Hop, rank: int, group: tuple[int, ...]) -> tuple[Exchange, .
 
 
 def resolve(value: int, alias: Mapping[tuple[int, int], int], rank: int) -> int:
-    """The local value behind an alias."""
+    """The local value that a value is an alias of on a rank, or the value itself."""
     while (value, rank) in alias:
         value = alias[(value, rank)]
     return value

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from actorflow_compiler.core.placement import Placement
-from actorflow_compiler.cutting.copies import Copies
+from actorflow_compiler.cutting.copies import ItemCopier
 from actorflow_compiler.cutting.gathers import is_gather
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Step
 
 Home = tuple[Placement, int]  # a stage, and where it is
@@ -25,12 +25,12 @@ WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
 RECEIVES = "actorflow.arrange"
 
 
-def recompute(program: Program) -> Program:
+def recompute(program: LoweredProgram) -> LoweredProgram:
     """Repeat in each stage's backward pass the forward ops whose values it reads."""
-    return _Recompute(program).run()
+    return _Recomputation(program).run()
 
 
-def tell_recomputed(program: Program, pieces: int) -> tuple[str, ...]:
+def recompute_notes(program: LoweredProgram, pieces: int) -> tuple[str, ...]:
     """The line that says how much is repeated in a program cut into micro-batches; none if nothing is."""
     again = [i for i in program.items if i.again]
     flops = sum(i.flops * i.placement.size * pieces for i in again)
@@ -43,10 +43,10 @@ def tell_recomputed(program: Program, pieces: int) -> tuple[str, ...]:
     )
 
 
-class _Recompute:
-    def __init__(self, program: Program) -> None:
+class _Recomputation:
+    def __init__(self, program: LoweredProgram) -> None:
         self.program = program
-        self.copies = Copies(program)
+        self.copies = ItemCopier(program)
         self.maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
         news = {new for _, new in program.updates if program.items[self.maker[new]].pieces}
         names = {name for name, new in program.updates if new in news}
@@ -56,9 +56,9 @@ class _Recompute:
         self.gathered: dict[object, tuple[int, ...]] = {}  # what a gather does → what it gives in the backward pass
         self.same: dict[int, int] = {}  # what gathers would give that were made before → what those give
         self.comm_id = 1 + max((c.id for i in program.items for c in i.comms.values()), default=-1)
-        self.out: list[Item] = []
+        self.out: list[ProgramItem] = []
 
-    def run(self) -> Program:
+    def run(self) -> LoweredProgram:
         self.choose()
         for k, item in enumerate(self.program.items):
             home = (item.placement, item.stage)
@@ -88,8 +88,8 @@ class _Recompute:
                 here.update(item.reads)
                 self.again.setdefault(home, []).append(k)
 
-    def can_repeat(self, item: Item, wanted: set[int]) -> bool:
-        if item.kind != "compute" or item.phase != "forward" or not item.pieces:
+    def can_repeat(self, item: ProgramItem, wanted: set[int]) -> bool:
+        if item.kind is not ItemKind.COMPUTE or item.phase != "forward" or not item.pieces:
             return False
         if self.renames(item):
             return True
@@ -100,7 +100,7 @@ class _Recompute:
             return False
         return not self.moving.intersection(item.reads) or _without_statistics(item, wanted) is not None
 
-    def renames(self, item: Item) -> bool:
+    def renames(self, item: ProgramItem) -> bool:
         """Whether an item only gives its one operand another number."""
         return (
             len(item.reads) == len(item.writes) == 1
@@ -148,16 +148,16 @@ class _Recompute:
         self.out.append(replace(copy, comms=comms))
 
 
-def _is_backward(item: Item) -> bool:
-    return item.kind == "compute" and item.phase in ("backward", "weight") and item.pieces
+def _is_backward(item: ProgramItem) -> bool:
+    return item.kind is ItemKind.COMPUTE and item.phase in ("backward", "weight") and item.pieces
 
 
-def _doing(item: Item) -> object:
+def _doing(item: ProgramItem) -> object:
     """What a communication does; equal for two that give the same."""
     return item.reads, item.phase, item.pieces, tuple((r, replace(c, id=0)) for r, c in item.comms.items())
 
 
-def _without_statistics(item: Item, wanted: set[int]) -> Item | None:
+def _without_statistics(item: ProgramItem, wanted: set[int]) -> ProgramItem | None:
     """Batch norm in training without the statistics that it moves on; None for other ops, or if those are wanted."""
     steps: dict[int, tuple[Step, ...]] = {}
     for rank, list_ in item.steps.items():

@@ -10,7 +10,7 @@ NEGLIGIBLE = 0.001  # fraction of all FLOPs that is not worth a note
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RedundantOp:
     """An op of a module that several devices compute redundantly."""
 
     op: str
@@ -18,7 +18,7 @@ class Work:
     splits: bool  # whether the op can be split at all
 
 
-def tell_repeated(repeated: Mapping[Work, float], done: float) -> tuple[str, ...]:
+def redundancy_notes(repeated: Mapping[RedundantOp, float], done: float) -> tuple[str, ...]:
     """The note, if there is anything to say.
 
     ``repeated`` are the FLOPs beyond those of one device, ``done`` all FLOPs of all devices.

@@ -22,7 +22,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.cutting.buckets import BUCKET, fill_buckets
 from actorflow_compiler.cutting.copies import repeat_views
 from actorflow_compiler.cutting.gathers import chunks
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.cutting.recompute import recompute
 from actorflow_compiler.cutting.split_backward import split_backward
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -44,15 +44,15 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Segmented:
+class SegmentedProgram:
     """A program with the segments of its compute items and the levels of its communications."""
 
-    program: Program
+    program: LoweredProgram
     segments: tuple[Segment | None, ...]  # for each item its segment; None for joins and communications
     comm_level: tuple[tuple[int, int], ...]  # for each comm item (level, bucket; for a send the part that it waits for)
 
 
-def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
+def segment(program: LoweredProgram, variant: Variant = PLAIN) -> SegmentedProgram:
     """Assign segments, repeat views in their readers' segments, and cut backward passes into buckets."""
     if variant.weights:
         program = split_backward(program)
@@ -67,11 +67,11 @@ def segment(program: Program, variant: Variant = PLAIN) -> Segmented:
     segments: list[Segment | None] = []
     comm: list[tuple[int, int]] = []
     for item, level, part in zip(program.items, levels, parts, strict=True):
-        compute = item.kind == "compute"
+        compute = item.kind is ItemKind.COMPUTE
         one = Segment(item.phase, item.placement, item.pieces, level, part, item.stage)
         segments.append(one if compute else None)
         comm.append((level, part if item.bucket is None else item.bucket))
-    return Segmented(program, tuple(_joined(segments) if variant.joined else segments), tuple(comm))
+    return SegmentedProgram(program, tuple(_joined(segments) if variant.joined else segments), tuple(comm))
 
 
 def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
@@ -87,17 +87,19 @@ def _joined(segments: Sequence[Segment | None]) -> list[Segment | None]:
     return found
 
 
-def _parts(program: Program, levels: Sequence[int]) -> list[int]:
+def _parts(program: LoweredProgram, levels: Sequence[int]) -> list[int]:
     """For each op the part of its backward segment; for each communication the last part that it waits for."""
     part_of: dict[int, int] = {}
-    reduced = {v for i in program.items if i.kind == "comm" for v in i.reads}
-    joined = {v for i in program.items if i.kind == "join" and i.writes[0] in reduced for v in i.reads}
+    reduced = {v for i in program.items if i.kind is ItemKind.COMM for v in i.reads}
+    joined = {v for i in program.items if i.kind is ItemKind.JOIN and i.writes[0] in reduced for v in i.reads}
     filled: dict[Segment, tuple[int, int]] = {}  # segment without part → (part, bytes of gradients in it)
     parts = []
     for item, level in zip(program.items, levels, strict=True):
-        if item.kind != "compute" or item.phase not in ("backward", "weight"):
-            parts.append(0 if item.kind == "compute" else max((part_of.get(v, 0) for v in item.reads), default=0))
-            part_of.update(dict.fromkeys(item.writes if item.kind == "join" else (), parts[-1]))
+        if item.kind is not ItemKind.COMPUTE or item.phase not in ("backward", "weight"):
+            parts.append(
+                0 if item.kind is ItemKind.COMPUTE else max((part_of.get(v, 0) for v in item.reads), default=0)
+            )
+            part_of.update(dict.fromkeys(item.writes if item.kind is ItemKind.JOIN else (), parts[-1]))
             continue
         here = Segment(item.phase, item.placement, item.pieces, level, stage=item.stage)
         part, size = filled.get(here, (0, 0))
@@ -115,7 +117,7 @@ def _bytes(metas: Mapping[tuple[int, int], Meta], value: int, placement: Placeme
     return meta.nbytes if meta else 0
 
 
-def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int] | None = None) -> list[int]:
+def _levels(program: LoweredProgram, chunk: Mapping[int, int], least: Mapping[int, int] | None = None) -> list[int]:
     """The level of every item, by position; ``least`` gives lower bounds for some.
 
     Gathers of one ``chunk`` get the level of the last op before them, so that their readers have a higher one.
@@ -130,13 +132,15 @@ def _levels(program: Program, chunk: Mapping[int, int], least: Mapping[int, int]
     if last := _last_of_weights(program, levels):
         bounds.update(last)
         levels = _lowest(program, chunk, bounds, moved)
-    late = {k for k, i in enumerate(program.items) if i.kind == "compute" and i.phase == "optimizer"}
+    late = {k for k, i in enumerate(program.items) if i.kind is ItemKind.COMPUTE and i.phase == "optimizer"}
     return _as_late_as_their_readers(program, levels, late)
 
 
-def _lowest(program: Program, chunk: Mapping[int, int], least: Mapping[int, int], moved: Collection[int]) -> list[int]:
+def _lowest(
+    program: LoweredProgram, chunk: Mapping[int, int], least: Mapping[int, int], moved: Collection[int]
+) -> list[int]:
     """The lowest legal level of each item; ops that are ``moved`` to later levels do not raise those of gathers."""
-    made: dict[int, tuple[int, Item]] = {}  # value → the level that it has for its readers, and its maker
+    made: dict[int, tuple[int, ProgramItem]] = {}  # value → the level that it has for its readers, and its maker
     levels = []
     highest: dict[tuple[Placement, int], int] = {}  # the highest level of a stage's ops so far
     begun: dict[int, int] = {}  # chunk → its level
@@ -149,16 +153,16 @@ def _lowest(program: Program, chunk: Mapping[int, int], least: Mapping[int, int]
             if v not in made:
                 continue
             before, maker = made[v]
-            level = max(level, before + (maker.kind == item.kind == "compute" and _leaves(maker, item, before)))
+            level = max(level, before + (maker.kind is item.kind is ItemKind.COMPUTE and _leaves(maker, item, before)))
         levels.append(level)
         if any(item.steps.values()) and k not in moved:
             highest[place] = max(level, highest.get(place, 0))
         for v in item.writes:
-            made[v] = (level + (item.kind != "compute"), item)
+            made[v] = (level + (item.kind is not ItemKind.COMPUTE), item)
     return levels
 
 
-def _leaves(maker: Item, reader: Item, level: int) -> bool:
+def _leaves(maker: ProgramItem, reader: ProgramItem, level: int) -> bool:
     """Whether a reader must be on a higher level than its maker, which is on this level."""
     if maker.phase == "source":
         return False  # sources are actors of their own, before all others
@@ -168,21 +172,21 @@ def _leaves(maker: Item, reader: Item, level: int) -> bool:
     return earlier or other_rate or (maker.placement, maker.stage) != (reader.placement, reader.stage)
 
 
-def _early(program: Program) -> set[int]:
+def _early(program: LoweredProgram) -> set[int]:
     """The ops of the backward pass that need no gradient: they could run right after the forward pass."""
     found: set[int] = set()
     waiting: set[int] = set()  # values of the backward pass that depend on gradients
     for k, item in enumerate(program.items):
         if item.phase not in ("backward", "weight"):
             continue
-        if item.kind == "compute" and not any(v in waiting for v in item.reads):
+        if item.kind is ItemKind.COMPUTE and not any(v in waiting for v in item.reads):
             found.add(k)
         else:
             waiting.update(item.writes)
     return found
 
 
-def _last_of_weights(program: Program, levels: Sequence[int]) -> dict[int, int]:
+def _last_of_weights(program: LoweredProgram, levels: Sequence[int]) -> dict[int, int]:
     """Op of phase "weight" → the highest level of its stage's: all are one actor, as nothing waits for them."""
     found: dict[tuple[Placement, int], list[int]] = {}
     for k, item in enumerate(program.items):
@@ -191,7 +195,7 @@ def _last_of_weights(program: Program, levels: Sequence[int]) -> dict[int, int]:
     return {k: max(levels[other] for other in ks) for ks in found.values() for k in ks}
 
 
-def _as_late_as_their_readers(program: Program, levels: Sequence[int], late: Collection[int]) -> list[int]:
+def _as_late_as_their_readers(program: LoweredProgram, levels: Sequence[int], late: Collection[int]) -> list[int]:
     """The levels with the ``late`` ops (positions) raised as far as their readers allow."""
     out = list(levels)
     readers: dict[int, list[int]] = {}
@@ -201,7 +205,7 @@ def _as_late_as_their_readers(program: Program, levels: Sequence[int], late: Col
             allowed = []
             for r in {r for v in item.writes for r in readers.get(v, ())}:
                 reader = program.items[r]
-                allowed.append(out[r] - (reader.kind == "compute" and _leaves(item, reader, out[r])))
+                allowed.append(out[r] - (reader.kind is ItemKind.COMPUTE and _leaves(item, reader, out[r])))
             out[k] = max(out[k], min(allowed, default=out[k]))
         for v in item.reads:
             readers.setdefault(v, []).append(k)

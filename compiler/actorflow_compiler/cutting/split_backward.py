@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from actorflow_compiler.core.ops import Meta, Ref, substitute
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.graph.flops import flops_of
 from actorflow_compiler.plan.plan import Send, Step
 from actorflow_compiler.signatures import OpCall
@@ -30,15 +30,15 @@ SEPARABLE = frozenset({  # their last argument is the output mask; the first out
 })  # fmt: skip
 
 
-def split_backward(program: Program) -> Program:
+def split_backward(program: LoweredProgram) -> LoweredProgram:
     """Give the phase "weight" to every op that only sums over micro-batches wait for."""
     sums = _sums(program)
     home = {v: (item.placement, item.stage) for item in program.items for v in item.writes}
     leads: dict[int, set[int]] = {}  # value → the sums that it leads to, if it leads to nothing else
     elsewhere: set[int] = {v for _, v in program.updates} | {v for v, *_ in program.results}
-    out: list[Item] = []
+    out: list[ProgramItem] = []
 
-    def is_weight(item: Item) -> bool:
+    def is_weight(item: ProgramItem) -> bool:
         return all(v not in elsewhere and len(leads.get(v, ())) == 1 for v in item.writes)
 
     for item in reversed(program.items):
@@ -48,14 +48,14 @@ def split_backward(program: Program) -> Program:
                 leads.setdefault(v, set()).update(leads[w])
             continue
         now = [item]
-        if item.kind == "compute" and item.phase == "backward" and item.pieces and any(item.steps.values()):
+        if item.kind is ItemKind.COMPUTE and item.phase == "backward" and item.pieces and any(item.steps.values()):
             if is_weight(item):
                 now = [replace(item, phase="weight")]
             elif (halves := _halves(item, program.metas)) is not None and is_weight(halves[1]):
                 now = [halves[0], replace(halves[1], phase="weight")]
         for one in reversed(now):
             out.append(one)
-            if one.kind == "join" and one.writes[0] in sums:
+            if one.kind is ItemKind.JOIN and one.writes[0] in sums:
                 leads.setdefault(one.reads[0], set()).add(one.writes[0])
             elif one.phase == "weight":
                 found = {s for v in one.writes for s in leads[v]}
@@ -69,28 +69,28 @@ def split_backward(program: Program) -> Program:
     return replace(program, items=tuple(out))
 
 
-def _passes(item: Item) -> bool:
+def _passes(item: ProgramItem) -> bool:
     """Whether an item gives each of its operands on: a collective, or another name for one."""
     if item.phase not in ("backward", "optimizer") or not item.pieces or len(item.reads) != len(item.writes):
         return False
-    if item.kind == "comm":
+    if item.kind is ItemKind.COMM:
         return not any(isinstance(c, Send) for c in item.comms.values())
-    return item.kind == "compute" and len(item.reads) == 1 and not any(item.steps.values())
+    return item.kind is ItemKind.COMPUTE and len(item.reads) == 1 and not any(item.steps.values())
 
 
-def _sums(program: Program) -> set[int]:
+def _sums(program: LoweredProgram) -> set[int]:
     """The values that are joined in the backward pass, of those that no later piece of the iteration waits for."""
     waited: set[int] = set()  # values that ops of pieces read, or that lead to such
     found: set[int] = set()
     for item in reversed(program.items):
-        if item.kind == "join" and item.phase == "backward" and item.writes[0] not in waited:
+        if item.kind is ItemKind.JOIN and item.phase == "backward" and item.writes[0] not in waited:
             found.add(item.writes[0])
         if item.pieces or any(v in waited for v in item.writes):
             waited.update(item.reads)
     return found
 
 
-def _halves(item: Item, metas: Mapping[tuple[int, int], Meta]) -> tuple[Item, Item] | None:
+def _halves(item: ProgramItem, metas: Mapping[tuple[int, int], Meta]) -> tuple[ProgramItem, ProgramItem] | None:
     """An op as two: one for the gradient of its input, one for the others; None where it is not both, or not known."""
     if not all(_is_both(steps) for steps in item.steps.values()):
         return None
@@ -112,7 +112,9 @@ def _is_both(steps: tuple[Step, ...]) -> bool:
     return given >= 0 and any(o >= 0 for o in others)
 
 
-def _part(item: Item, steps: Mapping[int, tuple[Step, ...]], metas: Mapping[tuple[int, int], Meta]) -> Item:
+def _part(
+    item: ProgramItem, steps: Mapping[int, tuple[Step, ...]], metas: Mapping[tuple[int, int], Meta]
+) -> ProgramItem:
     made = {o for (step,) in steps.values() for o in step.outs}
     flops = sum(flops_of(_call(step, metas, rank)) for rank, (step,) in steps.items())
     return replace(

@@ -13,19 +13,19 @@ from dataclasses import replace
 
 from actorflow_compiler.core.ops import Ref
 from actorflow_compiler.core.views import may_be_view
-from actorflow_compiler.cutting.lower import Item, Program
-from actorflow_compiler.cutting.segment import Segment, Segmented
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
+from actorflow_compiler.cutting.segment import Segment, SegmentedProgram
 from actorflow_compiler.plan.plan import Step
 
 Node = object  # a segment, or the key of communications that leave at the same time
 
 
-def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
+def views_of_variables(program: LoweredProgram) -> dict[int, frozenset[str]]:
     """Local value → the variables whose memory it may share: it is one of them, or may be a view of them."""
     found = {v: frozenset({name}) for v, (name, kind) in program.inputs.items() if kind == "variable"}
     nothing: frozenset[str] = frozenset()
     for item in program.items:
-        if item.kind == "comm":
+        if item.kind is ItemKind.COMM:
             continue
         for steps in item.steps.values():
             for step in steps:
@@ -38,9 +38,9 @@ def views_of_variables(program: Program) -> dict[int, frozenset[str]]:
     return found
 
 
-def put_stores(segmented: Segmented) -> Segmented:
+def insert_stores(segmented: SegmentedProgram) -> SegmentedProgram:
     """Insert stores for variables whose old values are read after the new ones are made, or that become another's."""
-    program, flow = segmented.program, Flow(segmented)
+    program, flow = segmented.program, SegmentGraph(segmented)
     held, updated = views_of_variables(program), {name for name, _ in program.updates}
     readers: dict[str, set[Node]] = {name: set() for name in updated}
     for value, nodes in flow.readers.items():
@@ -57,14 +57,16 @@ def put_stores(segmented: Segmented) -> Segmented:
     updates = tuple((n, stores[v] if v in taken or flow.after(v) & readers[n] else v) for n, v in program.updates)
     items = program.items[len(segmented.segments) :]
     own = [Segment("optimizer", i.placement, i.pieces, last, stage=i.stage) for i in items]
-    return Segmented(
+    return SegmentedProgram(
         replace(program, updates=updates),
         (*segmented.segments, *own),
         (*segmented.comm_level, *((last, 0) for _ in own)),
     )
 
 
-def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]) -> tuple[Program, dict[int, int]]:
+def _with_stores(
+    program: LoweredProgram, values: Sequence[int], taken: Collection[int]
+) -> tuple[LoweredProgram, dict[int, int]]:
     """Append a store item for each value, which gives it a new number; also returns value → that number.
 
     Values that are ``taken`` may share memory with other variables, so their stores copy.
@@ -82,23 +84,31 @@ def _with_stores(program: Program, values: Sequence[int], taken: Collection[int]
         steps = {rank: (Step(op, (Ref(value),), (), (out,)),) for rank in here}
         of = maker[value]
         items.append(
-            Item(
-                "compute", "optimizer", of.placement, of.pieces, (value,), (out,), steps, where=of.where, stage=of.stage
+            ProgramItem(
+                ItemKind.COMPUTE,
+                "optimizer",
+                of.placement,
+                of.pieces,
+                (value,),
+                (out,),
+                steps,
+                where=of.where,
+                stage=of.stage,
             )
         )
     return replace(program, items=(*program.items, *items), metas=metas, names=names, sbp=sbp), stores
 
 
-class Flow:
+class SegmentGraph:
     """The dependency graph of segments and communications."""
 
-    def __init__(self, segmented: Segmented) -> None:
+    def __init__(self, segmented: SegmentedProgram) -> None:
         self._makers: dict[int, frozenset[Node]] = {}  # value → the nodes that make it, or what it is an alias of
         self.next: dict[Node, set[Node]] = {}  # node → the nodes that read what it makes
         self.readers: dict[int, set[Node]] = {}  # value → the nodes that read it
         every = zip(segmented.program.items, segmented.segments, segmented.comm_level, strict=True)
         for item, segment, level in every:
-            comm = ("comm", item.phase, item.pieces, item.stage, level) if item.kind == "comm" else None
+            comm = ("comm", item.phase, item.pieces, item.stage, level) if item.kind is ItemKind.COMM else None
             own = comm or (segment if any(item.steps.values()) else None)
             before = self._read(item.reads, own)
             passed = own is None or (comm is None and not all(item.steps.values()))

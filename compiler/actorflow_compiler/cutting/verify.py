@@ -9,15 +9,15 @@ from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import NdSbp
-from actorflow_compiler.cutting.lower import Item, Program
-from actorflow_compiler.cutting.segment import PHASE_ORDER, Segment, Segmented
-from actorflow_compiler.cutting.stores import Flow
+from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
+from actorflow_compiler.cutting.segment import PHASE_ORDER, Segment, SegmentedProgram
+from actorflow_compiler.cutting.stores import SegmentGraph
 from actorflow_compiler.infer.lay_out import StepLayouts
 from actorflow_compiler.plan.plan import Send
 from actorflow_compiler.plan.region import device_shape
 
 
-def verify_program(program: Program, step: StepLayouts) -> Program:
+def verify_program(program: LoweredProgram, step: StepLayouts) -> LoweredProgram:
     """Return the program if it is legal, else raise PlanError that names the item, the value and the rank.
 
     Checked, in the order of the items: on each rank a value is made once, before it is read, and its shape is known;
@@ -30,10 +30,10 @@ def verify_program(program: Program, step: StepLayouts) -> Program:
 
 
 class _ProgramVerifier:
-    def __init__(self, program: Program, step: StepLayouts) -> None:
+    def __init__(self, program: LoweredProgram, step: StepLayouts) -> None:
         self.program, self.step = program, step
         self.known: set[tuple[int, int]] = set()  # (local value, rank)
-        self.made_by: dict[int, Item] = {}
+        self.made_by: dict[int, ProgramItem] = {}
         self.shapes: dict[tuple[tuple[int, ...], NdSbp, Placement], tuple[tuple[int, ...], ...]] = {}
 
     def run(self) -> None:
@@ -46,7 +46,7 @@ class _ProgramVerifier:
         self.values()
         self.ends()
 
-    def item(self, item: Item) -> None:
+    def item(self, item: ProgramItem) -> None:
         """Carry one item out."""
         if item.phase not in PHASE_ORDER:
             raise PlanError(
@@ -56,18 +56,18 @@ class _ProgramVerifier:
             if value in self.made_by or value in self.program.inputs:
                 raise PlanError(f"program: %{value} is made twice, the second time by {_name(item)}")
             self.made_by[value] = item
-        if item.kind == "compute":
+        if item.kind is ItemKind.COMPUTE:
             self.steps(item)
-        elif item.kind == "comm":
+        elif item.kind is ItemKind.COMM:
             self.comm(item)
-        elif item.kind == "join":
+        elif item.kind is ItemKind.JOIN:
             for rank in item.placement.ranks:
                 self.read(item, item.reads, rank)
                 self.make(item, item.writes, rank)
         else:
             raise PlanError(f"program: unknown kind {item.kind!r}; compute, comm or join was expected")
 
-    def steps(self, item: Item) -> None:
+    def steps(self, item: ProgramItem) -> None:
         for rank, steps in item.steps.items():
             if rank not in item.placement:
                 raise PlanError(f"program: {_name(item)} computes on rank {rank}, which is not of {item.placement}")
@@ -81,7 +81,7 @@ class _ProgramVerifier:
                 if (value, rank) in self.program.alias:
                     self.known.add((value, rank))
 
-    def comm(self, item: Item) -> None:
+    def comm(self, item: ProgramItem) -> None:
         if len(item.reads) != len(item.writes):
             raise PlanError(f"program: {_name(item)} takes {len(item.reads)} values and gives {len(item.writes)}")
         groups = {comm.id: comm.ranks for comm in item.comms.values()}
@@ -102,7 +102,7 @@ class _ProgramVerifier:
                 raise PlanError(f"program: {_name(item)} waits for rank {absent[0]}, which takes no part in it")
             self.make(item, item.writes, rank)
 
-    def read(self, item: Item, values: Iterable[int], rank: int) -> None:
+    def read(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
         """Refuse to read what is not there yet."""
         for value in values:
             here = value
@@ -111,7 +111,7 @@ class _ProgramVerifier:
             if (here, rank) not in self.known:
                 raise PlanError(f"program: {_name(item)} reads %{value} on rank {rank} before it is made there")
 
-    def make(self, item: Item, values: Iterable[int], rank: int) -> None:
+    def make(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
         """Refuse to make again what is there, and what nothing is known of."""
         for value in values:
             if (value, rank) in self.known:
@@ -166,7 +166,7 @@ class _ProgramVerifier:
                 raise PlanError(f"program: {what} is never made on rank {rank}")
 
 
-def verify_segments(segmented: Segmented) -> Segmented:
+def verify_segments(segmented: SegmentedProgram) -> SegmentedProgram:
     """Return the segmented program if each of its segments can be an actor, else raise PlanError that names one.
 
     Checked: every op is in exactly one segment, and nothing else is in any; a segment is of its ops' phase (but for a
@@ -179,12 +179,12 @@ def verify_segments(segmented: Segmented) -> Segmented:
             f"segments: {len(segments)} segments and {len(segmented.comm_level)} levels for {len(items)} items"
         )
     for item, segment in zip(items, segments, strict=True):
-        if (segment is None) != (item.kind != "compute"):
+        if (segment is None) != (item.kind is not ItemKind.COMPUTE):
             where = "no segment" if segment is None else "a segment"
             raise PlanError(f"segments: {_name(item)} has {where}; ops have one, joins and communications have none")
         if segment is not None:
             _verify_segment(item, segment)
-    after = Flow(segmented).next
+    after = SegmentGraph(segmented).next
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
@@ -192,7 +192,7 @@ def verify_segments(segmented: Segmented) -> Segmented:
     return segmented
 
 
-def _verify_segment(item: Item, segment: Segment) -> None:
+def _verify_segment(item: ProgramItem, segment: Segment) -> None:
     phase = "backward" if segment.joined and item.phase == "forward" else item.phase
     here = (phase, item.placement, item.pieces, item.stage)
     for what, found, expected in zip(
@@ -205,7 +205,7 @@ def _verify_segment(item: Item, segment: Segment) -> None:
             raise PlanError(f"segments: {_name(item)} has {what} {expected}, its segment {found}")
 
 
-def _name(item: Item) -> str:
+def _name(item: ProgramItem) -> str:
     ops = next((steps[0].op for steps in item.steps.values() if steps), "")
     comm = next((comm.label for comm in item.comms.values()), "")
     return " ".join(filter(None, (ops or comm or item.kind, item.where, item.line)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from actorflow_compiler.cutting.cut import PlanHeader, cut
-from actorflow_compiler.cutting.lower import Program
-from actorflow_compiler.cutting.recompute import tell_recomputed
+from actorflow_compiler.cutting.lower import LoweredProgram
+from actorflow_compiler.cutting.recompute import recompute_notes
 from actorflow_compiler.cutting.segment import segment
-from actorflow_compiler.cutting.stores import put_stores
+from actorflow_compiler.cutting.stores import insert_stores
 from actorflow_compiler.cutting.verify import verify_segments
 from actorflow_compiler.plan.plan import Plan
 from actorflow_compiler.plan.variant import PLAIN, Variant
@@ -19,7 +19,7 @@ class LoweredStep:
     """A step after all passes but the cutting into actors, which depends on the variant."""
 
     header: PlanHeader  # its origins are those of the graph, without the actors'
-    program: Program
+    program: LoweredProgram
     checkpoints: bool = False  # the backward pass recomputes forward values, because of the user's checkpoints
 
     def cut(self, variant: Variant = PLAIN) -> Plan:
@@ -27,6 +27,6 @@ class LoweredStep:
         header = self.header
         if header.pieces > 1 or self.checkpoints:  # in a joined actor, recomputed values would be the kept ones
             variant = replace(variant, joined=False)
-        segmented = verify_segments(put_stores(segment(self.program, variant)))
-        notes = (*header.notes, *tell_recomputed(segmented.program, header.pieces))
+        segmented = verify_segments(insert_stores(segment(self.program, variant)))
+        notes = (*header.notes, *recompute_notes(segmented.program, header.pieces))
         return cut(replace(header, notes=notes), segmented)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from actorflow_compiler.cutting.bodies import Built
-from actorflow_compiler.cutting.lower import Item, Program
+from actorflow_compiler.cutting.bodies import BuiltBody
+from actorflow_compiler.cutting.lower import LoweredProgram, ProgramItem
 from actorflow_compiler.plan.origins import Origins, SourceLocation, StepsOf
 
 
-def origins_of(origins: Origins, program: Program, made: Mapping[int, tuple[Built, Sequence[Item]]]) -> Origins:
+def origins_of(
+    origins: Origins, program: LoweredProgram, made: Mapping[int, tuple[BuiltBody, Sequence[ProgramItem]]]
+) -> Origins:
     """The origins of a graph, completed with the source locations of the steps of all actors.
 
     A step is located by the values that it makes.  A step that makes none (an optimizer's, in place over many
