@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from actorflow.show import svg
 from actorflow.show.styles import queue_key, ranks_text, short
 from actorflow_compiler.core.units import bytes_text
-from actorflow_compiler.plan.plan import Actor, Plan, Register
+from actorflow_compiler.plan.plan import Actor, ActorKind, Plan, Register
 
 WIDTH, HEIGHT = 148.0, 42.0  # of an actor
 TOKEN = 16.0  # of a register below it
@@ -76,7 +76,7 @@ def _columns(plan: Plan, actors: Iterable[Actor]) -> dict[int, int]:
 
 def _box(plan: Plan, a: Actor, at: _Place) -> str:
     name = short(a.name)
-    if a.kind == "boxing":
+    if a.kind == ActorKind.BOXING:
         name = name.rpartition(" ")[2]  # its kind stands below
     what = a.comm.label.replace("_", "-") if a.comm is not None else a.kind
     if a.body is not None:

@@ -10,14 +10,22 @@ from typing import Any
 
 from actorflow.show.styles import BUBBLE, LINES, STYLES, queue_key, ranks_text
 from actorflow.show.timeline import TimelineSpan, TimelineView
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import ActorKind, Plan
 from actorflow_scheduler.notation import COMPUTING
 
 __all__ = ["memory_chart", "time_axis", "timeline_chart"]
 
 ROW, SIDE, GAP = 1.0, 0.62, 0.45  # heights of a compute queue, of another one, and of the space between ranks
-FULL = ("forward", "backward", "weight")  # drawn with gaps between firings; others would often be too short to be seen
-UNNUMBERED = ("source", "sink", "optimizer")  # drawn without a number: they do not belong to one micro-batch
+FULL = (
+    ActorKind.FORWARD,
+    ActorKind.BACKWARD,
+    ActorKind.WEIGHT,
+)  # drawn with gaps between firings; others would often be too short to be seen
+UNNUMBERED = (
+    ActorKind.SOURCE,
+    ActorKind.SINK,
+    ActorKind.OPTIMIZER,
+)  # drawn without a number: they do not belong to one micro-batch
 ROOM = 0.05  # margin before and after a timeline, as a fraction of its length
 
 
@@ -66,9 +74,9 @@ def timeline_chart(plan: Plan, timeline: TimelineView, name: str) -> dict[str, A
         },
         "bubbles": {
             "colour": BUBBLE,
-            "row": [number[s.rank, s.queue] for s in gaps],
-            "start": [_ms(s.start, timeline) for s in gaps],
-            "end": [_ms(s.end, timeline) for s in gaps],
+            "row": [number[rank, COMPUTING] for rank, _, _ in gaps],
+            "start": [_ms(start, timeline) for _, start, _ in gaps],
+            "end": [_ms(end, timeline) for _, _, end in gaps],
         },
     }  # fmt: skip
 
@@ -111,18 +119,18 @@ def _rows(lanes: Sequence[tuple[int, str]], timeline: TimelineView) -> list[dict
     return rows
 
 
-def _bubbles(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
-    """The times in which compute queues idle, from the first firing of any of them to the last one of each."""
+def _bubbles(spans: Sequence[TimelineSpan]) -> list[tuple[int, float, float]]:
+    """(Rank, start, end) of the times in which compute queues idle, from the first firing of any to the last of each."""
     lanes: dict[int, list[TimelineSpan]] = {}
     for s in spans:
         if s.queue == COMPUTING:
             lanes.setdefault(s.rank, []).append(s)
     begin = min((s.start for of_rank in lanes.values() for s in of_rank), default=0.0)
-    gaps: list[TimelineSpan] = []
+    gaps: list[tuple[int, float, float]] = []
     for rank, of_rank in sorted(lanes.items()):
         free = begin
         for s in sorted(of_rank, key=lambda s: s.start):
             if s.start > free:
-                gaps.append(TimelineSpan(rank, COMPUTING, -1, 0, 0, "", free, s.start))
+                gaps.append((rank, free, s.start))
             free = max(free, s.end)
     return gaps

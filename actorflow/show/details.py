@@ -10,7 +10,7 @@ from actorflow.show.modules import STEP, FoldedGraph, flow_text
 from actorflow.show.styles import ranks_text, short
 from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text, flop_text
-from actorflow_compiler.plan.plan import Actor, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
+from actorflow_compiler.plan.plan import Actor, ActorKind, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
 
 MOST = 12  # tensors that are named of one line
 AROUND = 2  # lines of code before and after one
@@ -43,7 +43,7 @@ def part_details(plan: Plan, folds: Sequence[FoldedGraph]) -> dict[str, Any]:
     kinds = {a.id: a.kind for a in plan.actors}
     actors: dict[tuple[int, str], dict[int, None]] = {}  # (place, phase) → the actors that work for it
     for s in origins.steps:
-        phase = "backward" if kinds[s.actor] == "weight" else kinds[s.actor]
+        phase = "backward" if kinds[s.actor] == ActorKind.WEIGHT else kinds[s.actor]
         for place in dict.fromkeys(s.places):
             actors.setdefault((place, phase), {})[s.actor] = None
     found: dict[str, Any] = {}

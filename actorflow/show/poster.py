@@ -11,7 +11,7 @@ from actorflow.show.actors import actor_graph
 from actorflow.show.modules import first_shown, fold_levels, module_graph
 from actorflow.show.styles import BUBBLE, STYLES, kinds_css, queue_key, ranks_text
 from actorflow.show.timeline import TimelineView
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import ActorKind, Plan
 from actorflow_scheduler.notation import COMPUTING
 
 LEFT, ROW, GAP, WIDE = 170.0, 22.0, 10.0, 1400.0
@@ -70,7 +70,7 @@ def still_timeline(timeline: TimelineView) -> str:
         marked = (s.actor, s.firing) in timeline.critical
         edge: Mapping[str, object] = {"stroke": "#1b222c", "stroke-width": 1.5} if marked else {}
         shapes.append(svg.rect(x(s.start), top + 2, max(0.6, wide - 0.6), ROW - 4, fill=look.colour, **edge))
-        if wide > 6 + 7 * len(str(s.piece)) and s.kind not in ("source", "sink", "optimizer"):
+        if wide > 6 + 7 * len(str(s.piece)) and s.kind not in (ActorKind.SOURCE, ActorKind.SINK, ActorKind.OPTIMIZER):
             number = {"text_anchor": "middle", "fill": look.ink, "style": f"fill:{look.ink}", "class_": "small"}
             shapes.append(svg.text(x(s.start) + wide / 2, top + ROW / 2 + 4, str(s.piece), **number))
     at = LEFT

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actorflow_compiler.core.units import ranges_text
+from actorflow_compiler.plan.plan import ActorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,14 @@ class KindStyle:
 
 DARK, LIGHT = "#10151c", "#ffffff"
 STYLES = {
-    "forward": KindStyle("forward (F)", "#0072b2", LIGHT),
-    "backward": KindStyle("backward (B)", "#e69f00", DARK),
-    "weight": KindStyle("weight gradients (W)", "#009e73", DARK),
-    "optimizer": KindStyle("optimizer (O)", "#cc79a7", DARK),
-    "boxing": KindStyle("boxing (collective)", "#d55e00", LIGHT),
-    "send": KindStyle("send", "#56b4e9", DARK),
-    "source": KindStyle("source", "#f0e442", DARK),
-    "sink": KindStyle("sink", "#8a8f98", DARK),
+    ActorKind.FORWARD: KindStyle("forward (F)", "#0072b2", LIGHT),
+    ActorKind.BACKWARD: KindStyle("backward (B)", "#e69f00", DARK),
+    ActorKind.WEIGHT: KindStyle("weight gradients (W)", "#009e73", DARK),
+    ActorKind.OPTIMIZER: KindStyle("optimizer (O)", "#cc79a7", DARK),
+    ActorKind.BOXING: KindStyle("boxing (collective)", "#d55e00", LIGHT),
+    ActorKind.SEND: KindStyle(ActorKind.SEND, "#56b4e9", DARK),
+    ActorKind.SOURCE: KindStyle(ActorKind.SOURCE, "#f0e442", DARK),
+    ActorKind.SINK: KindStyle(ActorKind.SINK, "#8a8f98", DARK),
 }
 BUBBLE = "#9aa0a8"
 LINES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b3a500", "#6b7280")  # of ranks, in charts

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from actorflow_compiler.core.hardware import Hardware
-from actorflow_compiler.plan.plan import Plan
+from actorflow_compiler.plan.plan import ActorKind, Plan
 from actorflow_scheduler import timeline as simulated
 from actorflow_scheduler.cost import Durations, variable_bytes
 from actorflow_scheduler.critical_path import critical_firings
@@ -32,7 +32,7 @@ class TimelineSpan:
     actor: int
     firing: int  # number of the firing since the timeline's first iteration
     piece: int  # number of the firing within its iteration
-    kind: str  # the actor's, one of ``plan.KINDS``
+    kind: ActorKind
     start: float  # seconds on the timeline's clock
     end: float  # seconds
 
@@ -92,7 +92,11 @@ def simulated_timeline(plan: Plan, times: Durations) -> TimelineView:
     )
     shown, cycle = run.iterations - 2, cycle or 1
     begin = min(
-        (s.start for s in spans if s.firing // actors[s.actor].rate == shown and s.kind not in ("source", "sink")),
+        (
+            s.start
+            for s in spans
+            if s.firing // actors[s.actor].rate == shown and s.kind not in (ActorKind.SOURCE, ActorKind.SINK)
+        ),
         default=0.0,
     )
     ends = (0, *run.iteration_ends)

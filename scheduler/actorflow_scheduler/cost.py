@@ -12,6 +12,7 @@ from actorflow_compiler.core.ops import FLOATS, ITEM_BYTES
 from actorflow_compiler.core.sbp import numel
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Box,
     CollectiveKind,
     FromRegister,
@@ -103,7 +104,7 @@ def touched_bytes(plan: Plan, actor: Actor) -> float:
         return 0.0
     total = 0.0
     for place in actor.operands:
-        total += _variable_bytes(plan, actor, place) * (2 if actor.kind == "optimizer" else 1)
+        total += _variable_bytes(plan, actor, place) * (2 if actor.kind == ActorKind.OPTIMIZER else 1)
         total += _firing_bytes(plan, place, writes=False)
     for target in actor.targets:
         total += _variable_bytes(plan, actor, target) + _firing_bytes(plan, target, writes=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actorflow_compiler.plan.plan import Order
+from actorflow_compiler.plan.plan import ActorKind, Order
 from actorflow_scheduler.firing_times import FiringTimes
 
 
@@ -47,7 +47,7 @@ def _chain(firings: FiringTimes, span: int) -> Iterator[tuple[int, int, tuple[in
             yield actor, n, None
             return
         other, i, latency = cause
-        sends = plan.actor(other).kind == "send"
+        sends = plan.actor(other).kind == ActorKind.SEND
         yield actor, n, (other if sends else actor, latency) if latency else None
         actor, n = other, i
 

@@ -10,17 +10,17 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from actorflow_compiler.plan.plan import Actor, Plan
+from actorflow_compiler.plan.plan import Actor, ActorKind, Plan
 
 LETTERS = {
-    "source": "L",
-    "forward": "F",
-    "backward": "B",
-    "weight": "W",
-    "optimizer": "O",
-    "boxing": "C",
-    "send": "S",
-    "sink": "R",
+    ActorKind.SOURCE: "L",
+    ActorKind.FORWARD: "F",
+    ActorKind.BACKWARD: "B",
+    ActorKind.WEIGHT: "W",
+    ActorKind.OPTIMIZER: "O",
+    ActorKind.BOXING: "C",
+    ActorKind.SEND: "S",
+    ActorKind.SINK: "R",
 }
 COMPUTING = "compute"  # the queue whose order is shown
 
@@ -30,11 +30,17 @@ class Notation:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.halved = {(a.rank, a.stage) for a in plan.actors if a.kind == "weight"}  # whose backward is I and W
+        self.halved = {
+            (a.rank, a.stage) for a in plan.actors if a.kind == ActorKind.WEIGHT
+        }  # whose backward is I and W
 
     def letter(self, actor: Actor) -> str:
         """F, B, I, W, O and so on."""
-        return "I" if actor.kind == "backward" and (actor.rank, actor.stage) in self.halved else LETTERS[actor.kind]
+        return (
+            "I"
+            if actor.kind == ActorKind.BACKWARD and (actor.rank, actor.stage) in self.halved
+            else LETTERS[actor.kind]
+        )
 
     def word(self, actor: Actor, firing: int) -> str:
         """One firing: 2F0."""
@@ -91,7 +97,11 @@ def to_csv(plan: Plan, orders: Mapping[int, Sequence[int]] | None = None) -> str
 def _cells(notation: Notation, actors: Sequence[int]) -> list[str]:
     """One iteration's words of micro-batches, each once, at the position of its last actor; no W before its I."""
     plan = notation.plan
-    computing = {a.id for a in plan.actors if a.kind in ("forward", "backward", "weight") and a.rate == plan.pieces}
+    computing = {
+        a.id
+        for a in plan.actors
+        if a.kind in (ActorKind.FORWARD, ActorKind.BACKWARD, ActorKind.WEIGHT) and a.rate == plan.pieces
+    }
     last: dict[str, int] = {}
     for at, (id, word) in enumerate(zip(actors, notation.words(actors), strict=True)):
         if id in computing:

@@ -9,6 +9,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Collective,
     CollectiveKind,
     FromRegister,
@@ -20,6 +21,7 @@ from actorflow_compiler.plan.plan import (
     Send,
     TensorSpec,
     Variable,
+    VariableKind,
 )
 from actorflow_compiler.plan.verify import verify
 from actorflow_scheduler.rank_classes import FoldedPlan
@@ -90,7 +92,7 @@ class _OutlineBuilder:
         self.backward: list[Actor] = []
         self.under_way: list[int] = []
 
-    def actor(self, name: str, kind: str, like: tuple[int, int, int], queue: str, **more: object) -> Actor:
+    def actor(self, name: str, kind: ActorKind, like: tuple[int, int, int], queue: str, **more: object) -> Actor:
         rank, stage, rate = like
         made = Actor(len(self.actors), name, rank, queue, kind, rate=rate, stage=stage, **more)  # type: ignore[arg-type]
         self.actors.append(made)
@@ -119,15 +121,15 @@ class _OutlineBuilder:
     ) -> None:
         """Add the actors and registers of a stage's first rank, and the order of its queues."""
         each, once = (ranks[0], k, pieces), (ranks[0], k, 1)
-        forward = self.actor(f"F{k}", "forward", each, "compute", flops=flops)
-        backward = self.actor(f"B{k}", "backward", each, "compute", flops=2 * flops)
-        update = self.actor(f"O{k}", "optimizer", once, "compute")
+        forward = self.actor(f"F{k}", ActorKind.FORWARD, each, "compute", flops=flops)
+        backward = self.actor(f"B{k}", ActorKind.BACKWARD, each, "compute", flops=2 * flops)
+        update = self.actor(f"O{k}", ActorKind.OPTIMIZER, once, "compute")
         self.join(forward, backward, saved, slots=under_way)
         last = backward
         if len(ranks) > 1:
             register = len(self.registers)
             last = self.actor(
-                f"gradients{k}", "boxing", once, "comm", comm=Collective(CollectiveKind.ALL_REDUCE, k, ranks),
+                f"gradients{k}", ActorKind.BOXING, once, "comm", comm=Collective(CollectiveKind.ALL_REDUCE, k, ranks),
                 operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
             )  # fmt: skip
             self.join(backward, last, parameters, fill=pieces)
@@ -135,7 +137,7 @@ class _OutlineBuilder:
         self.join(last, update, parameters, fill=last.rate)
         self.join(update, forward, 0, initial=1)
         place = Placement("cuda", ranks, (len(ranks),))
-        for kind, count in (("parameter", parameters), ("optimizer", optimizer * parameters)):
+        for kind, count in ((VariableKind.PARAMETER, parameters), (VariableKind.OPTIMIZER, optimizer * parameters)):
             self.variables.append(Variable(f"{kind}s{k}", (count,), self.dtype, place, (B,), kind))
         steady = [backward.id, forward.id] * (pieces - under_way)
         order = [forward.id] * under_way + steady + [backward.id] * under_way
@@ -150,7 +152,7 @@ class _OutlineBuilder:
         made, reader = ends[source], ends[to]
         register = len(self.registers)
         send = self.actor(
-            f"send {made.name}", "send", (made.rank, source, made.rate), f"send:{reader.rank}",
+            f"send {made.name}", ActorKind.SEND, (made.rank, source, made.rate), f"send:{reader.rank}",
             comm=Send(len(self.actors), made.rank, reader.rank),
             operands=(FromRegister(register, 0),), targets=(FromRegister(register + 1, 0),),
         )  # fmt: skip

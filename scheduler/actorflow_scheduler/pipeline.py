@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from actorflow_compiler.core.errors import PlanError
-from actorflow_compiler.plan.plan import Actor, Plan
+from actorflow_compiler.plan.plan import Actor, ActorKind, Plan
 from actorflow_scheduler.published_orders import (
     B,
     F,
@@ -32,7 +32,7 @@ STRAIGHT: dict[str, Callable[[int, int], PublishedOrder]] = {
     "zb-h1": zb_h1,
     "zb-h2": zb_h2,
 }  # the schedules for one stage on each rank
-TASKS = {"forward": F, "backward": B, "weight": W}  # kind of actor → kind of task
+TASKS = {ActorKind.FORWARD: F, ActorKind.BACKWARD: B, ActorKind.WEIGHT: W}  # kind of actor → kind of task
 
 
 class StageShape(StrEnum):

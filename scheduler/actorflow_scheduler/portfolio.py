@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from actorflow_compiler.plan.plan import Collective, Order, Plan
+from actorflow_compiler.plan.plan import ActorKind, Collective, Order, Plan
 from actorflow_scheduler.cost import Durations
 from actorflow_scheduler.critical_path import critical_firings
 from actorflow_scheduler.firing_times import FiringTimes
@@ -28,7 +28,16 @@ STEADY = 6  # the most iterations that are evaluated; the period is that of the 
 LEAST, EACH, MOST = 200_000, 350, 2_000_000
 LISTED = 4  # list scheduling a firing costs as much as evaluating it so many times
 SAME = 1e-3  # periods that differ by a smaller fraction count as equal
-CLASSES = {"optimizer": 0, "boxing": 0, "send": 0, "sink": 0, "backward": 1, "forward": 2, "source": 2, "weight": 3}
+CLASSES = {
+    ActorKind.OPTIMIZER: 0,
+    ActorKind.BOXING: 0,
+    ActorKind.SEND: 0,
+    ActorKind.SINK: 0,
+    ActorKind.BACKWARD: 1,
+    ActorKind.FORWARD: 2,
+    ActorKind.SOURCE: 2,
+    ActorKind.WEIGHT: 3,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class Portfolio:
             actor = self.plan.actor(members[0])
             if actor.comm is not None:
                 keys.append(int(actor.rate == 1))
-            elif actor.kind == "optimizer":
+            elif actor.kind == ActorKind.OPTIMIZER:
                 keys.append(len(self.nodes) + 1)
             else:
                 keys.append(len(self.nodes) if node in self.task else -1)

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from actorflow_compiler.plan.plan import Plan, Register, tokens_per_iteration
+from actorflow_compiler.plan.plan import ActorKind, Plan, Register, tokens_per_iteration
 from actorflow_scheduler.iteration_graph import IterationGraph, IterationOrder
 
 SOLVED = 12_000  # firings of an iteration; the linear program of a larger one takes too long
@@ -71,7 +71,7 @@ class SlotPlanner:
         for r in self.counted:
             slots = self.held(r, starts, every)
             if two and r.id in self.crossing:
-                source = self.plan.actor(r.producer).kind == "source"  # the next batch is fetched early
+                source = self.plan.actor(r.producer).kind == ActorKind.SOURCE  # the next batch is fetched early
                 slots = max(slots, 2 if source else min(2, tokens_per_iteration(self.plan, r)))
             found[r.id] = slots
         return found
@@ -172,7 +172,7 @@ def roomy(plan: Plan) -> Plan:
         registers=tuple(
             r
             if r.initial
-            else replace(r, slots=tokens_per_iteration(plan, r) + (plan.actor(r.producer).kind == "source"))
+            else replace(r, slots=tokens_per_iteration(plan, r) + (plan.actor(r.producer).kind == ActorKind.SOURCE))
             for r in plan.registers
         ),
     )

@@ -1,8 +1,8 @@
-"""A program with segments goes in; actors joined by registers come out: the plan, without slot counts and orders."""
+"""Cut a program with segments into actors connected by registers: the plan, without slot counts and orders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actorflow_compiler.cutting.actor_origins import origins_of
@@ -14,6 +14,7 @@ from actorflow_compiler.cutting.stores import views_of_variables
 from actorflow_compiler.plan.origins import Origins
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Body,
     Collective,
     Comm,
@@ -39,7 +40,7 @@ from actorflow_compiler.plan.plan import (
 from actorflow_compiler.plan.verify import verify
 from actorflow_compiler.plan.workspace import products, workspace_bytes
 
-INLINE = 64 << 10  # bytes that may ride inside a control message
+INLINE = 64 << 10  # sends of up to so many bytes are part of the control message
 LETTERS = {"forward": "F", "backward": "B", "weight": "W", "optimizer": "O", "source": "source"}
 
 
@@ -50,7 +51,7 @@ class ActorDraft:
     name: str
     rank: int
     queue: str
-    kind: str
+    kind: ActorKind
     rate: int
     stage: int
     items: list[ProgramItem] = field(default_factory=list)
@@ -64,7 +65,7 @@ class ActorDraft:
 
 @dataclass(frozen=True, slots=True)
 class PlanHeader:
-    """What a plan says beside its actors and registers."""
+    """What a plan contains beside its actors and registers."""
 
     name: str  # of the job
     world: int  # ranks
@@ -76,21 +77,28 @@ class PlanHeader:
 
 
 def cut(header: PlanHeader, segmented: SegmentedProgram) -> Plan:
-    """Make the plan of all ranks; to the header's origins, which are the graph's, those of the actors are added."""
+    """Make the plan of all ranks; its origins are those of the header, which are the graph's, and of the actors."""
     cutter = _Cutter(header, segmented)
     return replace(cutter.plan(), origins=origins_of(header.origins, segmented.program, cutter.made))
 
 
 class _Cutter:
+    """Drafts actors from the items, connects them by registers, then builds their bodies.
+
+    The number of a draft is that of its actor.
+    """
+
     def __init__(self, header: PlanHeader, segmented: SegmentedProgram) -> None:
         self.header, self.world, self.pieces = header, header.world, header.pieces
         self.segmented, self.program = segmented, segmented.program
+        self.taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]  # by sources
         self.drafts: list[ActorDraft] = []
+        self.number: dict[object, int] = {}  # key of a draft → its number
         self.maker: dict[tuple[int, int], int] = {}  # (local value, rank) → draft
         self.joins: dict[tuple[int, int], tuple[int, str]] = {}  # (joined value, rank) → (value of the pieces, how)
         self.updated_by: dict[int, tuple[str, ...]] = {}  # actor → variables that its body updates in place
         self.views = views_of_variables(self.program)
-        self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body, and what it was made of
+        self.made: dict[int, tuple[BuiltBody, list[ProgramItem]]] = {}  # actor → its body and the items of it
 
     def plan(self) -> Plan:
         self.draft_actors()
@@ -130,88 +138,95 @@ class _Cutter:
 
     # ---- actors
 
+    def draft(self, key: object, new: ActorDraft) -> ActorDraft:
+        """The draft with this key; ``new`` becomes it if there is none."""
+        if key not in self.number:
+            self.number[key] = len(self.drafts)
+            self.drafts.append(new)
+        return self.drafts[self.number[key]]
+
     def draft_actors(self) -> None:
-        by_key: dict[object, int] = {}
-
-        def draft(key: object, make: ActorDraft) -> ActorDraft:
-            if key not in by_key:
-                by_key[key] = len(self.drafts)
-                self.drafts.append(make)
-            return self.drafts[by_key[key]]
-
-        names: dict[tuple[str, int], list[Segment]] = {}
-        items = zip(self.program.items, self.segmented.segments, self.segmented.comm_level, strict=True)
-        for rank in range(self.world):
-            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
-            if taken:
-                one = draft(("source", rank), ActorDraft(f"source@{rank}", rank, "source", "source", 1, 0))
-                self.maker.update({(v, rank): by_key[("source", rank)] for v in taken})
-                del one
-        for item, segment, level in items:
-            stage = item.stage
+        """Draft the actors of all items."""
+        for rank in range(self.world if self.taken else 0):
+            self.draft_source(rank, self.taken)
+        labels = self.labels()
+        for item, segment, level in zip(
+            self.program.items, self.segmented.segments, self.segmented.comm_level, strict=True
+        ):
             if item.kind is ItemKind.JOIN:
                 for rank in item.placement.ranks:
                     self.joins[(item.writes[0], rank)] = (item.reads[0], item.combine)
             elif item.kind is ItemKind.COMM:
-                self.draft_comm(item, level, stage, draft, by_key)
+                self.draft_comm(item, level)
             elif item.phase == "source":
                 for rank in item.steps:
-                    one = draft(("source", rank), ActorDraft(f"source@{rank}", rank, "source", "source", 1, 0))
-                    one.items.append(item)
-                    self.maker.update({(v, rank): by_key[("source", rank)] for v in item.writes})
+                    self.draft_source(rank, item.writes).items.append(item)
             elif any(item.steps.values()):
                 assert segment is not None
-                of_kind = names.setdefault((segment.phase, stage), [])
-                if segment not in of_kind:
-                    of_kind.append(segment)
-                index = of_kind.index(segment)
-                letters = "F" * segment.joined + LETTERS[segment.phase]
-                label = f"{letters}{stage}{f'.{index}' if index else ''}"
-                for rank, steps in item.steps.items():
-                    if not steps:
-                        continue
-                    rate = self.pieces if segment.pieces else 1
-                    one = draft(
-                        (segment, rank), ActorDraft(f"{label}@{rank}", rank, "compute", segment.phase, rate, stage)
-                    )
-                    one.level = segment.level
-                    one.items.append(item)
-                    one.flops += item.flops
-                    self.maker.update({(v, rank): by_key[(segment, rank)] for s in steps for v in s.outs if v >= 0})
+                self.draft_compute(item, segment, labels[(segment, item.stage)])
 
-    def draft_comm(
-        self, item: ProgramItem, level: tuple[int, int], stage: int, draft: object, by_key: dict[object, int]
-    ) -> None:
-        assert callable(draft)
-        rate = self.pieces if item.pieces else 1
+    def labels(self) -> dict[tuple[Segment, int], str]:
+        """(Segment, stage) → the name of its actors, without their ranks."""
+        numbered: dict[tuple[str, int], dict[Segment, int]] = {}  # (phase, stage) → its segments, counted
+        for item, segment in zip(self.program.items, self.segmented.segments, strict=True):
+            if segment is not None and item.phase != "source" and any(item.steps.values()):
+                of_kind = numbered.setdefault((segment.phase, item.stage), {})
+                of_kind.setdefault(segment, len(of_kind))
+        return {
+            (segment, stage): f"{'F' * segment.joined}{LETTERS[phase]}{stage}{f'.{index}' if index else ''}"
+            for (phase, stage), of_kind in numbered.items()
+            for segment, index in of_kind.items()
+        }
+
+    def draft_source(self, rank: int, writes: Iterable[int]) -> ActorDraft:
+        """The draft of a rank's source, which makes these values."""
+        key = ("source", rank)
+        one = self.draft(key, ActorDraft(f"source@{rank}", rank, "source", ActorKind.SOURCE, 1, 0))
+        self.maker.update({(v, rank): self.number[key] for v in writes})
+        return one
+
+    def draft_compute(self, item: ProgramItem, segment: Segment, label: str) -> None:
+        """Add an item to the drafts of its segment, one on each rank."""
+        rate = self.pieces if segment.pieces else 1
+        for rank, steps in item.steps.items():
+            if not steps:
+                continue
+            key = (segment, rank)
+            one = self.draft(
+                key, ActorDraft(f"{label}@{rank}", rank, "compute", ActorKind(segment.phase), rate, item.stage)
+            )  # fmt: skip
+            one.level = segment.level
+            one.items.append(item)
+            one.flops += item.flops
+            self.maker.update({(v, rank): self.number[key] for s in steps for v in s.outs if v >= 0})
+
+    def draft_comm(self, item: ProgramItem, level: tuple[int, int]) -> None:
+        """Add a communication to the draft that it leaves with, one on each rank."""
+        stage, rate = item.stage, self.pieces if item.pieces else 1
         for rank, comm in item.comms.items():
+            label = f"{comm.label}{stage}{LETTERS[item.phase][0]}{level[0]}"
             if isinstance(comm, Send):
                 key: object = ("send", comm.ranks, item.phase, item.pieces, level, stage)
-                queue, kind, name = (
-                    f"send:{comm.to_rank}",
-                    "send",
-                    f"send{stage}{LETTERS[item.phase][0]}{level[0]}:{rank}>{comm.to_rank}",
-                )
+                queue, kind, name = f"send:{comm.to_rank}", ActorKind.SEND, f"{label}:{rank}>{comm.to_rank}"
             else:
                 key = (comm.label, comm.ranks, item.phase, item.pieces, level, stage, rank)
-                queue, kind, name = (
-                    "comm",
-                    "boxing",
-                    f"{comm.label}{stage}{LETTERS[item.phase][0]}{level[0]}.{level[1]}@{rank}",
-                )
-            one: ActorDraft = draft(key, ActorDraft(name, rank, queue, kind, rate, stage, comm=comm))
+                queue, kind, name = "comm", ActorKind.BOXING, f"{label}.{level[1]}@{rank}"
+            one = self.draft(key, ActorDraft(name, rank, queue, kind, rate, stage, comm=comm))
             one.level, one.gathers = level[0], is_gather(self.program, item)
             if one.moves and isinstance(one.comm, Collective) and isinstance(comm, Collective):  # no all-reduce has any
                 one.comm = replace(one.comm, exchanges=one.comm.exchanges + comm.exchanges)
             one.moves += [(v, w) for v, w in zip(item.reads, item.writes, strict=True)]
             to = comm.to_rank if isinstance(comm, Send) else rank
-            self.maker.update({(w, to): by_key[key] for w in item.writes})
+            self.maker.update({(w, to): self.number[key] for w in item.writes})
 
     def draft_sinks(self) -> None:
+        """Draft the sinks, one for each result on each rank that holds it."""
         for index, (value, place, _, _) in enumerate(self.program.results):
             for rank in place.ranks:
                 self.drafts.append(
-                    ActorDraft(f"sink{index}@{rank}", rank, "sink", "sink", 1, 0, moves=[(value, -1)], result=index)
+                    ActorDraft(
+                        f"sink{index}@{rank}", rank, "sink", ActorKind.SINK, 1, 0, moves=[(value, -1)], result=index
+                    )
                 )
 
     # ---- registers
@@ -228,25 +243,17 @@ class _Cutter:
     def make_registers(
         self, writes: Mapping[tuple[int, int], list[str]]
     ) -> tuple[list[Register], dict[tuple[int, int], FromRegister]]:
-        """Registers for all values that cross from actor to actor; values with the same readers share one."""
-        wanted: dict[tuple[int, int], dict[int, None]] = {}
-        for number, draft in enumerate(self.drafts):
-            for value in self.operand_values(draft):
-                if self.maker.get(self._made(value, draft.rank)) not in (None, number):
-                    wanted.setdefault((value, draft.rank), {})[number] = None
-        for members in self.collectives():  # all take part, and in the same, whoever reads it
-            for _, out in members[0].moves:
-                ends = {v: None for d in members for v in [out, *self._joins_of(out, d.rank)] if (v, d.rank) in wanted}
-                for d in members:
-                    for value in ends or ([] if (out, d.rank) in writes else [out]):
-                        wanted.setdefault((value, d.rank), {})
+        """Registers for all values that pass from actor to actor; values with the same readers share one.
+
+        Also returns where each (value, rank) is.
+        """
         groups: dict[tuple[int, int, tuple[int, ...], bool], list[int]] = {}
         unions: dict[tuple[int, int, bool], tuple[int, ...]] = {}
-        for (value, rank), readers in wanted.items():
+        for (value, rank), readers in self.readers_of_values(writes).items():
             joined = (value, rank) in self.joins
             producer = self.maker[self._made(value, rank)]
             key = tuple(readers)
-            if self.drafts[producer].comm is not None:  # moved once, whoever reads it: one register for all
+            if self.drafts[producer].comm is not None:  # all that a communication moves is one register
                 key = unions.setdefault((producer, rank, joined), key)
                 unions[(producer, rank, joined)] = tuple(dict.fromkeys((*key, *readers)))
                 key = ()
@@ -258,7 +265,7 @@ class _Cutter:
             rate = self.drafts[producer].rate
             fill = rate if joined else 1
             tokens = rate // fill
-            # a reader that fires once for many tokens would need them all: it reads joined values only
+            # a reader that fires once in an iteration reads only joined values, which are one token
             reads = tuple(Read(r, self.drafts[r].rate // tokens) for r in every)
             specs = []
             for i, value in enumerate(values):
@@ -267,8 +274,25 @@ class _Cutter:
             registers.append(Register(len(registers), producer, reads, tuple(specs), fill=fill))
         return registers, at
 
+    def readers_of_values(
+        self, writes: Mapping[tuple[int, int], list[str]]
+    ) -> dict[tuple[int, int], dict[int, None]]:  # fmt: skip
+        """(Value, rank) → the drafts that read it, for all values that need a register."""
+        wanted: dict[tuple[int, int], dict[int, None]] = {}
+        for number, draft in enumerate(self.drafts):
+            for value in self.operand_values(draft):
+                if self.maker.get(self._made(value, draft.rank)) not in (None, number):
+                    wanted.setdefault((value, draft.rank), {})[number] = None
+        for members in self.collectives():  # all members need equal registers, even if not all of them have readers
+            for _, out in members[0].moves:
+                ends = {v: None for d in members for v in [out, *self._joins_of(out, d.rank)] if (v, d.rank) in wanted}
+                for d in members:
+                    for value in ends or ([] if (out, d.rank) in writes else [out]):
+                        wanted.setdefault((value, d.rank), {})
+        return wanted
+
     def collectives(self) -> list[list[ActorDraft]]:
-        """The drafts that are one collective each."""
+        """The drafts of each collective."""
         found: dict[int, list[ActorDraft]] = {}
         for draft in self.drafts:
             if isinstance(draft.comm, Collective):
@@ -276,7 +300,7 @@ class _Cutter:
         return list(found.values())
 
     def _made(self, value: int, rank: int) -> tuple[int, int]:
-        """Where a value, or the pieces that it is joined of, comes from."""
+        """(Value, rank) itself, or of a joined value the pieces that it is joined from."""
         if (value, rank) in self.joins:
             return self.find(self.joins[(value, rank)][0], rank), rank
         return value, rank
@@ -288,7 +312,7 @@ class _Cutter:
         return TensorSpec(meta.shape, meta.dtype, program.sbp.get(value, ""), combine, program.names.get(value, ""))
 
     def operand_values(self, draft: ActorDraft) -> list[int]:
-        """The local values that an actor needs from outside, in order, without those it makes itself."""
+        """The local values that an actor needs from elsewhere, in order."""
         if draft.comm is not None or draft.result is not None:
             return list(dict.fromkeys(self.find(v, draft.rank) for v, _ in draft.moves))
         made = {o for i in draft.items for s in i.steps[draft.rank] for o in s.outs}
@@ -324,10 +348,9 @@ class _Cutter:
         if draft.comm is not None:
             return self.comm_actor(number, draft, at, writes)
         inputs = self.operand_values(draft)
-        if draft.kind == "source":
-            taken = [v for v, (_, kind) in self.program.inputs.items() if kind in ("batch", "argument")]
-            operands: list[Operand] = [OfInput(self.program.inputs[v][0]) for v in taken]
-            inputs = taken
+        if draft.kind is ActorKind.SOURCE:
+            operands: list[Operand] = [OfInput(self.program.inputs[v][0]) for v in self.taken]
+            inputs = self.taken
         else:
             operands = [self.operand(v, rank, at) for v in inputs]
         outputs = self.outputs(draft, inputs, at, writes)
@@ -345,7 +368,7 @@ class _Cutter:
         )  # fmt: skip
 
     def workspace(self, built: BuiltBody, rank: int, registers: Sequence[Register]) -> int:
-        """The bytes that a firing needs beside its operands and what registers have room for."""
+        """The bytes that a firing needs beside its operands and the room in registers."""
         metas, body = self.program.metas, built.body
         nbytes = [metas[(v, rank)].nbytes if (v, rank) in metas else 0 for v in built.values]  # 0: a number
         room, summed, joined = [0] * len(body.outputs), [], 0
@@ -368,11 +391,11 @@ class _Cutter:
         at: Mapping[tuple[int, int], FromRegister],
         writes: Mapping[tuple[int, int], list[str]],
     ) -> list[tuple[int, Target]]:
-        """Values to give away and where they go."""
+        """The values that an actor gives to others, with their targets."""
         rank = draft.rank
         made = [o for i in draft.items for s in i.steps[rank] for o in s.outs if o >= 0]
         pairs: list[tuple[int, Target]] = []
-        for value in dict.fromkeys([*(inputs if draft.kind == "source" else ()), *made]):
+        for value in dict.fromkeys([*(inputs if draft.kind is ActorKind.SOURCE else ()), *made]):
             pairs += [(value, OfVariable(name)) for name in writes.get((value, rank), [])]
             pairs += [(value, at[(r, rank)]) for r in [value, *self._joins_of(value, rank)] if (r, rank) in at]
         return pairs
@@ -421,10 +444,30 @@ class _Cutter:
         )
 
     def variable_registers(self, actors: Sequence[Actor], first: int) -> list[Register]:
-        """Registers without tensors that keep readers and the writer of a variable in turn.
+        """Registers without tensors that order the writer of a variable and its readers.
 
-        Readers are also those that another actor gives a view of it.
+        An actor that reads a view of the variable, made by another actor, is a reader as well.
         """
+        writers, readers = self.variable_users(actors)
+        groups: dict[tuple[int, tuple[int, ...]], None] = {}
+        for key, writer in writers.items():
+            every = [r for r in readers.get(key, {}) if r != writer]
+            same_rate = [r for r in every if actors[r].rate == actors[writer].rate]  # these alternate firing by firing
+            for some in (same_rate, [r for r in every if r not in same_rate]):
+                if some:
+                    groups[(writer, tuple(some))] = None
+        found: list[Register] = []
+        for writer, others in groups:
+            rate = actors[writer].rate
+            fill = 1 if all(actors[r].rate == rate for r in others) else rate
+            reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
+            found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
+        return found
+
+    def variable_users(
+        self, actors: Sequence[Actor]
+    ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], dict[int, None]]]:
+        """(Variable, rank) → the actor that writes it; the same → the actors that read it or a view of it."""
         writers: dict[tuple[str, int], int] = {}
         readers: dict[tuple[str, int], dict[int, None]] = {}
         updated = {name for name, _ in self.program.updates}
@@ -441,23 +484,10 @@ class _Cutter:
             for value in self.operand_values(draft):
                 for name in self.views.get(value, frozenset()) & updated:
                     readers.setdefault((name, draft.rank), {})[number] = None
-        groups: dict[tuple[int, tuple[int, ...]], None] = {}
-        for key, writer in writers.items():
-            every = [r for r in readers.get(key, {}) if r != writer]
-            alike = [r for r in every if actors[r].rate == actors[writer].rate]  # in turn with every firing
-            for some in (alike, [r for r in every if r not in alike]):
-                if some:
-                    groups[(writer, tuple(some))] = None
-        found: list[Register] = []
-        for writer, others in groups:
-            rate = actors[writer].rate
-            fill = 1 if all(actors[r].rate == rate for r in others) else rate
-            reads = tuple(Read(r, actors[r].rate // (rate // fill)) for r in others)
-            found.append(Register(first + len(found), writer, reads, (), slots=1, initial=1, fill=fill))
-        return found
+        return writers, readers
 
     def gather_registers(self, registers: Sequence[Register]) -> list[Register]:
-        """Registers without tensors that let a gather begin when the readers of the last but one are done."""
+        """Registers without tensors that delay each gather until the readers of the last but one before it are done."""
         chains: dict[tuple[int, int, int], list[int]] = {}
         for number, draft in enumerate(self.drafts):
             if draft.gathers:
@@ -472,7 +502,7 @@ class _Cutter:
             for before, gather in zip(chain, chain[AHEAD:], strict=False):
                 for r in readers.get(before, ()):
                     one = self.drafts[r]
-                    # one of a higher level may wait for this gather
+                    # a reader of a higher level may itself depend on this gather
                     if one.rate == self.drafts[gather].rate and one.level <= self.drafts[gather].level:
                         found.append(Register(len(registers) + len(found), r, (Read(gather),), ()))
         return found

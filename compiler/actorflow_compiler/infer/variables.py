@@ -18,7 +18,7 @@ from actorflow_compiler.hints.constrain import CONSTRAIN, Wish, show_wish
 from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hint, Hints, Zero
 from actorflow_compiler.hints.zero import GRADIENT
-from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.plan.plan import Variable, VariableKind
 from actorflow_compiler.plan.region import device_shape
 from actorflow_compiler.values.gradients import KEPT_GRADIENT
 from actorflow_compiler.values.variables import WITH_PARAMETERS
@@ -64,7 +64,9 @@ def lay_variables(
         if name in fixed:
             found[name] = as_fixed(fixed[name], wish, hint, zero)
         else:
-            found[name] = Variable(name, meta.shape, meta.dtype, placement, tuple(e or B for e in wish), kind)
+            found[name] = Variable(
+                name, meta.shape, meta.dtype, placement, tuple(e or B for e in wish), VariableKind(kind)
+            )
     return tuple(found[name] for name in metas)
 
 

@@ -1,8 +1,7 @@
-"""The plan: frozen data that says which actors there are on every rank and which registers join them.
+"""The plan: frozen data that describes the actors of every rank and the registers that connect them.
 
 A plan is a synchronous dataflow graph.  An actor fires when each register it reads holds a token,
-each register it writes has a free slot, and it is its turn on its queue.  See ``verify.py``
-for what makes a plan legal.
+each register it writes has a free slot, and it is its turn on its queue.  ``verify.py`` says what makes a plan legal.
 """
 
 from __future__ import annotations
@@ -18,7 +17,28 @@ from actorflow_compiler.core.sbp import NdSbp, numel
 from actorflow_compiler.plan.modes import EAGER
 from actorflow_compiler.plan.origins import Origins
 
-KINDS = ("source", "forward", "backward", "weight", "optimizer", "boxing", "send", "sink")
+
+class ActorKind(StrEnum):
+    """What an actor is there for."""
+
+    SOURCE = "source"  # takes the arguments of the call
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHT = "weight"  # the gradients of parameters, where they have actors of their own
+    OPTIMIZER = "optimizer"
+    BOXING = "boxing"  # a collective
+    SEND = "send"
+    SINK = "sink"  # gives a result of the call
+
+
+class VariableKind(StrEnum):
+    """What a variable is in the user's script."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    OPTIMIZER = "optimizer"  # state of an optimizer
+    GRADIENT = "gradient"
+    TENSOR = "tensor"  # any other tensor
 
 
 class CollectiveKind(StrEnum):
@@ -79,7 +99,7 @@ class TensorSpec:
 
     shape: tuple[int, ...]  # local
     dtype: str
-    sbp: str  # how the logical tensor lies over its placement, for people
+    sbp: str  # of the logical tensor over its placement, for people
     combine: str = ""  # how one token is made of several firings: "" (the last) | "sum" | "cat:DIM"
     name: str = ""  # the logical value, for people
 
@@ -91,7 +111,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A consumer of a register; it holds each token for ``firings`` of its firings, then gives the slot back."""
+    """A reader of a register; it uses each token for ``firings`` of its firings, then frees the slot."""
 
     actor: int
     firings: int = 1
@@ -99,13 +119,13 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The typed buffer between one producer and its consumers.
+    """The typed buffer between one producer and its readers.
 
     A token of ``tensors`` is complete after ``fill`` firings of the producer; ``slots`` tokens may
     exist at a time; ``initial`` of them exist before anything fires.  Token number n lies in slot
     n mod slots.  The readers are all on one rank: the producer's own, or (for a "send" actor) the
-    rank that it sends to; the slots are on the readers' rank.  A register without tensors carries
-    only the order (a variable that was updated in place).
+    rank that it sends to; the slots are on the readers' rank.  A register without tensors only orders
+    its actors (around a variable that is updated in place, say).
     """
 
     id: int
@@ -177,7 +197,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One tensor's part in a collective, seen from one rank: what it sends to and gets from each member.
+    """What one rank sends to and receives from each member of a collective, of one tensor.
 
     Boxes to send are in coordinates of the input; boxes received are in coordinates of the output,
     which starts as zeros; ``add`` adds what is received, else it is placed.
@@ -245,7 +265,7 @@ class Actor:
     name: str
     rank: int
     queue: str
-    kind: str
+    kind: ActorKind
     rate: int = 1  # firings in an iteration
     body: int | None = None
     operands: tuple[Operand, ...] = ()
@@ -258,19 +278,19 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """State that outlives an iteration and where it lies."""
+    """State that outlives an iteration, and its layout."""
 
     name: str
     shape: tuple[int, ...]  # logical
     dtype: str
     placement: Placement
     sbp: NdSbp
-    kind: str  # "parameter" | "buffer" | "optimizer" | "gradient" | "tensor"
+    kind: VariableKind
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor that a call gives back; where its parts lie when the sinks have fired."""
+    """A tensor that a call returns, and its layout when the sinks have fired."""
 
     index: int
     shape: tuple[int, ...]  # logical
@@ -281,7 +301,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The frozen firing order of one queue of one rank, for one iteration; it repeats for ever."""
+    """The frozen firing order of one queue of one rank for one iteration; it is repeated for every iteration."""
 
     rank: int
     queue: str
@@ -290,7 +310,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A small tensor that the step holds or makes of numbers; every rank gets it whole."""
+    """A small tensor that the step captures or makes of numbers; every rank has all of it."""
 
     name: str
     shape: tuple[int, ...]
@@ -310,7 +330,7 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a person wants to know first."""
+    """The key figures of a plan, for people."""
 
     stages: tuple[str, ...] = ()  # text of each stage's placement
     actors: int = 0
@@ -340,8 +360,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     summary: Summary = field(default_factory=Summary)
     ranks: tuple[int, ...] = ()  # the ranks whose actors are listed; empty: all of them
-    # For each rank all its calls of a plane whose calls every rank must make in one order, receives included: the
-    # actors of the communications (a receive: the sender's), one iteration.  The queue is the plane's name.
+    # For planes whose calls all ranks must make in one order: for each rank its calls in one iteration, as the actors
+    # of the communications (for a receive the sender).  The queue is the plane's name.
     calls: tuple[Order, ...] = ()
     origins: Origins = field(default_factory=Origins)  # for people only
     mode: str = EAGER  # how ranks run bodies: one of ``modes.MODES``
@@ -359,7 +379,7 @@ class Plan:
         return {v.name: v for v in self.variables}
 
     def variable(self, name: str) -> Variable | None:
-        """The variable of this name; None where it is a constant's."""
+        """The variable of this name; None if it is the name of a constant."""
         return self._variables.get(name)
 
     def actor(self, id: int) -> Actor:
@@ -390,11 +410,11 @@ class Plan:
         return {a: tuple(rs) for a, rs in found.items()}
 
     def changed_by(self, actor: Actor) -> frozenset[str]:
-        """The variables that an actor changes: its targets, and what steps without outputs work on in place."""
+        """The variables that an actor changes: those among its targets, and those that its body updates in place."""
         return frozenset(t.name for t in actor.targets if isinstance(t, OfVariable)) | self.worked_on_by(actor)
 
     def worked_on_by(self, actor: Actor, steps: int | None = None) -> frozenset[str]:
-        """The variables that an actor works on in place; with ``steps`` in so many steps of its body."""
+        """The variables that steps without outputs update in place; with ``steps``, of the first so many steps."""
         found: set[str] = set()
         for step in self.bodies[actor.body].steps[:steps] if actor.body is not None else ():
             if not step.outs:

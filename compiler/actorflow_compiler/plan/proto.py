@@ -1,4 +1,4 @@
-"""A plan goes in, a protobuf message or bytes come out, and the other way round; nothing is lost.
+"""Convert plans to protobuf messages or bytes and back, without loss.
 
 Floats, bools, integers, nested tuples, ``Symbol`` and ``Ref`` come back as what they were:
 ``from_bytes(to_bytes(plan)) == plan`` for every plan (but for NaN, which equals nothing).
@@ -22,6 +22,7 @@ from actorflow_compiler.plan.plan import (
     COMM_LABELS,
     SEND,
     Actor,
+    ActorKind,
     Body,
     Box,
     Collective,
@@ -49,6 +50,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     ToResult,
     Variable,
+    VariableKind,
 )
 from actorflow_protos import plan_pb2 as pb
 
@@ -56,7 +58,7 @@ _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
 def to_bytes(plan: Plan) -> bytes:
-    """The plan as bytes, the same ones in every process.  Raises PlanError for what protobuf cannot hold."""
+    """The plan as bytes, the same in every process.  Raises PlanError for what protobuf cannot hold."""
     try:
         data: bytes = to_proto(plan).SerializeToString(deterministic=True)
     except EncodeError as error:  # more than 2 GB
@@ -315,7 +317,7 @@ def _to_actor(message: pb.Actor) -> Actor:
         name=message.name,
         rank=message.rank,
         queue=message.queue,
-        kind=message.kind,
+        kind=_member(ActorKind, message.kind, f"actor {message.name}", "kind"),
         rate=message.rate,
         body=None if message.body < 0 else message.body,
         operands=tuple(map(_to_operand, message.operands)),
@@ -374,7 +376,8 @@ def _variable(variable: Variable) -> pb.Variable:
 
 
 def _to_variable(message: pb.Variable) -> Variable:
-    return Variable(message.name, tuple(message.shape), _dtype(message.dtype), *_layout(message), message.kind)
+    kind = _member(VariableKind, message.kind, f"variable {message.name}", "kind")
+    return Variable(message.name, tuple(message.shape), _dtype(message.dtype), *_layout(message), kind)
 
 
 def _result(result: Result) -> pb.Result:

@@ -1,4 +1,4 @@
-"""A plan goes in; the same plan with its summary filled in comes out: stages, memory of each rank, bytes moved."""
+"""Compute the summary of a plan: its stages, the memory of each rank, the bytes that communication moves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from actorflow_compiler.core.sbp import local_shape, numel
 from actorflow_compiler.plan.plan import (
     COMM_LABELS,
     Actor,
+    ActorKind,
     Collective,
     CollectiveKind,
     Comm,
@@ -24,14 +25,20 @@ from actorflow_compiler.plan.plan import (
     RankBytes,
     Send,
     Variable,
+    VariableKind,
 )
 from actorflow_compiler.plan.proto import to_bytes
 
-COMPUTING = ("forward", "backward", "weight", "optimizer")  # the kinds whose ranks are a stage's
+COMPUTING = (
+    ActorKind.FORWARD,
+    ActorKind.BACKWARD,
+    ActorKind.WEIGHT,
+    ActorKind.OPTIMIZER,
+)  # the kinds whose ranks are a stage's
 
 
 def summarise(plan: Plan) -> Plan:
-    """The plan with its summary made anew, but for the FLOPs, which only the compiler knows: they stay.
+    """The plan with its summary computed anew, except for the FLOPs, which only the compiler knows.
 
     Raises PlanError for a part of a plan (``for_rank``), or a communication of what is no tensor.
     """
@@ -51,7 +58,7 @@ def plan_digest(plan: Plan) -> str:
 
 
 def stages(plan: Plan) -> tuple[str, ...]:
-    """The text of each stage's placement, by its number: the ranks that compute for it; "" where there is no op."""
+    """The text of each stage's placement (the ranks that compute for it), by stage; "" for a stage without ops."""
     found: dict[int, set[int]] = {}
     for actor in plan.actors:
         if actor.kind in COMPUTING:
@@ -72,13 +79,13 @@ def memory(plan: Plan) -> tuple[RankBytes, ...]:
     """The bytes of each rank of the world.
 
     Parameters include buffers and all other state that is not the optimizer's.  Activations are all
-    slots of the registers that live on the rank: the most that is ever held.
+    slots of the registers on the rank, an upper bound.
     """
     parameters: Counter[int] = Counter()
     optimizer: Counter[int] = Counter()
     activations: Counter[int] = Counter()
     for variable in plan.variables:
-        kind = optimizer if variable.kind == "optimizer" else parameters
+        kind = optimizer if variable.kind == VariableKind.OPTIMIZER else parameters
         for rank in variable.placement.ranks:
             kind[rank] += numel(variable_shape(variable, rank)) * ITEM_BYTES[variable.dtype]
     for register in plan.registers:
@@ -115,7 +122,7 @@ def moved(plan: Plan) -> tuple[tuple[str, int], ...]:
 def sent_bytes(plan: Plan) -> dict[int, int]:
     """Actor that communicates → the bytes that it sends in an iteration.
 
-    An all-reduce, whose members move together what is counted once, is counted for the first of them alone.
+    The bytes of an all-reduce are those of all its members together, and are counted for the first member only.
     """
     found: dict[int, int] = {}
     reduced: set[tuple[int, tuple[int, ...]]] = set()
@@ -139,7 +146,7 @@ class _Sizes:
         self.constants = {c.name: c for c in plan.constants}
 
     def sent(self, actor: Actor, comm: Comm) -> Iterator[int]:
-        """The bytes that one firing sends of each operand: from this rank, or in all for an all-reduce."""
+        """The bytes that one firing sends of each operand from this rank; of an all-reduce, from all ranks together."""
         for i, operand in enumerate(actor.operands):
             shape, dtype = self.tensor(actor, operand)
             count = numel(shape)

@@ -1,4 +1,4 @@
-"""A plan goes in; JSON that loads back to an equal plan, or text for people, comes out; both open with the summary."""
+"""Write a plan as JSON, which can be read back to an equal plan, or as text for people; both begin with the summary."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from actorflow_compiler.plan.proto import from_proto, to_proto
 from actorflow_protos import plan_pb2 as pb
 
 WIDTH = 120  # columns of the text form
-LONGEST = 32  # firings in the longest repetition that is looked for in an order
+LONGEST = 32  # firings of the longest repeated block that is searched for in an order
 LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
-_ALL_FIELDS = (  # an option of protobuf's that was called otherwise before 5.26
+_ALL_FIELDS = (  # an option of protobuf that had another name before 5.26
     "always_print_fields_with_no_presence"
     if "always_print_fields_with_no_presence" in inspect.signature(json_format.MessageToDict).parameters
     else "including_default_value_fields"
@@ -77,7 +77,7 @@ def from_json(text: str) -> Plan:
 
 
 def _tidy(value: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
-    """The fields in the order of the schema, and 64-bit integers as numbers: protobuf makes strings of them."""
+    """The fields in the order of the schema, and 64-bit integers as numbers, which protobuf writes as strings."""
 
     def one(item: Any, field: FieldDescriptor) -> Any:
         if field.message_type is not None:
@@ -107,7 +107,7 @@ def to_text(plan: Plan) -> str:
 
 
 def notes_text(plan: Plan) -> str:
-    """What is to be known of a plan, as lines; empty where there is nothing."""
+    """The plan's notes as lines; empty if there are none."""
     return "".join(f"{line.rstrip()}\n" for line in _rows("notes", plan.notes))
 
 
@@ -165,7 +165,7 @@ class _Text:
         yield from _rows("notes", plan.notes)
 
     def variables(self) -> Iterator[str]:
-        """The state that outlives an iteration, by its logical shapes."""
+        """The variables, with logical shapes."""
         yield "variables"
         table = [
             [v.name, v.kind, str(Meta(v.shape, v.dtype)), show(v.sbp), str(v.placement)] for v in self.plan.variables
@@ -214,7 +214,7 @@ class _Text:
         yield from _rows("peers", [self.peers(actor)], indent=4)
 
     def turns(self, actor: Actor) -> str:
-        """How often the actor fires, and when: its places in the queue's order, from 0."""
+        """How often the actor fires in an iteration, and its positions in the queue's order, from 0."""
         order: Order | None = self.orders.get((actor.rank, actor.queue))
         rate = _count(actor.rate, "firing")
         if order is None:
@@ -223,7 +223,7 @@ class _Text:
         return f"{rate} (turn{'s' if len(turns) > 1 else ''} {ranges_text(turns)} of {len(order.actors)})"
 
     def register(self, register: Register, actor: Actor) -> Iterator[str]:
-        """A register as one of its actors sees it; a line for each tensor below it."""
+        """A register as one of its actors sees it, followed by a line for each tensor."""
         plan = self.plan
         facts = [
             _count(register.slots, "slot")
@@ -245,7 +245,7 @@ class _Text:
         yield from self.tensors[register.id]
 
     def tensor_lines(self) -> dict[int, list[str]]:
-        """A line for each tensor of each register, all of the plan aligned."""
+        """Register → a line for each of its tensors; the lines of the whole plan are aligned."""
         tensors = [(r.id, t) for r in self.plan.registers for t in r.tensors]
         lines: dict[int, list[str]] = {r.id: [] for r in self.plan.registers}
         table = [_tensor(t) for _, t in tensors]
@@ -281,7 +281,7 @@ def _tensor(spec: TensorSpec) -> list[str]:
 
 
 def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
-    """Where an actor takes from or gives to that is no register."""
+    """The operands or targets of an actor that are not registers, as text."""
     for end in ends:
         match end:
             case OfVariable(name):
@@ -297,7 +297,7 @@ def _outside(ends: Iterable[Operand | Target]) -> Iterator[str]:
 
 
 def _rows(label: str, texts: Iterable[str], indent: int = 2) -> Iterator[str]:
-    """Texts under each other, right of their label; long ones go on below themselves.  Nothing for no text."""
+    """Lines of texts below each other, right of their label; long texts are wrapped, empty ones left out."""
     lead = f"{'':{indent}}{label:<10}"
     for text in texts:
         if text:
@@ -314,7 +314,7 @@ def _rows(label: str, texts: Iterable[str], indent: int = 2) -> Iterator[str]:
 
 
 def _runs(items: Sequence[str]) -> Iterator[str]:
-    """A sequence with its repetitions folded: F F F B F B F B → F×3 (B F)×2 B; blocks fold in themselves."""
+    """A sequence with repetitions folded: F F F B F B F B → F×3 (B F)×2 B; blocks are folded in turn."""
     at = 0
     while at < len(items):
         period, times = 1, 1

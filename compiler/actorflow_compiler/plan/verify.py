@@ -1,4 +1,4 @@
-"""A plan goes in; it comes out if it is legal."""
+"""Verify that a plan is legal."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from collections.abc import Callable
 from actorflow_compiler.core.errors import PlanError
 from actorflow_compiler.plan.modes import MODES
 from actorflow_compiler.plan.plan import (
-    KINDS,
     ORDERED,
     Actor,
+    ActorKind,
     Body,
     Collective,
     FromRegister,
     Plan,
     Plane,
+    Read,
+    Register,
     Send,
     moves_by,
 )
 
 __all__ = ["verify"]
 
+Fail = Callable[[str, str], None]  # (where, what): raise PlanError
+KINDS = tuple(ActorKind)
+
 
 def verify(plan: Plan) -> Plan:
     """Return the plan if it is legal, else raise PlanError that names the actor or register.
 
-    Checked: numbers are unique and known; kinds and comms are of the known ones; readers of a
+    Checked: ids are unique and known; kinds and communications are known ones; readers of a
     register are on its home rank; rates balance (producer.rate / fill == reader.rate / firings,
     both whole); slots ≥ max(1, initial); a body fits its operands and targets and reads only values
-    it has; every operand or target register is read or written by that actor; every queue's order
-    holds each of its actors ``rate`` times; so do the calls of a plane that has an order, with those of the
+    that exist; every operand or target register is read or written by that actor; every queue's order
+    contains each of its actors ``rate`` times, and so do the calls of ordered planes, which also contain the
     actors that send to the rank.
     """
 
@@ -41,62 +46,68 @@ def verify(plan: Plan) -> Plan:
         fail("numbers", "two actors or two registers share a number")
     if plan.mode not in MODES:
         fail("mode", f"{plan.mode!r} was found; one of {', '.join(MODES)} was expected")
-    whole = not plan.ranks
     for register in plan.registers:
-        where = f"register {register.id}"
-        if register.producer not in plan._actors:
-            fail(where, f"its producer, actor {register.producer}, does not exist")
-        producer = plan.actor(register.producer)
-        where += f" of {producer.name}"
-        if register.slots < max(1, register.initial):
-            fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens")
-        if register.fill < 1 or producer.rate % register.fill:
-            fail(where, f"{producer.rate} firings do not make whole tokens of {register.fill}")
-        home = plan.home(register)
-        for read in register.readers:
-            if read.actor not in plan._actors:
-                if whole or home in plan.ranks:
-                    fail(where, f"its reader, actor {read.actor}, does not exist")
-                continue
-            reader = plan.actor(read.actor)
-            if reader.rank != home:
-                fail(where, f"reader {reader.name} is on rank {reader.rank}, the slots are on rank {home}")
-            if read.firings < 1 or reader.rate != read.firings * (producer.rate // register.fill):
-                fail(
-                    where,
-                    f"rates do not balance: {producer.rate // register.fill} tokens, "
-                    f"{reader.name} reads {reader.rate}/{read.firings}",
-                )
+        _verify_register(plan, register, fail)
     for actor in plan.actors:
-        where = f"actor {actor.name}"
-        if actor.kind not in KINDS:
-            fail(where, f"unknown kind {actor.kind!r}; known: {', '.join(KINDS)}")
-        if actor.rank >= plan.world:
-            fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
-        if isinstance(actor.comm, Collective) and actor.comm.plane == Plane.SHARED:
-            fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
-        if not whole and actor.rank not in plan.ranks:
-            continue
-        reads = {r.id for r in plan.inputs_of[actor.id]}
-        writes = {r.id for r in plan.outputs_of[actor.id]}
-        for operand in actor.operands:
-            if isinstance(operand, FromRegister) and operand.register not in reads:
-                fail(where, f"takes from register {operand.register} without being its reader")
-        for target in actor.targets:
-            if isinstance(target, FromRegister) and target.register not in writes:
-                fail(where, f"writes register {target.register} without being its producer")
-        if actor.body is not None and actor.body >= len(plan.bodies):
-            fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
-        elif actor.body is not None:
-            _verify_body(plan.bodies[actor.body], actor, fail)
-        elif len(actor.operands) != len(actor.targets):
-            fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
+        _verify_actor(plan, actor, fail)
     _verify_orders(plan, fail)
     _verify_calls(plan, fail)
     return plan
 
 
-def _verify_body(body: Body, actor: Actor, fail: Callable[[str, str], None]) -> None:
+def _verify_register(plan: Plan, register: Register, fail: Fail) -> None:
+    where = f"register {register.id}"
+    if register.producer not in plan._actors:
+        fail(where, f"its producer, actor {register.producer}, does not exist")
+    producer = plan.actor(register.producer)
+    where += f" of {producer.name}"
+    if register.slots < max(1, register.initial):
+        fail(where, f"{register.slots} slots cannot hold {register.initial} initial tokens")
+    if register.fill < 1 or producer.rate % register.fill:
+        fail(where, f"{producer.rate} firings do not make whole tokens of {register.fill}")
+    home = plan.home(register)
+    for read in register.readers:
+        if read.actor in plan._actors:
+            _verify_read(plan, read, home, producer.rate // register.fill, lambda what: fail(where, what))
+        elif not plan.ranks or home in plan.ranks:
+            fail(where, f"its reader, actor {read.actor}, does not exist")
+
+
+def _verify_read(plan: Plan, read: Read, home: int, tokens: int, fail: Callable[[str], None]) -> None:
+    reader = plan.actor(read.actor)
+    if reader.rank != home:
+        fail(f"reader {reader.name} is on rank {reader.rank}, the slots are on rank {home}")
+    if read.firings < 1 or reader.rate != read.firings * tokens:
+        fail(f"rates do not balance: {tokens} tokens, {reader.name} reads {reader.rate}/{read.firings}")
+
+
+def _verify_actor(plan: Plan, actor: Actor, fail: Fail) -> None:
+    where = f"actor {actor.name}"
+    if actor.kind not in KINDS:
+        fail(where, f"unknown kind {actor.kind!r}; known: {', '.join(KINDS)}")
+    if actor.rank >= plan.world:
+        fail(where, f"rank {actor.rank} was found, the world has {plan.world}")
+    if isinstance(actor.comm, Collective) and actor.comm.plane == Plane.SHARED:
+        fail(where, f'plane "shared" was found for {actor.comm.kind}; it carries only what is sent to one rank')
+    if plan.ranks and actor.rank not in plan.ranks:
+        return
+    reads = {r.id for r in plan.inputs_of[actor.id]}
+    writes = {r.id for r in plan.outputs_of[actor.id]}
+    for operand in actor.operands:
+        if isinstance(operand, FromRegister) and operand.register not in reads:
+            fail(where, f"takes from register {operand.register} without being its reader")
+    for target in actor.targets:
+        if isinstance(target, FromRegister) and target.register not in writes:
+            fail(where, f"writes register {target.register} without being its producer")
+    if actor.body is not None and actor.body >= len(plan.bodies):
+        fail(where, f"body {actor.body} was found, the plan has {len(plan.bodies)}")
+    elif actor.body is not None:
+        _verify_body(plan.bodies[actor.body], actor, fail)
+    elif len(actor.operands) != len(actor.targets):
+        fail(where, f"{len(actor.operands)} operands and {len(actor.targets)} targets, and no body between them")
+
+
+def _verify_body(body: Body, actor: Actor, fail: Fail) -> None:
     if body.inputs != len(actor.operands) or len(body.outputs) != len(actor.targets):
         fail(
             f"actor {actor.name}",
@@ -114,7 +125,7 @@ def _verify_body(body: Body, actor: Actor, fail: Callable[[str, str], None]) -> 
             fail(f"actor {actor.name}", f"its output {value} does not exist")
 
 
-def _verify_orders(plan: Plan, fail: Callable[[str, str], None]) -> None:
+def _verify_orders(plan: Plan, fail: Fail) -> None:
     if not plan.orders:
         return
     expected: dict[tuple[int, str], dict[int, int]] = {}
@@ -134,7 +145,7 @@ def _verify_orders(plan: Plan, fail: Callable[[str, str], None]) -> None:
         )
 
 
-def _verify_calls(plan: Plan, fail: Callable[[str, str], None]) -> None:
+def _verify_calls(plan: Plan, fail: Fail) -> None:
     expected: dict[tuple[int, str], dict[int, int]] = {}
     for actor in plan.actors:
         for plane in ORDERED:
