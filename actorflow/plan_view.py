@@ -1,4 +1,4 @@
-"""A compiled job, or one with arguments to compile it for, enters; its plan, to be looked at and written, leaves."""
+"""``flow.plan``: the plan of a job, to look at in a notebook or to write to a file."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def plan(job: Job, *args: Any, devices: int | None = None, hardware: str = "", *
 
 
 def _compiled_for(job: Job, devices: int, hardware: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan of a call on a pretended cluster, of which the job does not hear: that one names things by itself."""
+    """The plan of a call on a pretended cluster, compiled on a copy of the job, which itself does not change."""
     apart = copy(job)
     apart.body, apart.keys = job.body.copied(), None
     settings = Settings(world=devices, devices=devices, pretend=True, plan_job=job.name, hardware=hardware)

@@ -1,4 +1,4 @@
-"""A plan that was made to be looked at, and for what hardware, goes in; what ``actorflow plan`` shows comes out."""
+"""What ``actorflow plan`` prints and writes, once the plan is compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["show", "write"]
 
 
 def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
-    """The plan with a short forecast, or the full forecast and the plan's notes alone.
+    """The plan with a short forecast, or (``full``) only the full forecast and the plan's notes.
 
     Raises LayoutError for a plan whose replicas cannot be multiplied.
     """
@@ -29,12 +29,12 @@ def show(plan: Plan, settings: Settings, full: bool, replicas: int) -> str:
 
 
 def write(plan: Plan, settings: Settings, path: str) -> None:
-    """Write the plan to a file, in the format that its name ends in.  Raises ShowError."""
+    """Write the plan to a file in the format of its ending.  Raises ShowError."""
     formats.write(plan, _hardware(settings, _device(plan)), path)
 
 
 def _hardware(settings: Settings, device: str) -> Hardware:
-    """What the plan was made for: the file's hardware, or what is kept of this machine."""
+    """The hardware that the plan was made for: that of the hardware file, or this machine's, as measured before."""
     return Target(settings.hardware, threads=threads_of(settings.devices)).hardware(device)
 
 

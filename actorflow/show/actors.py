@@ -1,6 +1,6 @@
-"""A plan enters; the picture of its actors by rank and queue leaves, with the registers and slots that join them.
+"""Draw the actors of a plan by rank and queue, connected by registers with their slots, as SVG.
 
-A column of a lane holds one actor: it stands right of all that it waits for, and of those before it on its queue.
+A row is a queue.  An actor is drawn to the right of all actors that it waits for, and of those before it on its queue.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from actorflow_compiler.core.units import bytes_text
 from actorflow_compiler.plan.plan import Actor, ActorKind, Plan, Register
 
 WIDTH, HEIGHT = 148.0, 42.0  # of an actor
-TOKEN = 16.0  # of a register below it
-COLUMN = 208.0  # from one to the next
+TOKEN = 16.0  # height of a register below its actor
+COLUMN = 208.0  # from one column to the next
 LEFT, TOP = 150.0, 10.0
-LANE_GAP, RANK_GAP = 20.0, 18.0
-SLOTS = 6  # that are drawn of one register
+ROW_GAP, RANK_GAP = 20.0, 18.0
+SLOTS = 6  # the most that are drawn of one register
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class _Place:
 
 
 def actor_graph(plan: Plan, starts: Mapping[int, float], classes: Mapping[int, Sequence[int]]) -> str:
-    """The SVG of the actors of the ranks in ``classes`` (rank → those that it stands for).
+    """The SVG of the actors of the ranks in ``classes`` (rank → the ranks that it stands for).
 
-    ``starts`` says when an actor fires first, in seconds.
+    ``starts`` gives when actors first fire, in seconds.
     """
     actors = sorted((a for a in plan.actors if a.rank in classes), key=lambda a: (starts.get(a.id, 0.0), a.id))
     lanes = sorted({(a.rank, a.queue) for a in actors}, key=lambda lane: (lane[0], queue_key(lane[1])))
@@ -48,7 +48,7 @@ def actor_graph(plan: Plan, starts: Mapping[int, float], classes: Mapping[int, S
             bands.append((rank, y))
             y += 34
         top[rank, queue] = y
-        y += tall[rank, queue] + LANE_GAP
+        y += tall[rank, queue] + ROW_GAP
     ends = [*(at - RANK_GAP for _, at in bands[1:]), y]
     width = LEFT + (max(columns.values(), default=0) + 1) * COLUMN
     shapes = []
@@ -65,7 +65,7 @@ def actor_graph(plan: Plan, starts: Mapping[int, float], classes: Mapping[int, S
 
 
 def _columns(plan: Plan, actors: Iterable[Actor]) -> dict[int, int]:
-    """Actor → its column; ``actors`` come in an order in which they could fire first."""
+    """Actor → its column; ``actors`` are in the order of their first firings."""
     found: dict[int, int] = {}
     used: dict[tuple[int, str], int] = {}
     for a in actors:
@@ -77,7 +77,7 @@ def _columns(plan: Plan, actors: Iterable[Actor]) -> dict[int, int]:
 def _box(plan: Plan, a: Actor, at: _Place) -> str:
     name = short(a.name)
     if a.kind == ActorKind.BOXING:
-        name = name.rpartition(" ")[2]  # its kind stands below
+        name = name.rpartition(" ")[2]  # the kind of collective is on the line below
     what = a.comm.label.replace("_", "-") if a.comm is not None else a.kind
     if a.body is not None:
         count = len(plan.bodies[a.body].steps)
@@ -90,7 +90,7 @@ def _box(plan: Plan, a: Actor, at: _Place) -> str:
 
 
 def _edges(plan: Plan, places: Mapping[int, _Place]) -> list[str]:
-    """The registers of every actor, below it, and lines from them to their readers."""
+    """The registers of all actors, each below its actor, and lines from them to their readers."""
     lines, tokens = [], []
     for producer, a in places.items():
         held = [r for r in plan.outputs_of[producer] if r.tensors]
@@ -98,7 +98,7 @@ def _edges(plan: Plan, places: Mapping[int, _Place]) -> list[str]:
             y = a.y + HEIGHT + TOKEN * (row + 0.5) + 2
             readers = [read.actor for read in r.readers if read.actor in places]
             marks = {"data_from": producer, "data_to": " ".join(map(str, readers))}
-            tokens.append(svg.group(_token(r, a.x, y), _told(r), class_="register", data_register=r.id, **marks))
+            tokens.append(svg.group(_token(r, a.x, y), _tooltip(r), class_="register", data_register=r.id, **marks))
             for reader in readers:
                 line = _line(a.x + WIDTH - 4, y, places[reader])
                 lines.append(svg.path(line, class_="edge", data_from=producer, data_to=reader))
@@ -110,7 +110,7 @@ def _edges(plan: Plan, places: Mapping[int, _Place]) -> list[str]:
 
 
 def _token(r: Register, x: float, y: float) -> str:
-    """A register: its slots, those with a token from the beginning full, and their bytes."""
+    """A register: its slots, those with initial tokens drawn full, and their bytes."""
     drawn = min(r.slots, SLOTS)
     shapes = [
         svg.rect(x + 10 + 9 * i, y - 4, 7.0, 8.0, rx=1.5, class_="slot full" if i < r.initial else "slot")
@@ -121,7 +121,7 @@ def _token(r: Register, x: float, y: float) -> str:
     return "".join(shapes)
 
 
-def _told(r: Register) -> str:
+def _tooltip(r: Register) -> str:
     names = list(dict.fromkeys(f"{t.name} {t.sbp}" for t in r.tensors))
     more = [f"… {len(names) - 8} more"] if len(names) > 8 else []
     return "\n".join([f"r{r.id}: {r.slots} slots of {bytes_text(r.nbytes)}", *names[:8], *more])
@@ -133,5 +133,5 @@ def _line(x0: float, y0: float, b: _Place) -> str:
     if x1 > x0:
         reach = min(90.0, max(24.0, 0.45 * (x1 - x0)))
         return f"M{x0:.1f} {y0:.1f}C{x0 + reach:.1f} {y0:.1f} {x1 - reach:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
-    reach = 46.0  # back: out on the right, in from the left, around what is between
+    reach = 46.0  # to an actor on the left: leave on the right and enter from the left, around what is in between
     return f"M{x0:.1f} {y0:.1f}C{x0 + reach:.1f} {y0 - 40:.1f} {x1 - reach:.1f} {y1 - 40:.1f} {x1:.1f} {y1:.1f}"

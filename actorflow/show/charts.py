@@ -120,7 +120,7 @@ def _rows(lanes: Sequence[tuple[int, str]], timeline: TimelineView) -> list[dict
 
 
 def _bubbles(spans: Sequence[TimelineSpan]) -> list[tuple[int, float, float]]:
-    """(Rank, start, end) of the times in which compute queues idle, from the first firing of any to the last of each."""
+    """(Rank, start, end) of the idle times of compute queues, from the first firing of any to the last one of each."""
     lanes: dict[int, list[TimelineSpan]] = {}
     for s in spans:
         if s.queue == COMPUTING:

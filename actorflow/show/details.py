@@ -1,9 +1,9 @@
-"""A plan enters; what the page tells of what is clicked leaves, as data for JSON in which everything is named once."""
+"""The details that a page shows of what is clicked (actors, registers, modules), as data for JSON."""
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from actorflow.show.modules import STEP, FoldedGraph, flow_text
@@ -12,14 +12,14 @@ from actorflow_compiler.core.ops import Meta
 from actorflow_compiler.core.units import bytes_text, flop_text
 from actorflow_compiler.plan.plan import Actor, ActorKind, OfInput, OfScalar, OfVariable, Plan, Register, Send, ToResult
 
-MOST = 12  # tensors that are named of one line
-AROUND = 2  # lines of code before and after one
+MOST = 12  # the most tensors that are named of one line
+AROUND = 2  # lines of code that are shown before and after a line
 
 
-def details(plan: Plan, ranks: Container[int], lasts: dict[int, float]) -> dict[str, Any]:
-    """The actors of some ranks, their bodies and their registers, by number.
+def details(plan: Plan, ranks: Container[int], durations: Mapping[int, float]) -> dict[str, Any]:
+    """The actors of some ranks, their bodies and their registers, by id.
 
-    ``lasts`` says how long an actor's firing takes, in seconds, as far as is known.
+    ``durations`` gives how long a firing of an actor takes, in seconds, where that is known.
     """
     actors = [a for a in plan.actors if a.rank in ranks]
     registers = {r.id: r for a in actors for r in (*plan.inputs_of[a.id], *plan.outputs_of[a.id])}
@@ -28,7 +28,7 @@ def details(plan: Plan, ranks: Container[int], lasts: dict[int, float]) -> dict[
     places = plan.origins.places
     steps = {s.actor: s.places for s in plan.origins.steps}
     return {
-        "actors": {a.id: _actor(plan, a, lasts.get(a.id), steps.get(a.id)) for a in actors},
+        "actors": {a.id: _actor(plan, a, durations.get(a.id), steps.get(a.id)) for a in actors},
         "others": {a.id: a.name for a in plan.actors if a.id in ends and a.rank not in ranks},
         "bodies": {b: [_op(step.op) for step in plan.bodies[b].steps] for b in sorted(bodies)},
         "registers": {r.id: _register(plan, r) for r in registers.values()},
@@ -38,14 +38,8 @@ def details(plan: Plan, ranks: Container[int], lasts: dict[int, float]) -> dict[
 
 
 def part_details(plan: Plan, folds: Sequence[FoldedGraph]) -> dict[str, Any]:
-    """What is told of the boxes of some folds of the logical graph, by their ids."""
-    origins = plan.origins
-    kinds = {a.id: a.kind for a in plan.actors}
-    actors: dict[tuple[int, str], dict[int, None]] = {}  # (place, phase) → the actors that work for it
-    for s in origins.steps:
-        phase = "backward" if kinds[s.actor] == ActorKind.WEIGHT else kinds[s.actor]
-        for place in dict.fromkeys(s.places):
-            actors.setdefault((place, phase), {})[s.actor] = None
+    """The details of the boxes of the logical graph at all levels, by their ids."""
+    origins, actors = plan.origins, _actors_of_places(plan)
     found: dict[str, Any] = {}
     for fold in folds:
         for box in fold.boxes:
@@ -74,8 +68,19 @@ def part_details(plan: Plan, folds: Sequence[FoldedGraph]) -> dict[str, Any]:
     return found
 
 
+def _actors_of_places(plan: Plan) -> dict[tuple[int, str], dict[int, None]]:
+    """(Source location, phase) → the actors with steps from there."""
+    kinds = {a.id: a.kind for a in plan.actors}
+    actors: dict[tuple[int, str], dict[int, None]] = {}
+    for s in plan.origins.steps:
+        phase = ActorKind.BACKWARD if kinds[s.actor] == ActorKind.WEIGHT else kinds[s.actor]
+        for place in dict.fromkeys(s.places):
+            actors.setdefault((place, phase), {})[s.actor] = None
+    return actors
+
+
 def _code(lines: Iterable[str]) -> dict[str, Any]:
-    """The user's line with those around it, where the file can be read."""
+    """Lines of the user's script together with those around them, where the file can be read."""
     found = {}
     for line in dict.fromkeys(filter(None, lines)):
         path, _, number = line.rpartition(":")
@@ -86,7 +91,7 @@ def _code(lines: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def _actor(plan: Plan, a: Actor, lasts: float | None, places: Sequence[int] | None) -> dict[str, Any]:
+def _actor(plan: Plan, a: Actor, duration: float | None, places: Sequence[int] | None) -> dict[str, Any]:
     takes = [x.name for x in a.operands if isinstance(x, OfVariable | OfScalar | OfInput)]
     gives = [x.name if isinstance(x, OfVariable) else f"result {x.index}"
              for x in a.targets if isinstance(x, OfVariable | ToResult)]  # fmt: skip
@@ -111,8 +116,8 @@ def _actor(plan: Plan, a: Actor, lasts: float | None, places: Sequence[int] | No
         found["work"] = f"{flop_text(a.flops)} a firing"
     if a.workspace:
         found["workspace"] = f"{bytes_text(a.workspace)} while it fires"
-    if lasts is not None:
-        found["duration"] = f"{lasts * 1e3:.3f} ms a firing"
+    if duration is not None:
+        found["duration"] = f"{duration * 1e3:.3f} ms a firing"
     if a.comm is not None:
         between = (
             f"from rank {a.comm.from_rank} to rank {a.comm.to_rank}"

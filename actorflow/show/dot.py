@@ -1,4 +1,4 @@
-"""A plan enters; its actors by rank and queue, joined by registers, leave in Graphviz's language."""
+"""Write the actors of a plan by rank and queue, connected by registers, in Graphviz's DOT language."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from actorflow_compiler.plan.plan import Actor, Plan
 def to_dot(plan: Plan) -> str:
     """The DOT of all actors: a cluster for each rank and in it one for each queue, an edge for each register's reader.
 
-    Edges without a colour of their own carry tensors and say how many slots of which size; dashed ones carry only the
-    order.
+    Solid edges carry tensors; their labels give the number and size of slots.  Dashed edges only order their actors.
     """
     lines = [
         f"digraph {_quoted(plan.name)} {{",

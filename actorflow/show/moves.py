@@ -1,4 +1,4 @@
-"""A plan enters; the table of its communications leaves, the most bytes first."""
+"""The table of a plan's communications, by the bytes that they move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actorflow_compiler.plan.summary import sent_bytes
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One logical communication, or the alike ones of several groups of ranks."""
+    """A row of the table: one logical communication, or equal ones of several groups of ranks."""
 
     kind: str
     name: str
@@ -27,7 +27,7 @@ class Move:
 
 
 def moves(plan: Plan) -> list[Move]:
-    """The communications by bytes; those with one name are one row, whatever their ranks."""
+    """The communications, the most bytes first; those with one name are one row, whatever their ranks."""
     sent = sent_bytes(plan)
     found: dict[object, list[Actor]] = {}
     for a in plan.actors:
@@ -59,7 +59,7 @@ def moves(plan: Plan) -> list[Move]:
 
 
 def moves_table(plan: Plan, shown: set[int]) -> str:
-    """The table as HTML; names of actors that are ``shown`` open their details."""
+    """The table as HTML; the names of ``shown`` actors are links that open their details."""
     found = moves(plan)
     if not found:
         return "<p>Nothing passes between ranks.</p>"
@@ -87,5 +87,5 @@ def moves_table(plan: Plan, shown: set[int]) -> str:
 
 
 def _some(entries: list[str]) -> str:
-    """What most of the tensors have."""
+    """The most frequent entry; ``?`` if there are none."""
     return max(sorted(set(entries)), key=entries.count) if entries else "?"

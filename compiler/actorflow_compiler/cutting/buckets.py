@@ -1,9 +1,8 @@
-"""A program with levels goes in; the same program comes out, in which every collective says what it leaves with.
+"""Put the collectives of a program into buckets, whose members leave together.
 
-A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer
-waits for may wait for those of a later level, until a bucket is full: many small ones, which a tensor-
-parallel model makes level by level, then leave together.  All others leave at once, but a full
-bucket does not grow: what stages its bytes stays small.
+A bucket is filled in the order in which its members are ready.  Gradients that only the optimizer needs may wait for
+those of later levels until a bucket is full, so that many small ones, which a tensor-parallel model makes level by
+level, leave together.  All others leave at once.  A full bucket does not grow, so that its buffers stay small.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from actorflow_compiler.plan.plan import Send
 
 BUCKET = 4 << 20  # bytes on one rank after which a bucket is full
 
-Kind = tuple[str, frozenset[tuple[int, ...]], str, int, bool]  # what must be alike in a bucket; see ``_kind``
+Kind = tuple[str, frozenset[tuple[int, ...]], str, int, bool]  # what must be equal in a bucket; see ``_bucket_key``
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """One that is being filled."""
+    """A bucket that is being filled."""
 
     number: int
     ready: tuple[int, int]  # (level, part) of its last member
@@ -31,7 +30,7 @@ class _Bucket:
 def fill_buckets(
     program: LoweredProgram, levels: Sequence[int], parts: Sequence[int]
 ) -> tuple[LoweredProgram, Mapping[int, int]]:
-    """Give every collective its bucket; also returns the level that some items (by position) must have at least.
+    """Give every collective its bucket; also returns lower bounds on the levels of items, by position.
 
     ``parts[k]`` is the last part of a backward segment that item k waits for.
     """
@@ -49,7 +48,7 @@ def fill_buckets(
     members: dict[int, list[int]] = {}
     for k in ready:
         at, waits = (levels[k], parts[k]), k in patient
-        key = (_kind(items[k]), waits)
+        key = (_bucket_key(items[k]), waits)
         bucket = open_.get(key)
         full = bucket is not None and bucket.nbytes >= BUCKET
         if bucket is None or (bucket.ready != at and (full or not waits)) or (full and not waits):
@@ -63,9 +62,9 @@ def fill_buckets(
 
 
 def _patient(program: LoweredProgram) -> set[int]:
-    """The communications of backward passes that nothing waits for but the optimizer."""
+    """The communications of backward passes, by position, whose results only the optimizer needs."""
     found: set[int] = set()
-    hurried: set[int] = set()  # values that something else waits for
+    hurried: set[int] = set()  # values that anything else needs
     for k in range(len(program.items) - 1, -1, -1):
         item = program.items[k]
         if item.phase == "optimizer":
@@ -79,13 +78,13 @@ def _patient(program: LoweredProgram) -> set[int]:
     return found
 
 
-def _kind(item: ProgramItem) -> Kind:
+def _bucket_key(item: ProgramItem) -> Kind:
     one = next(iter(item.comms.values()))
     return one.label, frozenset(c.ranks for c in item.comms.values()), item.phase, item.stage, item.pieces
 
 
 def _bytes(program: LoweredProgram, item: ProgramItem) -> int:
-    """Bytes that one rank puts in or, where that is more, gets out."""
+    """Bytes that one rank contributes or receives, whichever is more."""
     rank = next(iter(item.comms))
     sides = (item.reads, item.writes)
     return max(sum(meta.nbytes for v in side if (meta := program.metas.get((v, rank))) is not None) for side in sides)

@@ -1,9 +1,8 @@
-"""A program goes in; out comes which gathers of variables go together, so that few gathered copies live at a time.
+"""Group the gathers of variables (ZeRO) into chunks, so that few gathered copies are in memory at a time.
 
-Gathers depend on nothing but variables, so all of them could begin with the iteration, and every rank
-would hold the whole model.  They are taken in chunks, in the order of their use.  Each chunk's readers
-are actors of their own, and a chunk begins when the readers of the last but one are done: one is
-computed with while the next one comes.
+Gathers depend only on variables, so all of them could start with the iteration, and every rank would hold the whole
+model.  They are grouped into chunks in the order of their use.  The readers of each chunk are actors of their own, and
+a chunk starts when the readers of the last but one are done: while one chunk is used, the next one is gathered.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramIt
 from actorflow_compiler.plan.plan import CollectiveKind
 
 CHUNK = 4 << 20  # bytes on one rank after which a chunk is full
-AHEAD = 2  # chunks of a placement that may be there at a time
+AHEAD = 2  # chunks of a placement that may be in memory at a time
 
 
 def is_gather(program: LoweredProgram, item: ProgramItem) -> bool:

@@ -1,10 +1,9 @@
-"""A program goes in; the same program, whose stages compute forward values again for their backward pass, comes out.
+"""Recompute forward values in the backward pass of each stage, instead of keeping them.
 
-What the forward pass of a stage keeps for its backward pass is then what came from other stages, from the
-batch or out of a collective (no communication is repeated, but for the gathers of ZeRO, which are made
-anew for the backward pass anyway), and what was computed once for all micro-batches.  Random numbers are
-functions of a counter, hence the same when drawn again.  Statistics that move on with every micro-batch
-are not moved on again.
+The forward pass of a stage then keeps only what came from other stages, from the batch or out of a collective, and
+what is computed once for all micro-batches.  No communication is repeated, except for the gathers of ZeRO, which are
+made anew for the backward pass anyway.  Random numbers are functions of a counter, hence the same when drawn again.
+Running statistics are not updated a second time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from actorflow_compiler.cutting.gathers import is_gather
 from actorflow_compiler.cutting.lower import ItemKind, LoweredProgram, ProgramItem
 from actorflow_compiler.plan.plan import Step
 
-Home = tuple[Placement, int]  # a stage, and where it is
+Home = tuple[Placement, int]  # a stage's placement and number
 
 WITH_STATISTICS = "aten._native_batch_norm_legit_functional.default"  # the last two outputs are the new statistics
 WITHOUT_STATISTICS = "aten._native_batch_norm_legit.no_stats"
@@ -26,12 +25,12 @@ RECEIVES = "actorflow.arrange"
 
 
 def recompute(program: LoweredProgram) -> LoweredProgram:
-    """Repeat in each stage's backward pass the forward ops whose values it reads."""
+    """Repeat the forward ops whose values a stage's backward pass reads, in that backward pass."""
     return _Recomputation(program).run()
 
 
 def recompute_notes(program: LoweredProgram, pieces: int) -> tuple[str, ...]:
-    """The line that says how much is repeated in a program cut into micro-batches; none if nothing is."""
+    """The note about how much a program recomputes, if anything."""
     again = [i for i in program.items if i.again]
     flops = sum(i.flops * i.placement.size * pieces for i in again)
     if not again:
@@ -50,11 +49,12 @@ class _Recomputation:
         self.maker = {v: k for k, item in enumerate(program.items) for v in item.writes}
         news = {new for _, new in program.updates if program.items[self.maker[new]].pieces}
         names = {name for name, new in program.updates if new in news}
+        # variables that each piece updates: running statistics
         self.moving = {v for v, (name, kind) in program.inputs.items() if kind == "variable" and name in names}
-        self.again: dict[Home, list[int]] = {}  # stage → forward items that are repeated in it, in order
+        self.again: dict[Home, list[int]] = {}  # stage → forward items that are repeated in it, the last one first
         self.new: dict[tuple[Home, int], int] = {}  # (stage, value) → its number in the backward pass
-        self.gathered: dict[object, tuple[int, ...]] = {}  # what a gather does → what it gives in the backward pass
-        self.same: dict[int, int] = {}  # what gathers would give that were made before → what those give
+        self.gathered: dict[object, tuple[int, ...]] = {}  # key of a gather → what it makes in the backward pass
+        self.same: dict[int, int] = {}  # value of a gather that is left out → the value of the equal gather before it
         self.comm_id = 1 + max((c.id for i in program.items for c in i.comms.values()), default=-1)
         self.out: list[ProgramItem] = []
 
@@ -69,14 +69,14 @@ class _Recomputation:
             item = self.copies.renamed(item, {v: self.same[v] for v in item.reads if v in self.same})
             if item.phase == "backward" and is_gather(self.program, item):
                 made = self.gathered.setdefault(_doing(item), item.writes)
-                if made != item.writes:  # one for what is repeated is there already
+                if made != item.writes:  # an equal gather was made for recomputed items
                     self.same.update(zip(item.writes, made, strict=True))
                     continue
             self.out.append(item)
         return self.copies.program(self.out)
 
     def choose(self) -> None:
-        """Find the forward items that backward ops of the same stage need, directly or not."""
+        """Find the forward items that backward ops of the same stage need, directly or indirectly."""
         wanted: dict[Home, set[int]] = {}
         for k in range(len(self.program.items) - 1, -1, -1):
             item = self.program.items[k]
@@ -101,7 +101,7 @@ class _Recomputation:
         return not self.moving.intersection(item.reads) or _without_statistics(item, wanted) is not None
 
     def renames(self, item: ProgramItem) -> bool:
-        """Whether an item only gives its one operand another number."""
+        """Whether an item only makes an alias of its operand."""
         return (
             len(item.reads) == len(item.writes) == 1
             and not any(item.steps.values())
@@ -109,7 +109,7 @@ class _Recomputation:
         )
 
     def due(self, home: Home, before: int) -> Iterator[int]:
-        """The items to be repeated that come before a reader, each once."""
+        """The items to be repeated that come before position ``before``; each is given once."""
         waiting = self.again.get(home, [])
         while waiting and waiting[-1] < before:
             yield waiting.pop()
@@ -128,7 +128,7 @@ class _Recomputation:
         self.out.append(replace(copy, phase="backward", again=True))
 
     def gather(self, value: int, home: Home) -> None:
-        """If a value is a variable gathered for the forward pass: gather it for the backward pass."""
+        """If a value is a variable gathered for the forward pass, gather it for the backward pass as well."""
         maker = self.maker.get(value)
         if maker is None or (home, value) in self.new:
             return
@@ -153,12 +153,12 @@ def _is_backward(item: ProgramItem) -> bool:
 
 
 def _doing(item: ProgramItem) -> object:
-    """What a communication does; equal for two that give the same."""
+    """A key of a communication, equal for communications with the same result."""
     return item.reads, item.phase, item.pieces, tuple((r, replace(c, id=0)) for r, c in item.comms.items())
 
 
 def _without_statistics(item: ProgramItem, wanted: set[int]) -> ProgramItem | None:
-    """Batch norm in training without the statistics that it moves on; None for other ops, or if those are wanted."""
+    """Batch norm in training without the update of its statistics; None for other ops, or if the update is wanted."""
     steps: dict[int, tuple[Step, ...]] = {}
     for rank, list_ in item.steps.items():
         for s in list_:

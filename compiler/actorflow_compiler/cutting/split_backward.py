@@ -1,16 +1,15 @@
-"""A program goes in; the same program, in which what only gradients of parameters wait for has a phase of its own.
+"""Split the backward pass: what only gradients of parameters need gets a phase of its own, "weight" (zero bubble).
 
-The backward pass of a stage does two things: it gives the stage before it the gradients of what that
-stage sent, which somebody waits for, and it computes the gradients of its own parameters, which are
-added up over the micro-batches and which nobody needs before the last one.  An op is of the second kind,
-phase "weight", if each of its outputs leads to one sum over the micro-batches and to nothing else.  What
-leads to several is shared work, which stays in the backward pass: else all of the first stage's would be
-of the second kind.
+The backward pass of a stage does two things: it computes the gradients of what the stage before it sent, for which
+that stage waits, and the gradients of its own parameters, which are summed over the micro-batches and needed only
+after the last one.  An op is of the second kind, phase "weight", if each of its outputs leads to one sum over the
+micro-batches and to nothing else.  Ops that lead to several sums are shared work and stay in the backward pass; else
+the whole backward pass of the first stage would be of the second kind.
 
-PyTorch's fused backward ops compute both kinds at once.  Those of ``SEPARABLE`` are run once for each,
-with other output masks: of a convolution the two are independent computations; of a normalisation they
-share reductions over one sample, which are cheap beside reading the tensors.  Not so batch norm, whose
-gradients of parameters are what its gradient of the input is made of.
+PyTorch's fused backward ops compute both kinds at once.  Those of ``SEPARABLE`` are run twice with different output
+masks: of a convolution the two are independent computations; of a normalisation they share only reductions over one
+sample, which are cheap compared to reading the tensors.  Batch norm is not separable, as its gradient of the input is
+computed from its gradients of parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SEPARABLE = frozenset({  # their last argument is the output mask; the first out
 
 
 def split_backward(program: LoweredProgram) -> LoweredProgram:
-    """Give the phase "weight" to every op that only sums over micro-batches wait for."""
+    """Give the phase "weight" to every op whose results are needed only for a sum over micro-batches."""
     sums = _sums(program)
     home = {v: (item.placement, item.stage) for item in program.items for v in item.writes}
     leads: dict[int, set[int]] = {}  # value → the sums that it leads to, if it leads to nothing else
@@ -42,7 +41,7 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
         return all(v not in elsewhere and len(leads.get(v, ())) == 1 for v in item.writes)
 
     for item in reversed(program.items):
-        if _passes(item) and is_weight(item):  # it moves or renames what leads to sums alone
+        if _passes(item) and is_weight(item):  # it moves or renames values that lead only to sums
             out.append(item)
             for v, w in zip(item.reads, item.writes, strict=True):
                 leads.setdefault(v, set()).update(leads[w])
@@ -61,7 +60,7 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
                 found = {s for v in one.writes for s in leads[v]}
                 for v in one.reads:
                     leads.setdefault(v, set()).update(found)
-                # what another stage, on the same ranks, sends in its backward pass is no work of this one
+                # values of another stage on the same ranks are not work of this stage
                 elsewhere.update(v for v in one.reads if home.get(v) != (one.placement, one.stage))
             else:
                 elsewhere.update(one.reads)
@@ -70,7 +69,7 @@ def split_backward(program: LoweredProgram) -> LoweredProgram:
 
 
 def _passes(item: ProgramItem) -> bool:
-    """Whether an item gives each of its operands on: a collective, or another name for one."""
+    """Whether each output of an item is one of its operands, moved by a collective or renamed."""
     if item.phase not in ("backward", "optimizer") or not item.pieces or len(item.reads) != len(item.writes):
         return False
     if item.kind is ItemKind.COMM:
@@ -79,8 +78,8 @@ def _passes(item: ProgramItem) -> bool:
 
 
 def _sums(program: LoweredProgram) -> set[int]:
-    """The values that are joined in the backward pass, of those that no later piece of the iteration waits for."""
-    waited: set[int] = set()  # values that ops of pieces read, or that lead to such
+    """The values that are joined in the backward pass and that no op of the micro-batches needs."""
+    waited: set[int] = set()  # values that ops of micro-batches need
     found: set[int] = set()
     for item in reversed(program.items):
         if item.kind is ItemKind.JOIN and item.phase == "backward" and item.writes[0] not in waited:
@@ -91,7 +90,7 @@ def _sums(program: LoweredProgram) -> set[int]:
 
 
 def _halves(item: ProgramItem, metas: Mapping[tuple[int, int], Meta]) -> tuple[ProgramItem, ProgramItem] | None:
-    """An op as two: one for the gradient of its input, one for the others; None where it is not both, or not known."""
+    """An op as two: one for the gradient of its input, one for the others; None if it is no separable op for both."""
     if not all(_is_both(steps) for steps in item.steps.values()):
         return None
     first: dict[int, tuple[Step, ...]] = {}

@@ -1,4 +1,4 @@
-"""A program, or its segments, goes in; it comes out if it is legal."""
+"""Verify that a lowered program, and its division into segments, are legal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def verify_program(program: LoweredProgram, step: StepLayouts) -> LoweredProgram
     """Return the program if it is legal, else raise PlanError that names the item, the value and the rank.
 
     Checked, in the order of the items: on each rank a value is made once, before it is read, and its shape is known;
-    it is the part that the layouts of the step say where they name the value; every item is carried out by ranks of
-    its placement, and by every member of its groups; nothing with elements is made that no item, update or result
-    reads; results and new values of variables are there, in the shape that they are to have.
+    its shape is that of its layout where the step has one for it; every item is carried out by ranks of its
+    placement, and by every member of its groups; no item makes values with elements that nothing reads; results and
+    new values of variables exist in their shapes.
     """
     _ProgramVerifier(program, step).run()
     return program
@@ -47,7 +47,7 @@ class _ProgramVerifier:
         self.ends()
 
     def item(self, item: ProgramItem) -> None:
-        """Carry one item out."""
+        """Check one item, and record what it makes."""
         if item.phase not in PHASE_ORDER:
             raise PlanError(
                 f"program: {_name(item)} has phase {item.phase!r}; one of {', '.join(PHASE_ORDER)} was expected"
@@ -74,7 +74,7 @@ class _ProgramVerifier:
             for step in steps:
                 self.read(item, step.reads(), rank)
                 self.make(item, (o for o in step.outs if o >= 0), rank)
-            if not steps:  # what it writes is something else's by another name
+            if not steps:  # what it writes are aliases
                 for value in item.writes:
                     self.read(item, (value,), rank)
             for value in item.writes:
@@ -103,7 +103,7 @@ class _ProgramVerifier:
             self.make(item, item.writes, rank)
 
     def read(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
-        """Refuse to read what is not there yet."""
+        """Check that values exist on a rank."""
         for value in values:
             here = value
             while (here, rank) in self.program.alias:
@@ -112,7 +112,7 @@ class _ProgramVerifier:
                 raise PlanError(f"program: {_name(item)} reads %{value} on rank {rank} before it is made there")
 
     def make(self, item: ProgramItem, values: Iterable[int], rank: int) -> None:
-        """Refuse to make again what is there, and what nothing is known of."""
+        """Check that values are new on a rank and that their shapes are known, and record them."""
         for value in values:
             if (value, rank) in self.known:
                 raise PlanError(f"program: %{value} is made twice on rank {rank}, the second time by {_name(item)}")
@@ -121,7 +121,7 @@ class _ProgramVerifier:
             self.known.add((value, rank))
 
     def values(self) -> None:
-        """Refuse parts of another shape than the layouts say, and what nobody reads."""
+        """Check that all values have the shapes of their layouts, and that all are read."""
         layouts, metas = self.step.layouts, self.step.graph.metas
         for value in self.made_by:
             if value in layouts.value and value in metas:
@@ -135,7 +135,7 @@ class _ProgramVerifier:
                 raise PlanError(f"program: nobody reads what {_name(item)} makes")
 
     def lies(self, what: str, value: int, meta: Meta, placement: Placement, sbp: NdSbp) -> None:
-        """Refuse a value whose part on a rank is not what its layout says."""
+        """Check that the part of a value on each rank has the shape and dtype that its layout says."""
         key = (meta.shape, sbp, placement)
         if key not in self.shapes:
             self.shapes[key] = tuple(device_shape(meta.shape, sbp, placement, k) for k in range(placement.size))
@@ -147,7 +147,7 @@ class _ProgramVerifier:
                 )
 
     def ends(self) -> None:
-        """Refuse results and new values of variables that are not where they are to be."""
+        """Check that results and new values of variables are on the ranks of their layouts."""
         homes = self.step.homes
         for name, value in self.program.updates:
             variable = next(v for v in self.step.variables if v.name == name)
@@ -169,9 +169,9 @@ class _ProgramVerifier:
 def verify_segments(segmented: SegmentedProgram) -> SegmentedProgram:
     """Return the segmented program if each of its segments can be an actor, else raise PlanError that names one.
 
-    Checked: every op is in exactly one segment, and nothing else is in any; a segment is of its ops' phase (but for a
+    Checked: every op is in exactly one segment, and nothing else is in any; a segment has its ops' phase (except for a
     forward pass that is joined to its backward pass), placement, stage and rate; every communication has a level; no
-    way out of a segment, or of the communications that leave together, leads back into it.
+    path out of a segment, or of communications that leave together, leads back into it.
     """
     items, segments = segmented.program.items, segmented.segments
     if not len(items) == len(segments) == len(segmented.comm_level):
