@@ -11,9 +11,9 @@ from typing import Any
 
 from actorflow.show.actors import actor_graph
 from actorflow.show.charts import memory_chart, time_axis, timeline_chart
+from actorflow.show.communications import communication_table
 from actorflow.show.details import details, part_details
 from actorflow.show.modules import FoldedGraph, first_shown, fold_levels, module_graph
-from actorflow.show.moves import moves_table
 from actorflow.show.styles import kinds_css
 from actorflow.show.timeline import TimelineView
 from actorflow_compiler.core.units import bytes_text, flop_text
@@ -90,7 +90,7 @@ def page(
         Section(
             "communication",
             "Communication",
-            moves_table(plan, set(data["actors"])),
+            communication_table(plan, set(data["actors"])),
             "What passes between ranks in an iteration, the most bytes first; those of alike groups of ranks together.",
         )
     )

@@ -17,6 +17,7 @@ from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, P, Split
 from actorflow_compiler.plan.plan import (
     Actor,
+    ActorKind,
     Body,
     Box,
     Collective,
@@ -41,6 +42,7 @@ from actorflow_compiler.plan.plan import (
     TensorSpec,
     ToResult,
     Variable,
+    VariableKind,
 )
 from actorflow_compiler.plan.proto import from_bytes, to_bytes, to_proto
 from actorflow_compiler.plan.summary import plan_digest
@@ -81,8 +83,8 @@ variable_name = word.map(OfVariable)
 operand = in_register | variable_name | word.map(OfScalar) | st.just(OfPiece()) | word.map(OfInput)
 target = in_register | variable_name | u32.map(ToResult)
 actor = st.builds(
-    Actor, u32, word, u32, word, word, u32, st.none() | small, tuples(operand), tuples(target), st.none() | comm,
-    st.floats(), u32,
+    Actor, u32, word, u32, word, st.sampled_from(ActorKind), u32, st.none() | small, tuples(operand), tuples(target),
+    st.none() | comm, st.floats(), u32,
 )  # fmt: skip
 spec = st.builds(TensorSpec, shape, dtype, word, word, word)
 register = st.builds(Register, u32, u32, tuples(st.builds(Read, u32, u32)), tuples(spec), u32, u32, u32)
@@ -99,7 +101,7 @@ def layouts(draw: st.DrawFn) -> tuple[Placement, tuple[object, ...]]:
 
 @st.composite
 def variables(draw: st.DrawFn) -> Variable:
-    return Variable(draw(word), draw(shape), draw(dtype), *draw(layouts()), draw(word))  # type: ignore[arg-type]
+    return Variable(draw(word), draw(shape), draw(dtype), *draw(layouts()), draw(st.sampled_from(VariableKind)))  # type: ignore[arg-type]
 
 
 @st.composite
@@ -204,6 +206,13 @@ def test_a_field_of_another_version_is_refused_at_any_depth() -> None:
         ("target", lambda m: m.actors[0].targets.add()),
         ("argument", lambda m: m.bodies[0].steps[0].args.add()),
         ("dtype", lambda m: m.constants.add(name="c", dtype="float31")),
+        ("actor b: unknown kind 'dance'", lambda m: m.actors.add(name="b", kind="dance")),
+        (
+            "variable w: unknown kind 'state'",
+            lambda m: m.variables.add(
+                name="w", dtype="bool", kind="state", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="B"
+            ),
+        ),
         (
             "one entry",
             lambda m: m.results.add(dtype="bool", placement_type="cpu", ranks=[0], hierarchy=[1], sbp="[B,B]"),

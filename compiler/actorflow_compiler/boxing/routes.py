@@ -26,6 +26,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
@@ -129,16 +130,26 @@ class BoxCopy:
     target: Box
 
 
+class HopKind(StrEnum):
+    """The primitives of boxing."""
+
+    LOCAL = "local"  # nothing crosses devices
+    SEND = "send"  # from rank to rank
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One primitive of a boxing.
 
-    Kinds: "local" (nothing crosses devices), "send" (from rank to rank), and the collectives, each of which runs
-    within ``groups``: lists of ascending ranks, which contain every rank of the source once.  ``parts[t][s]`` is what
-    device t of ``target`` takes from device s of ``source``; an all_reduce has none.
+    A collective runs within each of ``groups``: lists of ascending ranks, which contain every rank of the source once.
+    ``parts[t][s]`` is what device t of ``target`` takes from device s of ``source``; an all_reduce has none.
     """
 
-    kind: str
+    kind: HopKind
     source: Placement
     target: Placement
     target_sbp: NdSbp
@@ -180,7 +191,9 @@ def _route(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSb
         free = tuple(B if k in summed else entry for k, entry in enumerate(a))
         reduced = _step(shape, source, a, free)
         found = [(reduced, _move(shape, source, free, target, b)), _apart(shape, source, a, target, b)]
-    return min(found, key=lambda hops: (sum(h.elements for h in hops), sum(h.kind != "local" for h in hops), len(hops)))
+    return min(
+        found, key=lambda hops: (sum(h.elements for h in hops), sum(h.kind != HopKind.LOCAL for h in hops), len(hops))
+    )
 
 
 def _within(shape: Shape, place: Placement, a: NdSbp, b: NdSbp, summed: list[int]) -> Iterator[tuple[Hop, ...]]:
@@ -208,7 +221,7 @@ def _step(shape: Shape, place: Placement, here: NdSbp, there: NdSbp) -> Hop:
         return _move(shape, place, here, place, there)
     groups = _groups(place, axes)
     size = sum(2 * (len(g) - 1) * count(region(shape, here, place, place.index(g[0]))) for g in groups)
-    return Hop("all_reduce", place, place, there, groups, elements=size)
+    return Hop(HopKind.ALL_REDUCE, place, place, there, groups, elements=size)
 
 
 def _apart(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp) -> tuple[Hop, ...]:
@@ -278,12 +291,12 @@ def _move(shape: Shape, source: Placement, a: NdSbp, target: Placement, b: NdSbp
             assert not left, f"no device has {left}"
         rows[t] = tuple(map(tuple, row))
     gathers = not summed and all(y == B or (same and x == y) for x, y in itertools.zip_longest(a, b))
-    kind = "local"
+    kind = HopKind.LOCAL
     groups: tuple[tuple[int, ...], ...] = ()
     if crossing and set(source.ranks) != set(target.ranks):
-        kind = "send"
+        kind = HopKind.SEND
     elif crossing:
-        kind = "reduce_scatter" if summed else "all_gather" if gathers else "all_to_all"
+        kind = HopKind.REDUCE_SCATTER if summed else HopKind.ALL_GATHER if gathers else HopKind.ALL_TO_ALL
         pairs = [(where[s], where[source.index(target.ranks[t])]) for s, t in crossing]
         groups = _groups(source, {k for x, y in pairs for k in range(len(x)) if x[k] != y[k]})
     return Hop(kind, source, target, b, groups, tuple(rows), bool(summed), sum(crossing.values()))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from actorflow_compiler.boxing.routes import BoxCopy, Hop, route
+from actorflow_compiler.boxing.routes import BoxCopy, Hop, HopKind, route
 from actorflow_compiler.core.ops import Arg, Meta, Ref, Symbol, substitute
 from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.sbp import B, NdSbp, local_shape, show
@@ -319,7 +319,7 @@ class _Lowering:
         for k, hop in enumerate(hops):
             after = (value, hop.target, hop.target_sbp, apart)
             if after not in self.boxed:
-                done = all(later.kind == "local" for later in hops[k + 1 :])  # the rest belongs to the reader
+                done = all(later.kind is HopKind.LOCAL for later in hops[k + 1 :])  # the rest belongs to the reader
                 to = where if hop.target == where else source  # intermediate values are on devices of the source
                 there = (made_in[0], when[1])  # on the reader's placement they are of the reader's stage
                 begins = there if hop.source == where != source else made_in
@@ -378,7 +378,7 @@ class _Lowering:
                     gathered.setdefault(to, []).append((number, part))
                 if moved:
                     sends.append((origin, to, [n for pair in moved for n in pair]))
-        pre = made_in if hop.kind == "send" or made_in[0] == "source" else context.when
+        pre = made_in if hop.kind is HopKind.SEND or made_in[0] == "source" else context.when
         if cuts:
             writes = tuple(o for steps in cuts.values() for s in steps for o in s.outs)
             self.items.append(
@@ -397,7 +397,7 @@ class _Lowering:
             )  # fmt: skip
         steps = {to: self.arranged(hop, out, to, gathered.get(to, ()), context.target.type) for to in hop.target.ranks}
         reads = tuple(sorted({n for parts in gathered.values() for n, _ in parts}))
-        phase, stage = context.when if hop.kind == "send" else pre
+        phase, stage = context.when if hop.kind is HopKind.SEND else pre
         self.items.append(
             ProgramItem(ItemKind.COMPUTE, phase, context.target, pieces, reads, (out,), steps, stage=stage)
         )

@@ -12,7 +12,7 @@ from actorflow_compiler.plan.summary import sent_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CommunicationRow:
     """A row of the table: one logical communication, or equal ones of several groups of ranks."""
 
     kind: str
@@ -26,7 +26,7 @@ class Move:
     plane: str
 
 
-def moves(plan: Plan) -> list[Move]:
+def communication_rows(plan: Plan) -> list[CommunicationRow]:
     """The communications, the most bytes first; those with one name are one row, whatever their ranks."""
     sent = sent_bytes(plan)
     found: dict[object, list[Actor]] = {}
@@ -43,7 +43,7 @@ def moves(plan: Plan) -> list[Move]:
         after = [t.sbp for t in tensors]
         boxed = f"{_some(before)} → {_some(after)}" if before or after else ""
         rows.append(
-            Move(
+            CommunicationRow(
                 a.comm.label,
                 short(a.name),
                 tuple(dict.fromkeys(m.comm.ranks for m in members if m.comm is not None)),
@@ -58,9 +58,9 @@ def moves(plan: Plan) -> list[Move]:
     return sorted(rows, key=lambda m: -m.nbytes)
 
 
-def moves_table(plan: Plan, shown: set[int]) -> str:
+def communication_table(plan: Plan, shown: set[int]) -> str:
     """The table as HTML; the names of ``shown`` actors are links that open their details."""
-    found = moves(plan)
+    found = communication_rows(plan)
     if not found:
         return "<p>Nothing passes between ranks.</p>"
     total = sum(m.nbytes for m in found) or 1
