@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
+from actorflow.commands.options import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
 from actorflow.commands.run import run
-from actorflow.commands.script import ARGUMENTS, DEVICE_KIND, SCRIPT, ScriptCommand
 from actorflow.commands.status import status
 from actorflow.commands.trace import trace
 from actorflow.rendezvous.node_list import NODE
 from actorflow.rendezvous.settings import Settings
+
+if TYPE_CHECKING:
+    from actorflow_compiler.plan.plan import Plan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -105,38 +109,15 @@ def plan(
         _check_hardware(hardware)
 
     from actorflow.commands import planned
-    from actorflow.control import cluster
-    from actorflow.launch.entry import run_script
-    from actorflow.session.session import PlanReady
-    from actorflow.support.script_error import print_script_error
     from actorflow_compiler.core.errors import ActorflowError
 
     settings = Settings(
         world=devices, devices=devices, pretend=True, plan_job=job, explain=explain, hardware=hardware or "",
         measure=measure, device_type=device_type or "",
     )  # fmt: skip
-    cluster.use(cluster.Alone(settings))
-    try:
-        run_script(script, arguments)
-    except PlanReady as ready:
-        made = ready.plan
-    except (Exception, SystemExit) as e:
-        if isinstance(e, SystemExit) and e.code in (None, 0):
-            raise click.ClickException(_no_plan(script, job)) from None
-        if isinstance(e, SystemExit):
-            raise
-        print_script_error(e, script)
-        sys.exit(1)
-    else:
-        raise click.ClickException(_no_plan(script, job))
+    made = _plan_of(script, arguments, settings)
     if explain is not None:
-        if not any("\n" in note for note in made.notes):  # an explanation has a line for each alternative
-            names = ", ".join(v.name for v in made.variables[:3])
-            raise click.ClickException(
-                f"{explain!r} matches no op, module or variable of the step; a pattern must match a whole name, such "
-                f"as those of variables ({names}, …), of modules, or of ops (aten.mm.default)."
-            )
-        click.echo("\n".join(made.notes))
+        _explain(made, explain)
         return
     try:
         if out is None or forecast:
@@ -146,6 +127,39 @@ def plan(
             click.echo(f"plan written to {out}")
     except ActorflowError as e:
         raise click.ClickException(str(e)) from None
+
+
+def _plan_of(script: str, arguments: tuple[str, ...], settings: Settings) -> Plan:
+    """Run the script on a pretended cluster until its plan is ready; ends the process where the script fails."""
+    from actorflow.control import cluster
+    from actorflow.launch.entry import run_script
+    from actorflow.session.session import PlanReady
+    from actorflow.support.script_error import print_script_error
+
+    cluster.use(cluster.Alone(settings))
+    try:
+        run_script(script, arguments)
+    except PlanReady as ready:
+        return ready.plan
+    except (Exception, SystemExit) as e:
+        if isinstance(e, SystemExit) and e.code in (None, 0):
+            raise click.ClickException(_no_plan(script, settings.plan_job)) from None
+        if isinstance(e, SystemExit):
+            raise
+        print_script_error(e, script)
+        sys.exit(1)
+    raise click.ClickException(_no_plan(script, settings.plan_job))
+
+
+def _explain(plan: Plan, pattern: str) -> None:
+    """Print which layouts what matches the pattern could have had."""
+    if not any("\n" in note for note in plan.notes):  # an explanation has a line for each alternative
+        names = ", ".join(v.name for v in plan.variables[:3])
+        raise click.ClickException(
+            f"{pattern!r} matches no op, module or variable of the step; a pattern must match a whole name, such "
+            f"as those of variables ({names}, …), of modules, or of ops (aten.mm.default)."
+        )
+    click.echo("\n".join(plan.notes))
 
 
 @main.command(short_help="Look for what would keep the nodes of a run from coming together.")

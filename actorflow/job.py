@@ -1,4 +1,4 @@
-"""A function of the user's goes in; a job, which is compiled when it is called and runs on all devices, comes out."""
+"""``flow.global_function``: make a job of a function, which is compiled when it is called and runs on all devices."""
 
 from __future__ import annotations
 

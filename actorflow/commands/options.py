@@ -1,4 +1,4 @@
-"""Make click's options of the declarations in ``rendezvous/options.py``."""
+"""What the commands share: click's options, made from ``rendezvous/options.py``, and the script with its arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,37 @@ from typing import Any, TypeVar
 
 import click
 
-from actorflow.commands.folders import writable_folder
-from actorflow.rendezvous.options import RUN_OPTIONS, LaunchOption, ValueKind
+from actorflow.rendezvous.options import DEVICE_TYPE, RUN_OPTIONS, LaunchOption, ValueKind
+from actorflow.support.output_paths import why_not_writable
 
-__all__ = ["click_option", "run_options"]
+__all__ = [
+    "ARGUMENTS",
+    "DEVICE_KIND",
+    "SCRIPT",
+    "ScriptCommand",
+    "click_option",
+    "run_options",
+    "writable_file",
+    "writable_folder",
+]
+
+
+def writable_folder(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A click callback: make the folder where it is missing; raises BadParameter where nothing can be written to it."""
+    return _writable(context, parameter, value, folder=True)
+
+
+def writable_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A click callback: make the folders above the file; raises BadParameter where it cannot be written."""
+    return _writable(context, parameter, value, folder=False)
+
+
+def _writable(context: click.Context, parameter: click.Parameter, value: str | None, folder: bool) -> str | None:
+    why = "" if value is None else why_not_writable(value, folder=folder)
+    if why:
+        raise click.BadParameter(why, context, parameter)
+    return value
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _TYPES: dict[ValueKind, click.ParamType[Any]] = {
@@ -44,3 +71,22 @@ def run_options(command: _Command) -> _Command:
     for option in reversed(RUN_OPTIONS):
         command = click_option(option)(command)
     return command
+
+
+class ScriptCommand(click.Command):
+    """A command with a script's arguments after ``--``, which says so when one is taken for its own option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What click's own does.  Raises UsageError with the hint for an option that is not this command's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            if "--" in args:
+                raise
+            hint = f"An argument of the script goes after --: actorflow {ctx.info_name} SCRIPT -- {e.option_name} …"
+            raise click.UsageError(f"{e.format_message()} {hint}", ctx) from e
+
+
+SCRIPT = click.argument("script", type=click.Path(exists=True, dir_okay=False, readable=True))
+DEVICE_KIND = click_option(DEVICE_TYPE)
+ARGUMENTS = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")

@@ -12,8 +12,7 @@ import click
 
 from actorflow.commands.launcher_settings import LaunchFlags, launcher_settings
 from actorflow.commands.on_ray import on_ray, starts_on_ray
-from actorflow.commands.options import run_options
-from actorflow.commands.script import ARGUMENTS, SCRIPT, ScriptCommand
+from actorflow.commands.options import ARGUMENTS, SCRIPT, ScriptCommand, run_options
 from actorflow.launch.slurm import outside_srun
 from actorflow.rendezvous.network import check_interface
 from actorflow.rendezvous.options import TOKEN, TOKEN_FILE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from actorflow.commands.folders import writable_file
+from actorflow.commands.options import writable_file
 from actorflow.support.output_paths import why_not_writable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actorflow.doctor import cards, containers, loopback, ports, proxies, shm, twins
+from actorflow.doctor import cards, node_addresses, ports, proxies, shm
 from actorflow.doctor.finding import Finding
 from actorflow.doctor.here import Here
 from actorflow.doctor.reach import reach, unreached
@@ -12,9 +12,9 @@ from actorflow.doctor.reach import reach, unreached
 # (what is looked at, the check)
 CHECKS: tuple[tuple[str, Callable[[Here], Finding | None]], ...] = (
     ("port of the run", ports.master_port),
-    ("master's address", loopback.master_is_loopback),
-    ("node 0", twins.not_the_master),
-    ("container", containers.unpublished),
+    ("master's address", node_addresses.master_is_loopback),
+    ("node 0", node_addresses.not_the_master),
+    ("container", node_addresses.unpublished),
     ("libraries in the way", proxies.preloaded),
     ("proxy variables", proxies.proxied),
     ("cards that libraries use", cards.misnamed),

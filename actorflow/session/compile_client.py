@@ -20,15 +20,8 @@ from actorflow.script_state.search import SearchResult
 from actorflow.session.adopt_variables import adopt_variables
 from actorflow.session.agreement import report_state
 from actorflow.session.body import PreparedCall
-from actorflow.session.compiling import (
-    CompileRequest,
-    RankPlan,
-    compile_on_all_ranks,
-    compile_pretended,
-    hints_of,
-    located,
-    own_devices,
-)
+from actorflow.session.compile_request import CompileRequest, located
+from actorflow.session.compiling import RankPlan, compile_on_all_ranks, compile_pretended, hints_of, own_devices
 from actorflow.session.context import PlanRuntime, SessionContext
 from actorflow.session.jobs import InstalledPlan, JobLike, JobType, bind_script
 from actorflow.session.lifecycle import Lifecycle

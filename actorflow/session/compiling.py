@@ -4,52 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from actorflow.rendezvous.device_assignment import (
-    NO_DEFAULTS,
     NO_DEVICES,
-    DeviceDefaults,
     RankDevices,
     check_devices,
     kinds_of,
     look_at_devices,
 )
 from actorflow.rendezvous.settings import Settings
-from actorflow.runtime.measured_costs import HERE, Target
-from actorflow.script_state import tree
-from actorflow.script_state.arguments import CallArguments, shapes_text
-from actorflow.script_state.search import SearchResult
-from actorflow.script_state.seeds import SeedEffect, record_seed_effect
+from actorflow.script_state.arguments import shapes_text
 from actorflow.script_state.side_effects import (
-    MANY_VALUES,
-    Rebinding,
     RestartCapture,
-    SideEffect,
-    SideEffectRecorder,
     scheduler_counts,
-    takes_many_values,
 )
 from actorflow.session.agreement import StateReport, check_agreement, differing_variables, unused_on_all_ranks
+from actorflow.session.compile_request import CapturedStep, CompileRequest, located
 from actorflow.session.deadlock_report import deadlock_error
-from actorflow.session.number_reads import every_number, reads_as_constants, reads_of_capture
+from actorflow.session.number_reads import every_number
 from actorflow.session.plan_summary import summary_lines
 from actorflow.session.planes import choose_planes, rank_locations
 from actorflow.session.step_effects import StepEffects
-from actorflow.session.undo import StopPoints
-from actorflow.standins.owned_tensor import real_value
-from actorflow.support.progress import Progress, show_progress
-from actorflow_compiler.capture.failure_points import FailurePoints
-from actorflow_compiler.capture.request import History, Listeners, Preferences, StepRequest, TargetDevices, UserStep
+from actorflow.support.progress import show_progress
+from actorflow_compiler.capture.request import TargetDevices
 from actorflow_compiler.compile import compile_step
 from actorflow_compiler.core import errors
 from actorflow_compiler.core.collector import young_only
@@ -62,31 +45,25 @@ from actorflow_compiler.core.errors import (
     StateError,
 )
 from actorflow_compiler.core.expressions import Source
-from actorflow_compiler.core.lines import with_code
-from actorflow_compiler.core.placement import Placement
 from actorflow_compiler.core.torch_internals import DATA_DEPENDENT
-from actorflow_compiler.hints.goal import Goal
 from actorflow_compiler.hints.hints import Hints, resolve
 from actorflow_compiler.numbers.symbolic import NumberEnv
-from actorflow_compiler.plan.modes import EAGER, MODES
-from actorflow_compiler.plan.plan import OfVariable, Plan, Variable
+from actorflow_compiler.plan.modes import MODES
+from actorflow_compiler.plan.plan import OfVariable, Plan
 from actorflow_compiler.plan.proto import from_bytes, to_bytes
 from actorflow_compiler.plan.variant import PLAIN, Variant
 from actorflow_compiler.plan.verify import verify
-from actorflow_compiler.values.checks import BranchExplorer, Check
-from actorflow_compiler.values.gradients import GRADIENT_SUFFIX, NO_GRADIENTS, GradientEffects, GradientState
-from actorflow_compiler.values.host_programs import ValueDecisions
+from actorflow_compiler.values.gradients import GRADIENT_SUFFIX
 from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
-from actorflow_compiler.values.variables import ScriptState, StateTensor
+from actorflow_compiler.values.variables import ScriptState
 from actorflow_scheduler.cost import variable_bytes
 from actorflow_scheduler.schedule import schedule
 
 __all__ = [
-    "Collectives", "CompileRequest", "RankPlan", "compile_on_all_ranks", "compile_pretended", "hints_of", "kinds",
-    "located", "make_plan", "own_devices", "written_by",
+    "GatherScatter", "RankPlan", "compile_on_all_ranks", "compile_pretended", "hints_of", "kinds",
+    "make_plan", "own_devices", "written_by",
 ]  # fmt: skip
 
-E = TypeVar("E", bound=ActorflowError)
 PARTS = (  # of compiling, in order, and what they are to people
     ("capture", "capturing the step as a graph of ops"),
     ("place", "placing the ops"),
@@ -97,7 +74,7 @@ PARTS = (  # of compiling, in order, and what they are to people
 )
 
 
-class Collectives(Protocol):
+class GatherScatter(Protocol):
     """What of a cluster is used here."""
 
     rank: int
@@ -112,36 +89,6 @@ class Collectives(Protocol):
 
     def scatter(self, tag: str, payloads: Sequence[bytes] | None) -> bytes:
         """Each rank its payload."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRequest:
-    """What is to be compiled."""
-
-    name: str
-    function: Callable[..., object]
-    arguments: CallArguments
-    state: ScriptState
-    hints: Hints
-    train: bool
-    micro_batches: int
-    goal: Goal
-    fixed: Mapping[str, Variable]  # layouts that earlier plans decided
-    fresh: bool  # an optimizer's first step differs, and comes now
-    later: bool = False  # the job has run with another batch
-    explain: str | None = None  # a regular expression of what the plan's notes are to explain
-    target: Target = HERE  # the hardware that the plan is for
-    schedule: str = "auto"
-    mode: str = EAGER  # how bodies are to run
-    own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
-    kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
-    places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
-    defaults: DeviceDefaults = NO_DEFAULTS  # what else is said about kinds of devices
-    found: SearchResult | None = None  # what holds the values that the function can reach
-    changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
-    standing: GradientState = NO_GRADIENTS  # how gradients stand
-    opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
-    value: Callable[[StateTensor], Tensor] | None = None  # gives what a tensor of the script has now
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +126,7 @@ class RankPlan:
         return _pack(head, to_bytes(self.plan.for_rank(rank)))
 
 
-def compile_on_all_ranks(cluster: Collectives, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
+def compile_on_all_ranks(cluster: GatherScatter, tag: str, request: CompileRequest, report: StateReport) -> RankPlan:
     """Compile on the master and send every rank its part; collective.
 
     Raises what compiling raised, on every rank, and CallError where the ranks' scripts hold different things.
@@ -200,7 +147,7 @@ def compile_on_all_ranks(cluster: Collectives, tag: str, request: CompileRequest
     return found
 
 
-def _compile_for(cluster: Collectives, request: CompileRequest, reports: Sequence[StateReport]) -> RankPlan:
+def _compile_for(cluster: GatherScatter, request: CompileRequest, reports: Sequence[StateReport]) -> RankPlan:
     """The whole plan, on the master, for ranks with these reports."""
     check_agreement(request.name, reports)
     on, devices = kinds(request, cluster.world), [one.devices for one in reports]
@@ -271,7 +218,7 @@ def _make_plan(
 
     ``own`` are places whose numbers the step changes.  Raises RestartCapture where it changes others, too.
     """
-    step = _CapturedStep(request, numbers, own)
+    step = CapturedStep(request, numbers, own)
     what = f"compiling {request.name} for {world} device{'s' * (world != 1)}"
     with show_progress(what, f"compiled {request.name}", PARTS) as doing:
         kind = _main(kinds(request, world))
@@ -314,103 +261,6 @@ def _located_errors(request: CompileRequest) -> Iterator[None]:
         raise CallError(f"{error}\n  {with_arguments}") from cause
 
 
-class _CapturedStep:
-    """The user's step as capture runs it, once or several times, and what the last run has shown of its effects."""
-
-    def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[Source]) -> None:
-        self.numbers = numbers  # None: the script's are constants
-        self.checks = BranchExplorer()
-        self._request, self._own = request, own
-        self._learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
-        self._shape: tree.Description = None
-        self._changes: list[SideEffect] = []
-        self._rebound: list[Rebinding] = []
-        self._seeding: list[SeedEffect] = []
-        self._stops = StopPoints()
-
-    def request(self, devices: TargetDevices, doing: Progress) -> StepRequest:
-        """What the compiler is asked for."""
-        r = self._request
-        line = _line_of(r.function)
-        return StepRequest(
-            UserStep(r.name, self.run, r.arguments.specs, r.state, r.train, line, r.own),
-            devices,
-            Preferences(r.hints, r.micro_batches, r.goal, r.schedule, r.explain),
-            History(r.fixed, r.fresh, r.later, r.standing),
-            Listeners(doing, self.learn, self.numbers, self.value, self.checks),
-        )
-
-    def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Run the function on these tensors in place of its arguments'; returns the tensors among its results."""
-        request, numbers, found = self._request, self.numbers, self._request.found
-        args, kwargs = request.arguments.restore(tensors, self._stand_in)
-        results: list[Tensor] = []
-        tracked = (
-            contextlib.nullcontext()
-            if found is None
-            else SideEffectRecorder(request.name, found, request.changed, numbers, self._own)
-        )
-        with tracked as run:
-            lines = None if run is None else FailurePoints(run.so_far)
-            if run is not None:
-                self.checks.changed = partial(_so_far, run)
-            watched = contextlib.nullcontext() if lines is None else lines.watching()
-            with record_seed_effect() as left, self.checks.running(), watched:
-                returned = request.function(*args, **kwargs)
-            self._seeding = left
-            if numbers is not None:
-                numbers.end()
-            self._shape = tree.describe(returned, results)
-            self._changes = [] if run is None else run.changes(results)
-            self._rebound = [] if run is None else run.rebound
-            left_at = {} if lines is None or not self._changes else lines.changed()
-            self._stops = StopPoints(left_at, () if run is None else run.begun(self._changes))
-        return results
-
-    def learn(self, gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
-        """Take what capture has found out about gradients and values."""
-        for asked in decisions.numbers:
-            if takes_many_values(self._request.changed.get(asked.where, ()), repr(asked.found)):
-                raise CaptureError(
-                    f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({MANY_VALUES} plans for other values are there)"
-                )
-        self._learnt.append((gradients, decisions, checks))
-
-    def value(self, name: str) -> Tensor:
-        """What a tensor of the script has now."""
-        held = self._request.state.held[name]
-        return real_value(held.tensor) if self._request.value is None else self._request.value(held)
-
-    def effects(self) -> StepEffects:
-        """The effects of the step, once it has been captured."""
-        request = self._request
-        if self.numbers is None:
-            reading = reads_as_constants(request.arguments, request.state, request.train, request.found)
-        else:
-            reading = reads_of_capture(self.numbers, self._own)
-        gradients, decisions, checks = self._learnt[0]
-        return StepEffects(
-            self._shape,
-            gradients,
-            tuple(self._changes),
-            reading,
-            decisions,
-            tuple(self._rebound),
-            tuple(checks),
-            self._seeding[0] if self._seeding else None,
-            self._stops,
-        )
-
-    def _stand_in(self, path: str, value: int | float) -> Any:
-        return value if self.numbers is None else self.numbers.stand_in(Source("argument", path), value)
-
-
-def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
-    """What a run of a step has changed in Python so far, as it travels; see ``BranchExplorer``."""
-    changes, lost = run.so_far()
-    return [change.to_json() for change in changes], lost
-
-
 def compile_pretended(request: CompileRequest, world: int) -> Plan:
     """The plan for ranks that do not exist: those of a node, as the hardware says, are taken to share memory."""
     plan = make_plan(request, world, told=False).plan
@@ -430,20 +280,6 @@ def left_for_registers(plan: Plan, budget: float | None) -> dict[int, int] | Non
     if budget is None or plan.pieces == 1:
         return None
     return {rank: int(budget) - taken for rank, taken in variable_bytes(plan).items()}
-
-
-def located(error: E, function: Callable[..., object]) -> E:
-    """An error that names a line as it is, any other behind the line that a job's function begins in."""
-    line = _line_of(function)
-    if not line or re.search(r":\d+\b", str(error)):
-        return error
-    return type(error)(f"{with_code(line)}\n  {error}")
-
-
-def _line_of(function: Callable[..., object]) -> str:
-    """Where a function begins, as file:line; nothing for what is not written in Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def hints_of(state: ScriptState) -> Hints:

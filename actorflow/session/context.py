@@ -16,7 +16,7 @@ from actorflow.script_state.arguments import CallArguments
 from actorflow.script_state.name_registry import NameRegistry
 from actorflow.script_state.search import SearchResult, search_script
 from actorflow.session.call_barrier import CallBarrier
-from actorflow.session.compiling import located
+from actorflow.session.compile_request import located
 from actorflow.session.jobs import JobLike
 from actorflow.variables.rebinding import RebindingSites
 from actorflow.variables.variable_table import VariableTable

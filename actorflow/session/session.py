@@ -18,7 +18,7 @@ from actorflow.script_state.seeds import call_seeds
 from actorflow.script_state.side_effects import SideEffect, apply_side_effects
 from actorflow.session.body import JobArguments, PreparedCall
 from actorflow.session.compile_client import CompileClient
-from actorflow.session.compiling import located
+from actorflow.session.compile_request import located
 from actorflow.session.context import Observers, PlanRuntime, SessionContext
 from actorflow.session.failed_checks import failure_of, first_failed
 from actorflow.session.input_devices import InputDevices

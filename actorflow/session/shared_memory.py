@@ -15,7 +15,8 @@ import torch
 from actorflow.script_state.key_encoding import decode_key
 from actorflow.script_state.search import SearchResult
 from actorflow.script_state.sources import ScriptSource
-from actorflow.session.compiling import RankPlan, located, written_by
+from actorflow.session.compile_request import located
+from actorflow.session.compiling import RankPlan, written_by
 from actorflow.session.jobs import JobType
 from actorflow.standins.memory_spans import MemorySpan, memory_span, overlap
 from actorflow.standins.owned_tensor import DetachedTensor, OwnedTensor

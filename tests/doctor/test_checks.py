@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.doctor import cards, checks, containers, loopback, proxies, shm, twins
+from actorflow.doctor import cards, checks, node_addresses, proxies, shm
 from actorflow.doctor.here import Here, container
 from actorflow.rendezvous.addresses import Interface
 
@@ -40,7 +40,7 @@ def test_on_a_machine_without_any_condition_nothing_is_found() -> None:
 
 
 def test_a_container_whose_address_is_its_hosts_is_told_to_use_the_hosts_network() -> None:
-    found = containers.unpublished(replace(HERE, container="/.dockerenv", nodes=("192.168.7.7", "10.0.0.2")))
+    found = node_addresses.unpublished(replace(HERE, container="/.dockerenv", nodes=("192.168.7.7", "10.0.0.2")))
     assert found is not None
     assert found.certain
     for part in ("/.dockerenv", "10.0.0.1 (eth0)", "node 0 of the run is 192.168.7.7", "docker run --net=host"):
@@ -56,7 +56,7 @@ def test_a_container_whose_address_is_its_hosts_is_told_to_use_the_hosts_network
     ],
 )
 def test_a_container_with_the_hosts_network_is_fine(here: Here) -> None:
-    assert containers.unpublished(here) is None
+    assert node_addresses.unpublished(here) is None
 
 
 def test_containers_are_known_by_their_marks(tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_a_library_that_redirects_connections_is_named() -> None:
 
 def test_a_loopback_master_among_other_machines_is_an_error_on_each() -> None:
     for node in (0, 1):
-        found = loopback.master_is_loopback(replace(HERE, nodes=("127.0.0.1", "10.0.0.2"), node=node))
+        found = node_addresses.master_is_loopback(replace(HERE, nodes=("127.0.0.1", "10.0.0.2"), node=node))
         assert found is not None
         assert "The master's address 127.0.0.1 is a loopback address." in found.text
         assert "IP address that every node can reach" in found.text
 
 
 def test_a_masters_name_that_means_the_loopback_elsewhere_points_to_the_hosts_file() -> None:
-    found = loopback.master_is_loopback(replace(HERE, nodes=("bad",), node=None))
+    found = node_addresses.master_is_loopback(replace(HERE, nodes=("bad",), node=None))
     assert found is not None
     assert "bad, which resolves to 127.0.1.1 here," in found.text
     assert "/etc/hosts" in found.text
@@ -128,7 +128,7 @@ def test_a_masters_name_that_means_the_loopback_elsewhere_points_to_the_hosts_fi
     [(("127.0.0.1", "127.0.0.2"), 1), (("127.0.0.1",), None), (("localhost",), 0), (("a", "b"), 1), (("gone",), 1)],
 )
 def test_a_run_of_one_machine_may_use_the_loopback(nodes: tuple[str, ...], node: int | None) -> None:
-    assert loopback.master_is_loopback(replace(HERE, nodes=nodes, node=node)) is None
+    assert node_addresses.master_is_loopback(replace(HERE, nodes=nodes, node=node)) is None
 
 
 # -- cards -----------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_join_that_fails_names_the_certain_conditions_first() -> None:
 
 
 def test_a_second_node_0_learns_that_the_masters_address_is_another_machines() -> None:
-    found = twins.not_the_master(replace(HERE, nodes=("b", "10.0.0.1")))
+    found = node_addresses.not_the_master(replace(HERE, nodes=("b", "10.0.0.1")))
     assert found is not None
     assert not found.certain  # behind a translation of addresses it may be right
     assert "The master's address b is none of this machine's, which has 10.0.0.1 (eth0)." in found.text
@@ -226,7 +226,7 @@ def test_a_second_node_0_learns_that_the_masters_address_is_another_machines() -
     ],
 )
 def test_a_node_0_with_the_masters_address_and_any_other_node_are_fine(here: Here) -> None:
-    assert twins.not_the_master(here) is None
+    assert node_addresses.not_the_master(here) is None
 
 
 # -- shared memory ---------------------------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""What is to be compiled, and the user's step as capture runs it, which finds the step's effects."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from actorflow.rendezvous.device_assignment import (
+    NO_DEFAULTS,
+    DeviceDefaults,
+)
+from actorflow.runtime.measured_costs import HERE, Target
+from actorflow.script_state import tree
+from actorflow.script_state.arguments import CallArguments
+from actorflow.script_state.search import SearchResult
+from actorflow.script_state.seeds import SeedEffect, record_seed_effect
+from actorflow.script_state.side_effects import (
+    MANY_VALUES,
+    Rebinding,
+    SideEffect,
+    SideEffectRecorder,
+    takes_many_values,
+)
+from actorflow.session.number_reads import reads_as_constants, reads_of_capture
+from actorflow.session.step_effects import StepEffects
+from actorflow.session.undo import StopPoints
+from actorflow.standins.owned_tensor import real_value
+from actorflow.support.progress import Progress
+from actorflow_compiler.capture.failure_points import FailurePoints
+from actorflow_compiler.capture.request import History, Listeners, Preferences, StepRequest, TargetDevices, UserStep
+from actorflow_compiler.core.errors import (
+    ActorflowError,
+    CaptureError,
+)
+from actorflow_compiler.core.expressions import Source
+from actorflow_compiler.core.lines import with_code
+from actorflow_compiler.core.placement import Placement
+from actorflow_compiler.hints.goal import Goal
+from actorflow_compiler.hints.hints import Hints
+from actorflow_compiler.numbers.symbolic import NumberEnv
+from actorflow_compiler.plan.modes import EAGER
+from actorflow_compiler.plan.plan import Variable
+from actorflow_compiler.values.checks import BranchExplorer, Check
+from actorflow_compiler.values.gradients import NO_GRADIENTS, GradientEffects, GradientState
+from actorflow_compiler.values.host_programs import ValueDecisions
+from actorflow_compiler.values.reads import LOOKS_AT_A_VALUE
+from actorflow_compiler.values.variables import ScriptState, StateTensor
+
+__all__ = ["CapturedStep", "CompileRequest", "line_of", "located"]
+
+E = TypeVar("E", bound=ActorflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """What is to be compiled."""
+
+    name: str
+    function: Callable[..., object]
+    arguments: CallArguments
+    state: ScriptState
+    hints: Hints
+    train: bool
+    micro_batches: int
+    goal: Goal
+    fixed: Mapping[str, Variable]  # layouts that earlier plans decided
+    fresh: bool  # an optimizer's first step differs, and comes now
+    later: bool = False  # the job has run with another batch
+    explain: str | None = None  # a regular expression of what the plan's notes are to explain
+    target: Target = HERE  # the hardware that the plan is for
+    schedule: str = "auto"
+    mode: str = EAGER  # how bodies are to run
+    own: tuple[bool, ...] | None = None  # the mirrored view: for each argument, whether each device has one of its own
+    kinds: frozenset[str] = frozenset()  # of devices that the script names for the function
+    places: frozenset[Placement] = frozenset()  # that the function's own scopes name, as far as that is known
+    defaults: DeviceDefaults = NO_DEFAULTS  # what else is said about kinds of devices
+    found: SearchResult | None = None  # what holds the values that the function can reach
+    changed: Mapping[str, Collection[str]] = field(default_factory=dict)  # where plans change a value → to what
+    standing: GradientState = NO_GRADIENTS  # how gradients stand
+    opens: bool = True  # whether numbers may be left open: not where they have decided what the function has made
+    value: Callable[[StateTensor], Tensor] | None = None  # gives what a tensor of the script has now
+
+
+class CapturedStep:
+    """The user's step as capture runs it, once or several times, and what the last run has shown of its effects."""
+
+    def __init__(self, request: CompileRequest, numbers: NumberEnv | None, own: Sequence[Source]) -> None:
+        self.numbers = numbers  # None: the script's are constants
+        self.checks = BranchExplorer()
+        self._request, self._own = request, own
+        self._learnt: list[tuple[GradientEffects, ValueDecisions, Sequence[Check]]] = []
+        self._shape: tree.Description = None
+        self._changes: list[SideEffect] = []
+        self._rebound: list[Rebinding] = []
+        self._seeding: list[SeedEffect] = []
+        self._stops = StopPoints()
+
+    def request(self, devices: TargetDevices, doing: Progress) -> StepRequest:
+        """What the compiler is asked for."""
+        r = self._request
+        line = line_of(r.function)
+        return StepRequest(
+            UserStep(r.name, self.run, r.arguments.specs, r.state, r.train, line, r.own),
+            devices,
+            Preferences(r.hints, r.micro_batches, r.goal, r.schedule, r.explain),
+            History(r.fixed, r.fresh, r.later, r.standing),
+            Listeners(doing, self.learn, self.numbers, self.value, self.checks),
+        )
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the function on these tensors in place of its arguments'; returns the tensors among its results."""
+        request, numbers, found = self._request, self.numbers, self._request.found
+        args, kwargs = request.arguments.restore(tensors, self._stand_in)
+        results: list[Tensor] = []
+        tracked = (
+            contextlib.nullcontext()
+            if found is None
+            else SideEffectRecorder(request.name, found, request.changed, numbers, self._own)
+        )
+        with tracked as run:
+            lines = None if run is None else FailurePoints(run.so_far)
+            if run is not None:
+                self.checks.changed = partial(_so_far, run)
+            watched = contextlib.nullcontext() if lines is None else lines.watching()
+            with record_seed_effect() as left, self.checks.running(), watched:
+                returned = request.function(*args, **kwargs)
+            self._seeding = left
+            if numbers is not None:
+                numbers.end()
+            self._shape = tree.describe(returned, results)
+            self._changes = [] if run is None else run.changes(results)
+            self._rebound = [] if run is None else run.rebound
+            left_at = {} if lines is None or not self._changes else lines.changed()
+            self._stops = StopPoints(left_at, () if run is None else run.begun(self._changes))
+        return results
+
+    def learn(self, gradients: GradientEffects, decisions: ValueDecisions, checks: Sequence[Check]) -> None:
+        """Take what capture has found out about gradients and values."""
+        for asked in decisions.numbers:
+            if takes_many_values(self._request.changed.get(asked.where, ()), repr(asked.found)):
+                raise CaptureError(
+                    f"{asked.where}\n  {LOOKS_AT_A_VALUE} ({MANY_VALUES} plans for other values are there)"
+                )
+        self._learnt.append((gradients, decisions, checks))
+
+    def value(self, name: str) -> Tensor:
+        """What a tensor of the script has now."""
+        held = self._request.state.held[name]
+        return real_value(held.tensor) if self._request.value is None else self._request.value(held)
+
+    def effects(self) -> StepEffects:
+        """The effects of the step, once it has been captured."""
+        request = self._request
+        if self.numbers is None:
+            reading = reads_as_constants(request.arguments, request.state, request.train, request.found)
+        else:
+            reading = reads_of_capture(self.numbers, self._own)
+        gradients, decisions, checks = self._learnt[0]
+        return StepEffects(
+            self._shape,
+            gradients,
+            tuple(self._changes),
+            reading,
+            decisions,
+            tuple(self._rebound),
+            tuple(checks),
+            self._seeding[0] if self._seeding else None,
+            self._stops,
+        )
+
+    def _stand_in(self, path: str, value: int | float) -> Any:
+        return value if self.numbers is None else self.numbers.stand_in(Source("argument", path), value)
+
+
+def _so_far(run: SideEffectRecorder) -> tuple[list[dict[str, Any]], str]:
+    """What a run of a step has changed in Python so far, as it travels; see ``BranchExplorer``."""
+    changes, lost = run.so_far()
+    return [change.to_json() for change in changes], lost
+
+
+def located(error: E, function: Callable[..., object]) -> E:
+    """An error that names a line as it is, any other behind the line that a job's function begins in."""
+    line = line_of(function)
+    if not line or re.search(r":\d+\b", str(error)):
+        return error
+    return type(error)(f"{with_code(line)}\n  {error}")
+
+
+def line_of(function: Callable[..., object]) -> str:
+    """Where a function begins, as file:line; nothing for what is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
