@@ -195,7 +195,7 @@ def doctor(
     from rich.console import Console
 
     from actorflow.doctor import report
-    from actorflow.doctor.here import Here
+    from actorflow.doctor.machine_facts import MachineFacts
     from actorflow.rendezvous.node_list import own_node
     from actorflow.rendezvous.ticket import own_ticket
     from actorflow_compiler.core.errors import ClusterError
@@ -204,7 +204,7 @@ def doctor(
     if len(listed) > 1 and master_port is None:
         raise click.UsageError("several nodes need --master-port, the port that the run will use.")
     try:
-        here = Here(listed, own_node(listed, None if node_rank is None else str(node_rank)), master_port or 0)
+        here = MachineFacts(listed, own_node(listed, None if node_rank is None else str(node_rank)), master_port or 0)
     except ClusterError as e:
         raise click.ClickException(str(e)) from None
     rank, world = here.node or 0, len(listed)

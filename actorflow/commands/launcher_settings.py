@@ -167,11 +167,11 @@ def _meet(flags: LaunchFlags, process: EngineProcess, environ: Mapping[str, str]
     if process.engine is RAY:
         return master, flags.port or process.port, not flags.port, flags.token
     assert process.engine is TORCHRUN
-    from actorflow.rendezvous.elastic import agree
+    from actorflow.rendezvous.elastic import agree_on_port
 
     settings = Settings(
         rank=process.rank, world=process.world, local_rank=process.task, node=process.node, nnodes=process.nnodes,
         devices=process.tasks, master_host=master, join_timeout=flags.join_timeout,
     )  # fmt: skip
-    port, token = agree(settings, flags.port)
+    port, token = agree_on_port(settings, flags.port)
     return master, port, not flags.port and process.rank == 0, "" if insecure else flags.token or token

@@ -24,7 +24,7 @@ from actorflow.control.control_plane import ControlPlane
 from actorflow.control.drops import NO_DROPS, DropSet
 from actorflow.control.ledger import CommonStep, StepKind
 from actorflow.rendezvous import start
-from actorflow.rendezvous.elastic import meeting_point, torch_place
+from actorflow.rendezvous.elastic import torch_run_settings, torch_settings
 from actorflow.rendezvous.failure import Failure, FailureKind, ProcessEnd
 from actorflow.rendezvous.network import interface_of, route_to
 from actorflow.rendezvous.reports import RankFinished, report_to_launcher
@@ -349,7 +349,7 @@ def current() -> Cluster | Alone:
     global _current, _late
     start.begin_run(_current)
     if _current is None:
-        settings = meeting_point()
+        settings = torch_run_settings()
         if settings is None:
             _current = Alone(Settings.from_env())
         else:
@@ -376,7 +376,7 @@ def process_settings() -> Settings:
     Under torch's launcher its variables tell it, and so they tell what a rank starts (loader workers).
     """
     start.begin_run(_current)
-    return (torch_place() or Settings()) if _current is None else _current.settings
+    return (torch_settings() or Settings()) if _current is None else _current.settings
 
 
 def _leave(run: Cluster) -> None:

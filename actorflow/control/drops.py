@@ -1,6 +1,6 @@
 """Agree between ranks which plans and variables can be dropped: those that every rank's script has released.
 
-Pure: no clock, no I/O.  The master keeps it.
+No clock and no I/O; the master keeps it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from functools import partial
 
 from actorflow.control.join import FIRST_NOTICE, NOTICE
 from actorflow.doctor.checks import why_alone, why_unreached
-from actorflow.doctor.here import Here
+from actorflow.doctor.machine_facts import MachineFacts
 from actorflow.rendezvous.reports import Notice, report_to_launcher
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
@@ -16,9 +16,9 @@ from actorflow.rendezvous.settings import Settings
 __all__ = ["why_no_link", "master_hints", "why_no_master", "report_waiting"]
 
 
-def _here(settings: Settings, others: tuple[str, ...] = ()) -> Here:
+def _here(settings: Settings, others: tuple[str, ...] = ()) -> MachineFacts:
     node = 0 if settings.node == 0 else None  # of other nodes only the master's address is known
-    return Here((settings.master_host, *others), node, settings.master_port)
+    return MachineFacts((settings.master_host, *others), node, settings.master_port)
 
 
 async def why_no_master(settings: Settings) -> str:

@@ -1,6 +1,6 @@
 """Check that all ranks issue the same common steps in the same order.
 
-Pure: no clock, no I/O.  The master keeps it.
+No clock and no I/O; the master keeps it.
 """
 
 from __future__ import annotations

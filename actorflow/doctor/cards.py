@@ -11,7 +11,7 @@ from actorflow.rendezvous.network import LIBRARIES, route_to, selects
 from actorflow_compiler.core.errors import ClusterError
 
 if TYPE_CHECKING:
-    from actorflow.doctor.here import Here
+    from actorflow.doctor.machine_facts import MachineFacts
 
 # names of interfaces → what makes them; they lead to other programs of this machine, or through a tunnel
 _VIRTUAL = (
@@ -31,7 +31,7 @@ def virtual(name: str) -> str:
     return next((kind for pattern, kind in _VIRTUAL if re.fullmatch(pattern, name)), "")
 
 
-def way_to(here: Here, host: str) -> Interface | None:
+def way_to(here: MachineFacts, host: str) -> Interface | None:
     """The interface by which packets to a host leave; None where there is no way."""
     addresses = here.resolve(host)
     if not addresses or is_loopback(addresses[0]):
@@ -43,7 +43,7 @@ def way_to(here: Here, host: str) -> Interface | None:
     return next((card for card in here.interfaces if own in card.addresses), None)
 
 
-def through_virtual(here: Here) -> Finding | None:
+def through_virtual(here: MachineFacts) -> Finding | None:
     """Packets to another node leave through a virtual card."""
     for number, host in _others(here):
         card = way_to(here, host)
@@ -61,7 +61,7 @@ def through_virtual(here: Here) -> Finding | None:
     return None
 
 
-def misnamed(here: Here) -> Finding | None:
+def misnamed(here: MachineFacts) -> Finding | None:
     """A variable that tells Gloo or NCCL which card to use names none that is up and has an address."""
     for variable in LIBRARIES:
         value = here.environ.get(variable, "")
@@ -76,7 +76,7 @@ def misnamed(here: Here) -> Finding | None:
     return None
 
 
-def ambiguous(here: Here) -> Finding | None:
+def ambiguous(here: MachineFacts) -> Finding | None:
     """Virtual cards stand beside real ones, and a library was not told, or was told something else than the way."""
     ways = [card for _, host in _others(here) if (card := way_to(here, host)) is not None]
     if not ways or virtual(ways[0].name):
@@ -105,7 +105,7 @@ def ambiguous(here: Here) -> Finding | None:
     return None
 
 
-def _others(here: Here) -> list[tuple[int, str]]:
+def _others(here: MachineFacts) -> list[tuple[int, str]]:
     return [(number, host) for number, host in enumerate(here.nodes) if number != here.node]
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from actorflow.doctor.finding import Finding
-from actorflow.doctor.here import Here
+from actorflow.doctor.machine_facts import MachineFacts
 from actorflow.doctor.reach import Attempt, reach, unreached
 from actorflow.rendezvous.roster import Roster, Ticket
 
@@ -23,12 +23,12 @@ _LINE = 1 << 16  # bytes at most
 _ANSWER = 5.0  # seconds for a line to come
 _PAUSE = 0.3  # seconds between attempts
 _TRY = 2.0  # seconds for one attempt
-_STRANGE = (OSError, ValueError, TimeoutError, KeyError, TypeError)  # what comes of whatever a stranger sends
+_STRANGE = (OSError, ValueError, TimeoutError, KeyError, TypeError)  # errors that another program's answers cause
 
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of another node so far."""
+    """What this node knows of another one so far."""
 
     number: int
     host: str
@@ -46,9 +46,9 @@ class Peer:
 
 
 class Meeting:
-    """This node's part; ``run`` it on every node at the same time."""
+    """This node's part of the test; ``run`` it on every node at the same time."""
 
-    def __init__(self, here: Here, own: Ticket) -> None:
+    def __init__(self, here: MachineFacts, own: Ticket) -> None:
         assert here.node is not None
         self._here, self._own = here, own
         self.peers = {n: Peer(n, host) for n, host in enumerate(here.nodes) if n != here.node}
@@ -154,7 +154,7 @@ def differences(own: Ticket, other: Ticket) -> Finding | None:
     return Finding("nodes differ", " ".join(texts), "", "") if texts else None
 
 
-def outcome(peer: Peer, here: Here, timeout: float) -> list[Finding]:
+def outcome(peer: Peer, here: MachineFacts, timeout: float) -> list[Finding]:
     """What keeps this node and another apart; nothing where each reached the other."""
     who = f"node {peer.number}"
     found: list[Finding] = []

@@ -8,10 +8,10 @@ from actorflow.doctor.finding import Finding
 from actorflow.rendezvous.addresses import is_address, is_loopback, own_addresses
 
 if TYPE_CHECKING:
-    from actorflow.doctor.here import Here
+    from actorflow.doctor.machine_facts import MachineFacts
 
 
-def master_is_loopback(here: Here) -> Finding | None:
+def master_is_loopback(here: MachineFacts) -> Finding | None:
     """Node 0 resolves to the loopback on this machine, though other machines take part."""
     addresses = here.resolve(here.master)
     if not addresses or not all(map(is_loopback, addresses)):
@@ -35,7 +35,7 @@ def master_is_loopback(here: Here) -> Finding | None:
     )
 
 
-def not_the_master(here: Here) -> Finding | None:
+def not_the_master(here: MachineFacts) -> Finding | None:
     """This is node 0, and node 0's address is none of this machine's; a container's may be its host's."""
     if here.node != 0 or here.container:
         return None
@@ -52,7 +52,7 @@ def not_the_master(here: Here) -> Finding | None:
     )
 
 
-def unpublished(here: Here) -> Finding | None:
+def unpublished(here: MachineFacts) -> Finding | None:
     """In a container: this node's address in the run is not one of the container's own."""
     if not here.container or here.node is None or here.node >= len(here.nodes):
         return None

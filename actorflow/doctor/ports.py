@@ -16,7 +16,7 @@ from actorflow.doctor.finding import Finding
 from actorflow.rendezvous.addresses import interfaces, own_addresses
 
 if TYPE_CHECKING:
-    from actorflow.doctor.here import Here
+    from actorflow.doctor.machine_facts import MachineFacts
 
 CHOOSE = "Choose a free port with --ctrl-port, or flow.config.ctrl_port in the script (the same on every node)."
 
@@ -83,7 +83,7 @@ def owner(port: int) -> str:
     return ""
 
 
-def master_port(here: Here) -> Finding | None:
+def master_port(here: MachineFacts) -> Finding | None:
     """On node 0: the run's port cannot be listened on."""
     if not here.port or here.node != 0:
         return None

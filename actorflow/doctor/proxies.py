@@ -10,13 +10,13 @@ from actorflow.doctor.finding import Finding
 from actorflow.rendezvous.addresses import is_loopback
 
 if TYPE_CHECKING:
-    from actorflow.doctor.here import Here
+    from actorflow.doctor.machine_facts import MachineFacts
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _REDIRECTS = re.compile(r"proxychains|tsocks|torsocks|libdl_socks", re.IGNORECASE)
 
 
-def preloaded(here: Here) -> Finding | None:
+def preloaded(here: MachineFacts) -> Finding | None:
     """A library that sends every connection of this process to a proxy, which carries none of a run's."""
     found = _REDIRECTS.search(here.environ.get("LD_PRELOAD", ""))
     if found is None:
@@ -29,7 +29,7 @@ def preloaded(here: Here) -> Finding | None:
     )
 
 
-def proxied(here: Here) -> Finding | None:
+def proxied(here: MachineFacts) -> Finding | None:
     """A proxy variable, for a node that no_proxy does not name."""
     name, value = next(
         ((n, here.environ[n]) for v in VARIABLES for n in (v, v.upper()) if here.environ.get(n)), ("", "")

@@ -13,7 +13,7 @@ from actorflow.doctor import meeting
 from actorflow.doctor.cards import way_to
 from actorflow.doctor.checks import CHECKS
 from actorflow.doctor.finding import Finding
-from actorflow.doctor.here import Here
+from actorflow.doctor.machine_facts import MachineFacts
 from actorflow.doctor.ports import unusable
 from actorflow.rendezvous.roster import Ticket
 
@@ -34,12 +34,12 @@ class Row:
         return "problem" if self.finding.certain else "doubt"
 
 
-def local_rows(here: Here) -> list[Row]:
+def local_rows(here: MachineFacts) -> list[Row]:
     """What can be seen on this machine alone."""
     return [Row(what, "", check(here)) for what, check in CHECKS]
 
 
-def meet(here: Here, own: Ticket, timeout: float, console: Console) -> list[Row]:
+def meet(here: MachineFacts, own: Ticket, timeout: float, console: Console) -> list[Row]:
     """What the nodes see of each other; opens the run's port for as long as that takes, at most ``timeout`` seconds."""
     mine = here.nodes[here.node or 0]
     closed = unusable(next((a for a in here.resolve(mine) if here.is_own(a)), "0.0.0.0"), here.port)
@@ -55,7 +55,7 @@ def meet(here: Here, own: Ticket, timeout: float, console: Console) -> list[Row]
     return [row for peer in peers.values() for row in _of_peer(peer, here, own, timeout)]
 
 
-def _of_peer(peer: meeting.Peer, here: Here, own: Ticket, timeout: float) -> Iterable[Row]:
+def _of_peer(peer: meeting.Peer, here: MachineFacts, own: Ticket, timeout: float) -> Iterable[Row]:
     name = f"node {peer.number} ({peer.host})"
     found = meeting.outcome(peer, here, timeout)
     if not found:

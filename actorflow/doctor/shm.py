@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from actorflow.doctor.finding import Finding
-from actorflow.doctor.here import SHM, Here, shm
+from actorflow.doctor.machine_facts import SHM, MachineFacts, shm
 
 ENOUGH = 256 << 20  # bytes; Docker gives 64 MB
 MORE = (
@@ -15,7 +15,7 @@ MORE = (
 _SIGNS = re.compile(r"bus error|shared memory|/dev/shm|no space left on device", re.IGNORECASE)
 
 
-def small(here: Here) -> Finding | None:
+def small(here: MachineFacts) -> Finding | None:
     """In a container: /dev/shm is as small as Docker makes it."""
     if not here.container or here.shm is None or here.shm >= ENOUGH:
         return None

@@ -29,7 +29,7 @@ from actorflow.rendezvous.settings import Settings
 from actorflow.status.rank_status import StatusRequest, own_status
 from actorflow.status.sockets import answer_requests, print_own_status
 from actorflow.support import exit_hooks
-from actorflow.support.script_error import drop_echoes, print_script_error, sentence
+from actorflow.support.script_error import mute_repeated_tracebacks, one_line, print_script_error
 from actorflow_compiler.core.errors import ActorflowError
 
 SEED = 0  # of every random number generator, on every rank
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         cluster.use(run)
         run.serve(StatusRequest, lambda _: [json.dumps(own_status(settings.rank).to_json()).encode()])
         answer_requests(settings.launcher, settings.rank, settings.world, lambda rank: run.pull(rank, StatusRequest()))
-        _hear_signals(run)
+        _handle_signals(run)
         if isinstance(run, Cluster):
             run.begin()  # joins while torch is imported
         _seed(settings)
@@ -96,7 +96,7 @@ def _run(run: Cluster | Alone, script: str, arguments: tuple[str, ...]) -> int:
             if hint:
                 with suppress(OSError):
                     print(f"actorflow: {hint}", file=sys.stderr)
-            run.abort(FailureKind.RAISED, f"raised {sentence(e, script)}" + (f". {hint}" if hint else ""))
+            run.abort(FailureKind.RAISED, f"raised {one_line(e, script)}" + (f". {hint}" if hint else ""))
             if isinstance(e, Exception):
                 _write_error_file(e)
         return _end(run, 1)
@@ -106,7 +106,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     """Run a script as ``python script arguments`` would, in this process."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    drop_echoes()
+    mute_repeated_tracebacks()
     runpy.run_path(script, run_name="__main__")
 
 
@@ -170,8 +170,8 @@ def _set_variables(settings: Settings, run: Cluster | Alone) -> None:
         os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
 
 
-def _hear_signals(run: Cluster | Alone) -> None:
-    """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python; on SIGUSR1 only tell.
+def _handle_signals(run: Cluster | Alone) -> None:
+    """On SIGTERM tell the peers and end, also when the main thread is blocked outside Python; on SIGUSR1 print status.
 
     The launcher sends it when another rank has failed; then the news of that failure is awaited, so
     that its cause is what everybody reports.
@@ -180,7 +180,7 @@ def _hear_signals(run: Cluster | Alone) -> None:
     os.set_blocking(writer, False)
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        """Python's part; the wake-up descriptor has the signal already, on whatever thread it came."""
+        """Nothing: the wake-up descriptor has received the signal already, on whatever thread it came."""
 
     def wait() -> None:
         while signal.SIGTERM not in (told := os.read(reader, 64)):

@@ -61,9 +61,9 @@ def launch(run: Settings) -> int:
     announce_run(watch.address, about)
     with (
         _reserved_port(run) as port,
-        _environment(_variables(_as_ranks_find_it(run, port, log_dir, watch.address, logs.port))),
+        _environment(_variables(_rank_settings(run, port, log_dir, watch.address, logs.port))),
         _signals_kept(),
-        on_signal(lambda: _tell(console, watch.address, about)),
+        on_signal(lambda: _print_status(console, watch.address, about)),
     ):
         watch.start()
         codes, interrupted = _supervise(run, log_dir)
@@ -73,20 +73,20 @@ def launch(run: Settings) -> int:
     if interrupted is None and not codes:
         if not run.log_dir:
             shutil.rmtree(log_dir, ignore_errors=True)
-        return 0 if findings.wanted is None else _again(console, run, findings.wanted)
+        return 0 if findings.wanted is None else _restart(console, run, findings.wanted)
     if interrupted is not None:
         console.print(f"actorflow: ended by {interrupted.name}")
     code = _report(console, run, log_dir, findings, codes) if interrupted is None else 128 + interrupted
-    _say_what_is_left(console, run, log_dir)
+    _say_where_output_is(console, run, log_dir)
     return code
 
 
-def _tell(console: Console, launcher: str, about: RunInfo) -> None:
+def _print_status(console: Console, launcher: str, about: RunInfo) -> None:
     """Print what the ranks are at, and who waits for whom."""
     console.print(to_text(about, ask_ranks(launcher, about)), end="")
 
 
-def _again(console: Console, run: Settings, shape: RunShape) -> int:
+def _restart(console: Console, run: Settings, shape: RunShape) -> int:
     """Start the script anew with the shape that it asks for (``flow.config``, ``flow.env.machine``)."""
     try:
         check_token(shape, run.token)
@@ -163,8 +163,8 @@ def _supervise(run: Settings, log_dir: str) -> tuple[dict[int, int], signal.Sign
 
 def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindings, codes: dict[int, int]) -> int:
     """Print what happened; returns the exit status."""
-    failure = _culprit(findings, codes)
-    code = _left_with(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
+    failure = _first_failure(findings, codes)
+    code = _exit_status_of(failure, codes.get(failure.rank, 1)) if failure.kind == FailureKind.ENDED else 1
     console.print(f"actorflow: {failure.text}", style="bold red")
     if failure.rank != 0 and failure.kind not in (FailureKind.CALL, FailureKind.JOIN):
         path = log_path(log_dir, failure.rank, "stderr")  # of another node's rank only where logs are gathered
@@ -175,8 +175,8 @@ def _report(console: Console, run: Settings, log_dir: str, findings: WatchFindin
     return code if code > 0 else 1
 
 
-def _say_what_is_left(console: Console, run: Settings, log_dir: str) -> None:
-    """After a failure: where the logs are, and the trace of what went before."""
+def _say_where_output_is(console: Console, run: Settings, log_dir: str) -> None:
+    """After a failure: say where the logs and the trace are."""
     if run.world > 1:
         whose = "all" if run.launchers > 1 and run.launcher_number == 0 else "this node's"
         console.print(f"actorflow: logs of {whose} ranks are in {log_dir}", style="dim")
@@ -187,19 +187,19 @@ def _say_what_is_left(console: Console, run: Settings, log_dir: str) -> None:
 
 
 def _warn_of_disk(console: Console, run: Settings, log_dir: str) -> None:
-    """Say that output is lost: a script that logs does not hear of it."""
+    """Say that output is lost: the scripts themselves get no error for it."""
     if run.world > 1 and is_full(log_dir):
         console.print(f"actorflow: the disk of {log_dir} is full: what ranks print there is lost", style="bold red")
 
 
-def _left_with(failure: Failure, code: int) -> int:
-    """The status with which a script left; what the rank said of it where it was too slow to end and was killed."""
+def _exit_status_of(failure: Failure, code: int) -> int:
+    """The exit status of a script; the one that the rank reported where it was killed because it ended too slowly."""
     said = re.search(r"exit status (\d+)", failure.cause)
     return int(said[1]) if said is not None and code <= 0 else code
 
 
-def _culprit(findings: WatchFindings, codes: dict[int, int]) -> Failure:
-    """The failure that came first, told as exactly as this node can."""
+def _first_failure(findings: WatchFindings, codes: dict[int, int]) -> Failure:
+    """The failure that came first, with the exact cause where this node knows it."""
     died = dict(findings.deaths)
     for failure in findings.failures:
         if failure.kind not in LOST or failure.rank not in codes or failure.rank not in died:
@@ -225,7 +225,7 @@ def _greeting(run: Settings, log_dir: str) -> str:
     return f"actorflow: {node}{ranks}; output of ranks other than 0 in {log_dir}{kept}"
 
 
-def _as_ranks_find_it(run: Settings, port: int, log_dir: str, launcher: str, logs_port: int) -> Settings:
+def _rank_settings(run: Settings, port: int, log_dir: str, launcher: str, logs_port: int) -> Settings:
     """The settings of the launcher's ranks: the run's, and what this launcher has set up for them."""
     return replace(
         run,

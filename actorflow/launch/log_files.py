@@ -88,19 +88,19 @@ class LogCopies:
 
 
 class LogTransfer(Protocol):
-    """A launcher's part."""
+    """A launcher's part in gathering logs."""
 
     port: int  # where this node's launcher keeps logs; 0: it does not
 
     def send_to(self, address: str) -> None:
-        """Hear where logs are kept; any thread."""
+        """Start to send logs to this address; any thread."""
 
     def finish(self, well: bool) -> None:
-        """This node's ranks have ended, all of them well or not: wait a little for what is under way."""
+        """This node's ranks have ended, ``well`` or not: wait for a bounded time until the rest has been sent."""
 
 
 class NoLogTransfer:
-    """The part of a launcher whose logs are all at home: a run of one node."""
+    """The part of a launcher of a run of one node, whose logs stay where they are."""
 
     port = 0
 

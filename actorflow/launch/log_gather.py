@@ -29,7 +29,7 @@ OTHERS = 6.0  # seconds in which the ranks of other nodes end, too; a node that 
 
 
 class LogSender:
-    """The launcher of a node other than 0: sends what its ranks print, in the background."""
+    """Sends what the ranks of this node print to node 0, in the background."""
 
     port = 0
 
@@ -88,7 +88,7 @@ class LogSender:
 
 
 class LogKeeper:
-    """The launcher of node 0: writes down what the others send.
+    """On node 0: writes the logs that other launchers send into files.
 
     ``start`` raises ClusterError where no port can be had.
     """

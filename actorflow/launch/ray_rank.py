@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from actorflow.rendezvous.elastic import take_port
+from actorflow.rendezvous.elastic import hold_free_port
 from actorflow.rendezvous.settings import Settings
 
 __all__ = ["CHUNK", "RayRank"]
@@ -34,7 +34,7 @@ class RayRank:
     def where(self, nnodes: int) -> tuple[str, str, int]:
         """This node's name and address, and a free port, held for a master that the other nodes reach there."""
         address = str(import_module("ray.util").get_node_ip_address())
-        return socket.gethostname(), address, take_port(Settings(nnodes=nnodes, master_host=address).bind_host())
+        return socket.gethostname(), address, hold_free_port(Settings(nnodes=nnodes, master_host=address).bind_host())
 
     async def run(
         self, command: Sequence[str], folder: str, variables: Mapping[str, str], dropped: Sequence[str]

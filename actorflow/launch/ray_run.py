@@ -53,8 +53,8 @@ class RayRun:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of a rank."""
+class _RankState:
+    """What is known of a rank's launcher."""
 
     node: str
     status: int | None = None
@@ -177,7 +177,7 @@ async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: i
             "installed on every node of the cluster."
         ) from e
     _, address, port = places[0]
-    seen = [_Seen(f"{host} ({ip})") for host, ip, _ in places]
+    seen = [_RankState(f"{host} ({ip})") for host, ip, _ in places]
     print(
         f"actorflow: {world} Ray actor{'s' * (world > 1)} on {nnodes} node{'s' * (nnodes > 1)}; rank 0 is on "
         f"{seen[0].node}",
@@ -214,13 +214,13 @@ async def _follow_all(ray: Any, group: Any, run: RayRun, nnodes: int, devices: i
     return _report(seen, ended_itself)
 
 
-async def _until_one_fails(follows: Sequence[asyncio.Future[None]], seen: Sequence[_Seen]) -> None:
+async def _until_one_fails(follows: Sequence[asyncio.Future[None]], seen: Sequence[_RankState]) -> None:
     waiting: set[asyncio.Future[None]] = set(follows)
     while waiting and not any(rank.status or rank.lost for rank in seen):
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _follow(ray: Any, rank: int, pieces: Any, seen: _Seen) -> None:
+async def _follow(ray: Any, rank: int, pieces: Any, seen: _RankState) -> None:
     """Show or keep what a rank's launcher says, until it has ended or its actor is lost."""
     try:
         async for piece in pieces:
@@ -239,8 +239,11 @@ async def _follow(ray: Any, rank: int, pieces: Any, seen: _Seen) -> None:
         seen.lost = "it ended without a word"
 
 
-def _report(seen: Sequence[_Seen], told: bool) -> int:
-    """Print what rank 0's launcher has not (it is ``told`` where that ended by itself); returns the exit status."""
+def _report(seen: Sequence[_RankState], told: bool) -> int:
+    """Print the failures that rank 0's launcher has not printed; returns the exit status.
+
+    ``told``: it ended by itself, and has printed them.
+    """
     for rank, one in enumerate(seen):
         if one.lost:
             print(f"actorflow: the Ray actor of rank {rank} on {one.node} was lost: {one.lost}", file=sys.stderr)

@@ -38,7 +38,7 @@ class _Process:
 
 @dataclass(slots=True)
 class WatchFindings:
-    """What the watch knows at the end."""
+    """What the watch has found out by the end of the run."""
 
     failures: list[Failure] = field(default_factory=list)  # as reported, the first one first
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (rank, pid) of those that died unasked, in order
@@ -48,10 +48,11 @@ class WatchFindings:
 
 
 class RankWatch:
-    """Hears ranks on a socket, sees them die, and kills what is left a few seconds after a failure.
+    """Reads the ranks' reports on a socket, notices when they die, and kills what is left seconds after a failure.
 
     torch's agent waits 30 s for a process that ignores SIGTERM, as a stopped one does; the watch
-    makes the end of a run quick whatever state its ranks are in.  ``on_kept`` hears where logs are to be sent.
+    makes the end of a run quick whatever state its ranks are in.  ``on_kept`` is called with the address to which
+    logs are to be sent.
     """
 
     def __init__(self, on_kept: Callable[[str], object] = lambda _: None) -> None:
@@ -75,7 +76,7 @@ class RankWatch:
         self._thread.start()
 
     def close(self) -> WatchFindings:
-        """Stop and tell what was found."""
+        """Stop watching; returns what was found."""
         os.write(self._stop_writer, b".")
         self._thread.join()
         self._selector.close()
@@ -90,27 +91,27 @@ class RankWatch:
         while not stopping:
             ready = {key.fd for key, _ in self._selector.select(TICK)}
             stopping = self._stop in ready
-            self._hear()  # first: what a process said before it died
+            self._read_reports()  # first the reports that a process sent before it died
             for process in [p for p in self._alive.values() if stopping or p.handle in ready]:
-                self._look_for_death(process)
+                self._check_death(process)
             if not stopping:
-                self._look_for_stopped()
+                self._check_stopped()
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     for process in list(self._alive.values()):
                         self._kill(process)
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         while True:
             try:
-                self._take(next_report(self._socket))
+                self._handle(next_report(self._socket))
             except BlockingIOError:
                 return
             except Exception as error:  # nothing that one report brings may keep the others from being heard
                 _say(f"a report of a rank could not be taken in: {error}")
 
-    def _take(self, report: RankReport) -> None:
+    def _handle(self, report: RankReport) -> None:
         if isinstance(report, RankStarted):
-            self._meet(report)
+            self._note_start(report)
         elif isinstance(report, RankFinished):
             self._finished.add(report.rank)
         elif isinstance(report, RunShape):
@@ -120,22 +121,22 @@ class RankWatch:
         elif isinstance(report, LogsKept):
             self._on_kept(report.address)
         else:
-            self._failed(report)
+            self._note_failure(report)
 
-    def _meet(self, report: RankStarted) -> None:
+    def _note_start(self, report: RankStarted) -> None:
         self.findings.started[report.rank] = report.pid
         with suppress(ProcessLookupError):  # dead already; the agent has its status
             process = _Process(report.rank, report.pid, os.pidfd_open(report.pid), os.getpgid(report.pid) == report.pid)
             self._alive[report.rank] = process
             self._selector.register(process.handle, selectors.EVENT_READ)
 
-    def _failed(self, failure: Failure) -> None:
+    def _note_failure(self, failure: Failure) -> None:
         self.findings.failures.append(failure)
         self._end_soon()
         if failure.kind in (FailureKind.STOPPED, FailureKind.UNREACHABLE) and failure.rank in self._alive:
             self._kill(self._alive[failure.rank])  # it will not end by itself
 
-    def _look_for_death(self, process: _Process) -> None:
+    def _check_death(self, process: _Process) -> None:
         with selectors.DefaultSelector() as one:
             one.register(process.handle, selectors.EVENT_READ)
             if not one.select(0):
@@ -148,7 +149,7 @@ class RankWatch:
             self._kill_group(process)
             self._end_soon()
 
-    def _look_for_stopped(self) -> None:
+    def _check_stopped(self) -> None:
         now = time.monotonic()
         for process in list(self._alive.values()):
             if not _is_stopped(process.pid):
@@ -156,7 +157,7 @@ class RankWatch:
             elif process.stopped_since is None:
                 process.stopped_since = now
             elif now - process.stopped_since >= STOPPED:
-                self._failed(
+                self._note_failure(
                     Failure(
                         process.rank,
                         socket.gethostname(),

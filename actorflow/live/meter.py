@@ -60,7 +60,7 @@ def _number(speed: float) -> str:
 
 
 class StepMeter:
-    """Counts steps as they are done.  Calls end in order, so only the oldest ones are looked at."""
+    """Counts steps as they are done.  Calls end in order, so only the oldest open ones are checked.  Any thread."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.total: int | None = None
@@ -74,7 +74,7 @@ class StepMeter:
         self._marks: deque[tuple[float, int, int]] = deque()  # (when, steps, samples) of earlier looks
 
     def step(self, call: IssuedCall, samples: int, loss: Callable[[], float | None]) -> None:
-        """A call was issued; ``loss`` is asked when it is done, and gives None where there is none to show."""
+        """Note that a call was issued; ``loss`` is called when it is done, and returns None where there is none."""
         with self._lock:
             self.issued += 1
             if self._begin is None:

@@ -66,7 +66,7 @@ class LiveObserver(Observer):
         run.serve(PulseRequest, lambda _: [json.dumps(asdict(take_pulse(run.rank, self._worker))).encode()])
 
     def recorder(self) -> Recorder | None:
-        """Counts how long queues work, where that is shown; it keeps no firings."""
+        """A recorder of how long queues work, where that is shown; it keeps no firings."""
         return Recorder(0) if self._run.settings.live is LiveMode.RANKS else None
 
     def started(self, worker: Worker) -> None:
@@ -93,7 +93,7 @@ def _stepped(settings: Settings, call: Call, plan: Plan, rows: int) -> None:
 
 
 def close() -> None:
-    """The script has ended: show the last state, and nothing more."""
+    """Show the last state, and nothing more: the script has ended."""
     global _view, _closed
     _closed = True
     if _view is not None:

@@ -19,12 +19,12 @@ HEADER = ("rank", "state", "compute", "comm", "send", "registers", "waits for")
 
 @dataclass(frozen=True, slots=True)
 class PulseRequest(Request):
-    """Asks what a rank is doing now."""
+    """Asks a rank for its pulse."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPulse:
-    """One rank at one moment."""
+    """What one rank is doing at one moment."""
 
     rank: int
     at: int  # ns of its clock
@@ -42,7 +42,7 @@ class RankPulse:
 
 
 def take_pulse(rank: int, worker: Worker | None) -> RankPulse:
-    """What a rank is doing now; its worker records, so that there is something to say of queues."""
+    """What a rank is doing now; shares of queues need a worker that records."""
     if worker is None:
         return RankPulse(rank, clock(), "", False, {}, 0, 0, ())
     job, early, doing = worker.standing()

@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """What is said about kinds of devices beside the placements of a job."""
+    """Which kinds of devices ranks have where a job's placements do not say."""
 
     default: str = ""  # for what no placement names, as --device-type says; empty: nothing was said
     settled: tuple[str, ...] = ()  # the kind of each rank, by an earlier job of this run
@@ -42,7 +42,7 @@ class DeviceDefaults:
 
 @dataclass(frozen=True, slots=True)
 class RankDevices:
-    """What one rank has to compute on and to talk with."""
+    """The GPUs and communication libraries of one rank."""
 
     host: str
     gpus: tuple[str, ...] = ()  # names of the GPUs that its process sees
@@ -61,7 +61,7 @@ class RankDevices:
 
 
 NO_DEFAULTS = DeviceDefaults()
-NO_DEVICES = RankDevices("")  # of a rank of which nothing was asked
+NO_DEVICES = RankDevices("")  # of a rank that has not been asked
 
 
 _kinds: tuple[str, ...] = ()  # of all ranks, since a job that has this one compute on a GPU has said so

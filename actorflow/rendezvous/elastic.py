@@ -20,7 +20,7 @@ from actorflow.rendezvous.options import LOCAL, TOKEN, TRACE, read_user_variable
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
-__all__ = ["agree", "meeting_point", "take_port", "torch_place"]
+__all__ = ["agree_on_port", "torch_run_settings", "hold_free_port", "torch_settings"]
 
 _E = TORCHRUN
 NEEDED = (_E.rank, _E.world, _E.master, _E.port)  # torch's own init_method="env://" needs these
@@ -31,7 +31,7 @@ _kept: list[
 ] = []  # while this process lives: the master's port, held for its server; the store, if it is served here
 
 
-def torch_place(environ: Mapping[str, str] | None = None) -> Settings | None:
+def torch_settings(environ: Mapping[str, str] | None = None) -> Settings | None:
     """This process's place as torch's launcher tells it; None where no such launcher has started it.
 
     A launcher that says less than torch's (only the four variables of ``env://``) is taken to start all
@@ -67,14 +67,14 @@ def torch_place(environ: Mapping[str, str] | None = None) -> Settings | None:
     )
 
 
-def meeting_point() -> Settings | None:
+def torch_run_settings() -> Settings | None:
     """Settings with which this process of torch's launcher can join its run; collective.  None: it has no peers.
 
     Raises ClusterError where nodes have different numbers of ranks, or the store cannot be reached.
     """
     if MASTER_VARIABLE in os.environ or multiprocessing.parent_process() is not None:
         return None  # started by a rank, such as a loader's worker, which is no rank itself
-    settings = torch_place()
+    settings = torch_settings()
     if settings is None or settings.world == 1:
         return None
     s = settings
@@ -85,7 +85,7 @@ def meeting_point() -> Settings | None:
             "`actorflow run`"
         )
     s = replace(s, master_host="127.0.0.1" if s.one_node else s.master_host)
-    port, token = agree(s)
+    port, token = agree_on_port(s)
     return replace(
         s,
         master_port=port,
@@ -98,7 +98,7 @@ def meeting_point() -> Settings | None:
     )
 
 
-def agree(settings: Settings, port: int = 0) -> tuple[int, str]:
+def agree_on_port(settings: Settings, port: int = 0) -> tuple[int, str]:
     """The master's port and the run's secret, through the store of torch's launcher; collective.
 
     Rank 0 names them: this port, or a free one that this process then holds for its server, and the secret that
@@ -108,7 +108,7 @@ def agree(settings: Settings, port: int = 0) -> tuple[int, str]:
     store = _store(s)
     if s.rank == 0:
         token = os.environ.get(TOKEN.variable, "").strip() or secrets.token_hex(16)
-        store.set("master", f"{port or take_port(s.bind_host())} {token}")
+        store.set("master", f"{port or hold_free_port(s.bind_host())} {token}")
     try:
         port_text, token = store.get("master").decode().split(" ", 1)
     except RuntimeError as error:
@@ -144,7 +144,7 @@ def _store(settings: Settings) -> Any:
     return make.PrefixStore(f"actorflow/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def take_port(host: str) -> int:
+def hold_free_port(host: str) -> int:
     """A free port of this machine, held while this process lives by a socket that never listens."""
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -1,6 +1,6 @@
 """The tickets of the ranks that have joined: who is missing, and what does not match.
 
-Pure: no clock, no I/O.  The master keeps it.
+No clock and no I/O; the master keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actorflow_compiler.core.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a rank answers when asked who it is and what it will run."""
+    """Who a rank is, where it runs, and what it is going to run."""
 
     rank: int
     node: int
@@ -59,7 +59,7 @@ _COUNTS = ("nnodes", "devices")  # while these differ, ranks cannot be counted
 
 
 class Roster:
-    """The ranks that have joined, with the master's own ticket as the measure of all others."""
+    """The ranks that have joined; their tickets are compared with the master's."""
 
     def __init__(self, own: Ticket) -> None:
         self.own = own

@@ -20,7 +20,7 @@ DEFAULT_PORT = 50051  # where neither the script nor the command line names one
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """What ``flow.config`` and ``flow.env`` were told; None and empty for what was not said."""
+    """What a script has set with ``flow.config`` and ``flow.env``; None or empty for what it has not."""
 
     gpu: int | None = None  # devices of each node
     cpu: int | None = None

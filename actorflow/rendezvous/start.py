@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
-from actorflow.rendezvous.elastic import torch_place
+from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.options import DEVICES, INSECURE, LOG_DIR, MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, TOKEN
 from actorflow.rendezvous.reports import report_to_launcher
 from actorflow.rendezvous.script_request import RunShape, ScriptRequest, check_token, kind_of_gpu, restart_shape
@@ -29,7 +29,7 @@ _settled = False  # the run has begun: what was asked for is answered
 
 
 class JoinedRun(Protocol):
-    """What is needed of a rank that a launcher started."""
+    """What of a run that a launcher has put this process in is used here."""
 
     settings: Settings
 
@@ -38,7 +38,7 @@ class JoinedRun(Protocol):
 
 
 def script_request() -> ScriptRequest:
-    """What the script has asked for so far."""
+    """What the script has set so far."""
     return _request
 
 
@@ -84,7 +84,7 @@ def begin_run(run: JoinedRun | None) -> None:
 
 def _by_torch() -> Settings | None:
     """This process's place where torch's launcher has started it; its command line stands."""
-    place = torch_place()
+    place = torch_settings()
     return None if place is None else replace(place, given=frozenset({"devices", "nodes"}))
 
 

@@ -29,7 +29,7 @@ from actorflow.session.plan_keys import PlanKeys, first_step_differs
 from actorflow.session.plan_release import PlanRelease
 from actorflow.session.pull_server import PullServer
 from actorflow.session.undo import Undo
-from actorflow.support.script_error import drop_echoes
+from actorflow.support.script_error import mute_repeated_tracebacks
 from actorflow.variables.optimizer_state import count_as_stepped
 from actorflow_compiler.core.errors import ActorError, StateError
 from actorflow_compiler.core.expressions import Known
@@ -65,7 +65,7 @@ class Session:
         self._lifecycle = Lifecycle(self.context)
         self._release = PlanRelease(self.context)
         self._client = CompileClient(self.context, self._release, self._lifecycle)
-        drop_echoes()
+        mute_repeated_tracebacks()
         PullServer(self.context)
 
     @property

@@ -14,7 +14,7 @@ from actorflow.status.rank_status import RankStatus
 from actorflow_compiler.core.units import ranges_text
 from actorflow_scheduler.wait_graph import shortest_cycle
 
-__all__ = ["edges", "turns_in_a_circle", "verdict"]
+__all__ = ["edges", "has_cycle", "verdict"]
 
 
 def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
@@ -36,9 +36,9 @@ def edges(standings: Mapping[int, RankStatus]) -> dict[int, dict[int, str]]:
 def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int, RankStatus] | None = None) -> str:
     """One sentence: who waits for whom in the end.
 
-    The ranks were not asked at one moment, so a circle among them is none yet: each may wait for what the next one has
-    sent since.  ``before`` is what they all said in an earlier round.  On whatever rank nothing has happened between
-    the two, it stood so at one moment, with the others of which that is true; only among those a circle is one.
+    The ranks were not asked at one moment, so a cycle among them proves nothing yet: each may wait for what the next
+    one has sent since.  ``before`` is what they answered in an earlier round.  Ranks on which nothing has happened
+    between the two rounds were all in this state at one moment; only a cycle among those is a deadlock.
     """
     if not standings:
         return "no rank answers"
@@ -63,13 +63,13 @@ def verdict(world: int, standings: Mapping[int, RankStatus], before: Mapping[int
     return "; ".join(said_of)
 
 
-def turns_in_a_circle(standings: Mapping[int, RankStatus]) -> bool:
+def has_cycle(standings: Mapping[int, RankStatus]) -> bool:
     """Whether ranks that are not busy wait for each other, as far as one round of asking tells."""
     return bool(shortest_cycle({rank: to for rank, to in edges(standings).items() if not standings[rank].busy}))
 
 
 def _goes_on(before: RankStatus | None, now: RankStatus) -> bool:
-    """Whether something has happened on a rank since it was asked before, or may have."""
+    """Whether something has happened on a rank since the earlier round, or may have."""
     return before is None or (before.moved, before.calls) != (now.moved, now.calls)
 
 

@@ -23,7 +23,7 @@ __all__ = ["ObservedSession", "RankStatus", "StatusRequest", "QueueWait", "obser
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Request):
-    """Asks what a rank is at."""
+    """Asks a rank for its status."""
 
 
 class ObservedSession(Protocol):
@@ -53,7 +53,7 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank is at."""
+    """What a rank is doing and waiting for."""
 
     rank: int
     host: str
@@ -85,7 +85,7 @@ def observe_session(observed: Callable[[], ObservedSession | None]) -> None:
 
 
 def own_status(rank: int) -> RankStatus:
-    """What this process is at; any thread, at any time."""
+    """This process's status; any thread, at any time."""
     line = ""
     if "torch" in sys.modules:  # else nothing of the script has run yet
         from actorflow.script_state.user_code import line_of

@@ -1,6 +1,6 @@
 """Ask the ranks of this machine's runs for their status, each on a Unix socket beside its launcher's.
 
-The answering thread needs nothing of the main thread, which may be stuck in anything that lets go of the GIL.
+The answering thread needs nothing of the main thread, which may be stuck in anything that releases the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from actorflow.status.graph import turns_in_a_circle
+from actorflow.status.graph import has_cycle
 from actorflow.status.rank_status import RankStatus, own_status
 
 __all__ = ["RunInfo", "RunStatus", "announce_run", "answer_requests", "ask_ranks", "on_signal", "find_runs"]
@@ -35,7 +35,7 @@ _ABOUT = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run, as far as its launcher on this machine knows it."""
+    """A run as its launcher on this machine knows it."""
 
     pid: int  # of the launcher
     script: str
@@ -48,7 +48,7 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What is known of the ranks of a run."""
+    """What the ranks of a run have answered."""
 
     standings: Mapping[int, RankStatus]
     silent: Mapping[int, str]  # ranks of this machine that did not answer → what is known of them
@@ -56,7 +56,7 @@ class RunStatus:
 
 
 def announce_run(launcher: str, about: RunInfo) -> None:
-    """Leave beside the launcher's socket what run it is."""
+    """Describe the run in a file beside the launcher's socket."""
     found = {"run": asdict(about), "birth": _birth(about.pid)}
     Path(launcher).with_name(_ABOUT).write_text(json.dumps(found))
 
@@ -91,9 +91,9 @@ def answer_requests(launcher: str, rank: int, world: int, pull: Callable[[int], 
 
 
 def ask_ranks(launcher: str, run: RunInfo) -> RunStatus:
-    """Ask all ranks of a run, and once more where they seem to wait in a circle: whether that lasts."""
+    """Ask all ranks of a run; ask again where they seem to wait in a cycle, to see whether that lasts."""
     found = _round(launcher, run)
-    if not turns_in_a_circle(found.standings):
+    if not has_cycle(found.standings):
         return found
     time.sleep(BETWEEN)
     return replace(_round(launcher, run), before=found.standings)

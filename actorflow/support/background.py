@@ -21,7 +21,7 @@ _working: dict[threading.Thread, Callable[[], object]] = {}  # what tells each t
 
 
 def _nothing() -> None:
-    """Of what has ended, or cannot be told to stop."""
+    """For work that has ended, or cannot be told to stop."""
 
 
 def start(work: Callable[[], object], name: str, stop: Callable[[], object] = _nothing) -> threading.Thread:

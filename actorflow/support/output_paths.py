@@ -1,6 +1,6 @@
 """Check that a file or folder for output can be written, before any work is done.
 
-One rule for all that is written where people say: missing folders are made, and what stands in the way is named.
+The same rule for all output whose path people give: missing folders are made, and what is in the way is named.
 """
 
 from __future__ import annotations

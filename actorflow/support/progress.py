@@ -23,7 +23,7 @@ def listen(listener: Callable[[str], None] | None) -> None:
 
 
 class Progress:
-    """What a body that works tells of itself: ``work("infer")`` begins a part, ``work.sum_up(lines)`` ends it well.
+    """How long work reports its progress: ``work("infer")`` begins a part, ``work.sum_up(lines)`` ends it well.
 
     ``parts`` are those that are known beforehand, in order, each with what people call it; of others the name is said.
     """

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from actorflow_compiler.core.errors import ActorflowError
 
-__all__ = ["FULL", "drop_echoes", "print_script_error", "sentence"]
+__all__ = ["FULL", "mute_repeated_tracebacks", "print_script_error", "one_line"]
 
 FULL = "ACTORFLOW_FULL_TRACEBACK"  # "1": nothing is left out
 _OURS = ("actorflow", "actorflow_compiler", "actorflow_protos", "actorflow_scheduler")
@@ -25,7 +25,7 @@ _LIBRARY = str(Path(traceback.__file__).parent)
 _ECHO = "torch._subclasses.fake_tensor"  # logs the traceback of what it is about to raise
 
 
-class _Shown(StackSummary):
+class _FoldedStack(StackSummary):
     """The frames of a traceback, of which some are only counted."""
 
     hidden: frozenset[int] = frozenset()  # positions
@@ -52,7 +52,7 @@ def print_script_error(error: BaseException, script: str, file: TextIO | None = 
         print(line, file=file or sys.stderr, end="")
 
 
-def sentence(error: BaseException, script: str) -> str:
+def one_line(error: BaseException, script: str) -> str:
     """The exception, and the user's line that it came from: "ValueError: no (train.py:3: check(x))"."""
     if isinstance(error, SyntaxError):
         text, line = f"{type(error).__name__}: {error.msg}", (error.text or "").strip()
@@ -65,7 +65,7 @@ def sentence(error: BaseException, script: str) -> str:
     return f"{text} ({Path(script).name}:{mine[-1].lineno}: {mine[-1].line})"
 
 
-def drop_echoes() -> None:
+def mute_repeated_tracebacks() -> None:
     """Have torch not log the traceback of an op that refuses its shapes: the exception is on its way, and says it."""
     if os.environ.get(FULL, "0") in ("", "0"):
         logging.getLogger(_ECHO).addFilter(_not_an_echo)
@@ -112,7 +112,7 @@ def _fold(found: TracebackException, error: BaseException, outer: list[str]) -> 
         _fold(found.__context__, context, outer)
     for nested, one in zip(found.exceptions or (), getattr(error, "exceptions", ()), strict=False):
         _fold(nested, one, outer)
-    stack = _Shown(frames)
+    stack = _FoldedStack(frames)
     stack.hidden = frozenset(_hidden(frames, outer))
     found.stack = stack
 

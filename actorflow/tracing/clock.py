@@ -1,8 +1,8 @@
 """Estimate how far another machine's clock is ahead of this one's, as NTP does.
 
-As in NTP, an answer that came back within r nanoseconds was given r / 2 ago, to r / 2; of several round
-trips the shortest says it best.  Clocks drift apart by tens of microseconds in a second, so there are
-two estimates, at the begin and at the end of a recording, and a straight line between them.
+An answer that came back within r nanoseconds was given r / 2 ago, with an error of at most r / 2; of several round
+trips the shortest is used.  Clocks drift apart by tens of microseconds per second, so there are two estimates, at the
+begin and at the end of a recording, and times between them are interpolated.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class TracedPlan:
-    """A plan that was run, and what was foretold of it."""
+    """A plan that was run, and its forecast."""
 
     number: int
     plan: Plan

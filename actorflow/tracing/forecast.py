@@ -11,7 +11,7 @@ __all__ = ["with_forecast"]
 
 
 def with_forecast(number: int, plan: Plan) -> TracedPlan:
-    """The plan and its forecast."""
+    """The plan with its forecast."""
     places = [*(v.placement for v in plan.variables), *(r.placement for r in plan.results)]
     on = HERE.hardware(places[0].type if places else "cpu")
     return TracedPlan(number, plan, on.name, nanoseconds(plan, on))

@@ -27,7 +27,7 @@ class TracedRun(TracePeers, Protocol):
 
 
 class CallProgress(Protocol):
-    """How a request waits until this rank is far enough."""
+    """How a request waits until this rank has come far enough."""
 
     def wait_until(self, there: Callable[[], bool]) -> None:
         """Block until something is so; raises what ended the run."""
@@ -37,7 +37,7 @@ class CallProgress(Protocol):
 
 
 class TracingObserver(Observer):
-    """Traces a run; the tracer begins with the first plan, as its clock does."""
+    """Traces a run, from the first plan on."""
 
     keeps_plans = True  # all of them are told of at the end
 
@@ -56,7 +56,7 @@ class TracingObserver(Observer):
         return self._tracer.record
 
     def started(self, worker: Worker) -> None:
-        """Where the run fails, what there is by then is written."""
+        """Have the trace written as far as it goes, should the run fail."""
         assert self._tracer is not None
         self._worker = worker
         self._run.at_failure(partial(self._tracer.cut_short, worker.observed))

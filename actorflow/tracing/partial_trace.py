@@ -11,7 +11,7 @@ __all__ = ["merge_rank_traces", "trace_note"]
 
 
 def trace_note(folder: str, ranks: range) -> str:
-    """A line for people, when the run has ended: where what was recorded is, and whose is not there."""
+    """A line for people when the run has failed: where the trace is, and which ranks have recorded nothing."""
     there = [rank for rank in ranks if folders.rank_file(folder, rank).exists()]
     if not there or Path(folder, folders.MERGED).exists():
         return ""

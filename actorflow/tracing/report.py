@@ -28,7 +28,7 @@ LEAST = 0.005  # share of the time below which a wait is not worth a line
 
 @dataclass(frozen=True, slots=True)
 class ActorCost:
-    """An actor's firing, foretold and measured; of those with one name, the one that is furthest off."""
+    """The forecast and the measured time of an actor's firing; of actors of one name, the one that is furthest off."""
 
     actor: int
     name: str
@@ -63,7 +63,7 @@ class TraceReport:
     ran: TracedPlan
     measured: Measurement
     period: float  # seconds of a step, measured
-    forecast: float  # seconds of a step, foretold
+    forecast: float  # seconds of a step, forecast
     costs: tuple[ActorCost, ...]  # furthest off first
     waits: tuple[WaitShare, ...]  # the longest first
     busy: float  # share of the time in which compute queues ran an actor
@@ -75,8 +75,8 @@ def make_report(traced: TraceData, ran: TracedPlan) -> TraceReport:
     if not found.iterations:
         raise TraceError(f"the trace holds no whole step of plan {ran.plan.name!r}; {_why_none(traced)}")
     waits, busy = _waits(found)
-    foretold = _foretold(ran)
-    return TraceReport(ran, found, found.period / 1e9, foretold.period, _costs(found, foretold), waits, busy)
+    timeline = _forecast(ran)
+    return TraceReport(ran, found, found.period / 1e9, timeline.period, _costs(found, timeline), waits, busy)
 
 
 def _why_none(traced: TraceData) -> str:
@@ -93,18 +93,18 @@ def to_text(traced: TraceData, found: TraceReport) -> str:
     return "\n".join(_lines(traced, found)) + "\n"
 
 
-def _foretold(ran: TracedPlan) -> Timeline:
-    """The forecast that the plan was run with, whatever this machine would say now."""
+def _forecast(ran: TracedPlan) -> Timeline:
+    """The forecast that was made when the plan ran, not what this machine would forecast now."""
     firings = FiringTimes(ran.plan, ran.costs)
     if not firings.run(ITERATIONS):
         raise stuck(ran.plan, ITERATIONS)
     return Timeline(ran.plan, ITERATIONS, firings.fired, firings.ends, firings.durations)
 
 
-def _costs(found: Measurement, foretold: Timeline) -> tuple[ActorCost, ...]:
+def _costs(found: Measurement, timeline: Timeline) -> tuple[ActorCost, ...]:
     by_name: dict[tuple[str, str], list[ActorCost]] = {}
     for a in found.plan.actors:
-        forecast, taken = foretold.durations[a.id] / 1e9, found.taken(a) / 1e9
+        forecast, taken = timeline.durations[a.id] / 1e9, found.taken(a) / 1e9
         cost = ActorCost(a.id, short(a.name), a.kind, (a.rank,), a.rank, a.rate, forecast, taken)
         by_name.setdefault((cost.name, a.kind), []).append(cost)
     worst = [

@@ -28,17 +28,17 @@ __all__ = ["TracePeers", "TraceBegin", "TraceClock", "TraceEvents", "Tracer"]
 
 @dataclass(frozen=True, slots=True)
 class TraceBegin(Request):
-    """Asks when a rank's trace began."""
+    """Asks a rank when its trace began."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceClock(Request):
-    """Asks what a rank's clock says."""
+    """Asks a rank for the time of its clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvents(Request):
-    """Asks for all that a rank has traced, when it has finished."""
+    """Asks a rank for its trace, once that is finished."""
 
 
 class TracePeers(Protocol):

@@ -288,7 +288,7 @@ def test_a_rank_that_is_one_of_too_few_tells_its_launcher_and_leaves_with_the_ot
 
 def test_the_launcher_starts_no_nodes_that_share_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     asks = RunShape(1, 2, 0, "10.0.0.1", 9988, False, "")
-    assert launch._again(Console(stderr=True, width=500), Settings(script="train.py"), asks) == 1
+    assert launch._restart(Console(stderr=True, width=500), Settings(script="train.py"), asks) == 1
     assert "export ACTORFLOW_TOKEN=" in capsys.readouterr().err
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from actorflow.doctor import cards, checks, node_addresses, proxies, shm
-from actorflow.doctor.here import Here, container
+from actorflow.doctor.machine_facts import MachineFacts, container
 from actorflow.rendezvous.addresses import Interface
 
 ETH0 = Interface("eth0", ("10.0.0.1",))
 DOCKER0 = Interface("docker0", ("172.17.0.1",))
 NAMES = {"a": ("10.0.0.1",), "b": ("10.0.0.2",), "localhost": ("127.0.0.1",), "bad": ("127.0.1.1",), "gone": ()}
 
-HERE = Here(
+HERE = MachineFacts(
     nodes=("10.0.0.1", "10.0.0.2"),
     node=0,
     environ={},
@@ -55,7 +55,7 @@ def test_a_container_whose_address_is_its_hosts_is_told_to_use_the_hosts_network
         replace(HERE, container="/.dockerenv", nodes=("192.168.7.7",), node=None),  # its own address is not known
     ],
 )
-def test_a_container_with_the_hosts_network_is_fine(here: Here) -> None:
+def test_a_container_with_the_hosts_network_is_fine(here: MachineFacts) -> None:
     assert node_addresses.unpublished(here) is None
 
 
@@ -225,7 +225,7 @@ def test_a_second_node_0_learns_that_the_masters_address_is_another_machines() -
         replace(HERE, nodes=("b",), container="x"),
     ],
 )
-def test_a_node_0_with_the_masters_address_and_any_other_node_are_fine(here: Here) -> None:
+def test_a_node_0_with_the_masters_address_and_any_other_node_are_fine(here: MachineFacts) -> None:
     assert node_addresses.not_the_master(here) is None
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from actorflow.cli import main
-from actorflow.doctor.here import Here
+from actorflow.doctor.machine_facts import MachineFacts
 from actorflow.doctor.meeting import Meeting, Peer, differences, outcome
 from actorflow.rendezvous.roster import Ticket
 from actorflow.rendezvous.settings import Settings
@@ -29,9 +29,11 @@ def ticket(node: int, nodes: int = 2) -> Ticket:
     return own_ticket(Settings(rank=node, node=node, world=nodes, nnodes=nodes, script=__file__))
 
 
-def meet(nodes: tuple[str, ...], present: tuple[int, ...], timeout: float) -> tuple[list[dict[int, Peer]], list[Here]]:
+def meet(
+    nodes: tuple[str, ...], present: tuple[int, ...], timeout: float
+) -> tuple[list[dict[int, Peer]], list[MachineFacts]]:
     port = free_port()
-    heres = [Here(nodes, node, port) for node in present]
+    heres = [MachineFacts(nodes, node, port) for node in present]
 
     async def all_of_them() -> list[dict[int, Peer]]:
         return await asyncio.gather(*[Meeting(here, ticket(here.node or 0, len(nodes))).run(timeout) for here in heres])
@@ -61,7 +63,7 @@ def test_a_node_that_is_away_is_named_with_what_was_tried() -> None:
 def test_another_program_on_the_port_is_told_from_the_doctor() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.2", port)) as s, s:
-        here = Here(NODES, 0, port)
+        here = MachineFacts(NODES, 0, port)
         peer = Peer(1, "127.0.0.2")
 
         async def against_a_stranger() -> None:
@@ -82,7 +84,7 @@ def test_another_program_on_the_port_is_told_from_the_doctor() -> None:
 def test_what_strangers_send_does_no_harm() -> None:
     async def with_strangers() -> dict[int, Peer]:
         port = free_port()
-        heres = [Here(NODES, node, port) for node in (0, 1)]
+        heres = [MachineFacts(NODES, node, port) for node in (0, 1)]
         first = asyncio.ensure_future(Meeting(heres[0], ticket(0)).run(LIMIT, listening.set))
         await listening.wait()
         for line in (b"\xff\n", b"[]\n", b'{"node": 7}\n', b'{"node": [1]}\n', b"x" * (1 << 17) + b"\n"):
@@ -119,7 +121,7 @@ def test_what_differs_between_nodes_shows_both_values(changes: dict[str, str], t
 
 
 def test_a_firewall_that_lets_one_port_through_is_seen() -> None:
-    here = Here(NODES, 0, 29400)
+    here = MachineFacts(NODES, 0, 29400)
     ((peers,), _) = meet(NODES, (0,), 0.1)
     closed = peers[1].attempt
     assert closed is not None

@@ -108,12 +108,12 @@ ip link set docker0 up
 ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:01 dev docker0
 exec "$0" -c '
 from actorflow.doctor import cards
-from actorflow.doctor.here import Here
+from actorflow.doctor.machine_facts import MachineFacts
 from actorflow.doctor.reach import reach, unreached
 
 print(unreached(reach("10.10.0.1", 29400, 1.0), "the master").text)
 print(unreached(reach("10.9.0.2", 29400, 0.3), "the master").text)
-print(cards.through_virtual(Here(("10.9.0.2", "10.9.0.1"), 1)).text)
+print(cards.through_virtual(MachineFacts(("10.9.0.2", "10.9.0.1"), 1)).text)
 '
 """
 

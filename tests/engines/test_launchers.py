@@ -15,7 +15,7 @@ from actorflow.rendezvous.settings import Settings
 
 def settings_of(run: Settings, local: int = 0) -> Settings:
     """What the rank with this number below its launcher finds."""
-    variables = launch._variables(launch._as_ranks_find_it(run, 4242, "logs", "", 0))
+    variables = launch._variables(launch._rank_settings(run, 4242, "logs", "", 0))
     return Settings.from_env({**variables, "LOCAL_RANK": str(local)})
 
 

@@ -13,7 +13,7 @@ import warm
 from actorflow.cli import main
 from actorflow.launch import launcher as launching
 from actorflow.rendezvous import options
-from actorflow.rendezvous.elastic import torch_place
+from actorflow.rendezvous.elastic import torch_settings
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError
 
@@ -93,7 +93,7 @@ def test_the_options_reach_the_ranks(
     assert done.exit_code == 0, done.output
     (run,) = launched
     assert (run.devices, run.device_type, run.oversubscribe) == expected
-    variables_of_ranks = launching._variables(launching._as_ranks_find_it(run, 1, "", "", 0))
+    variables_of_ranks = launching._variables(launching._rank_settings(run, 1, "", "", 0))
     found = Settings.from_env(variables_of_ranks)
     assert (found.devices, found.device_type, found.oversubscribe) == expected
 
@@ -123,12 +123,12 @@ def test_a_variable_that_is_no_setting_is_named_however_the_process_was_started(
         with pytest.raises(ClusterError, match=f"{name}={value} was found in the environment; {expected} was expected"):
             Settings.from_env({**environ, name: value})
     with pytest.raises(ClusterError, match=name):
-        torch_place({**TORCH, name: value})
+        torch_settings({**TORCH, name: value})
 
 
 def test_a_script_that_nobody_launched_and_one_of_torchs_launcher_heed_the_variables() -> None:
     said = {DEVICE_TYPE: "cpu", OVERSUBSCRIBE: "1", NCCL_TIMEOUT: "7.5"}
-    for found in (Settings.from_env(said), torch_place({**TORCH, **said})):
+    for found in (Settings.from_env(said), torch_settings({**TORCH, **said})):
         assert found is not None
         assert (found.device_type, found.oversubscribe, found.nccl_timeout) == ("cpu", True, 7.5)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actorflow.launch.entry import run_script
-from actorflow.support.script_error import FULL, print_script_error, sentence
+from actorflow.support.script_error import FULL, one_line, print_script_error
 
 STEP = """
 import torch
@@ -118,7 +118,7 @@ def shown(script: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str
     with pytest.raises(Exception) as raised:  # noqa: PT011 -- which one is for the caller to say
         run_script(str(script), ())
     print_script_error(raised.value, str(script), printed)
-    return printed.getvalue(), sentence(raised.value, str(script))
+    return printed.getvalue(), one_line(raised.value, str(script))
 
 
 EAGER = """

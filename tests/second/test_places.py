@@ -14,7 +14,7 @@ from actorflow.control import cluster
 from actorflow.control.alone import Alone
 from actorflow.control.pool import DaemonPool
 from actorflow.distributed import group, rdma
-from actorflow.rendezvous.elastic import meeting_point, torch_place
+from actorflow.rendezvous.elastic import torch_run_settings, torch_settings
 from actorflow.rendezvous.settings import Settings
 from actorflow_compiler.core.errors import ClusterError, LayoutError
 
@@ -23,23 +23,23 @@ ALL = {**FOUR, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "G
 
 
 def test_torchs_launcher_tells_rank_node_and_devices() -> None:
-    assert torch_place(ALL) == Settings(
+    assert torch_settings(ALL) == Settings(
         rank=5, local_rank=1, world=8, node=1, nnodes=2, devices=4, master_host="10.0.0.1"
     )
 
 
 def test_a_launcher_of_four_variables_is_taken_to_be_on_one_machine() -> None:
-    assert torch_place(FOUR) == Settings(rank=5, local_rank=5, world=8, devices=8, master_host="10.0.0.1")
+    assert torch_settings(FOUR) == Settings(rank=5, local_rank=5, world=8, devices=8, master_host="10.0.0.1")
 
 
 def test_without_a_rank_nobody_launched_it() -> None:
-    assert torch_place({key: value for key, value in ALL.items() if key != "RANK"}) is None
+    assert torch_settings({key: value for key, value in ALL.items() if key != "RANK"}) is None
 
 
 @pytest.mark.parametrize("name", [name for name in FOUR if name != "RANK"])
 def test_a_rank_without_one_of_the_other_variables_is_an_error(name: str) -> None:
     with pytest.raises(ClusterError, match=f"half set: RANK says .* there: RANK=5, .*; missing: {name}[.]"):
-        torch_place({key: value for key, value in ALL.items() if key != name})
+        torch_settings({key: value for key, value in ALL.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -49,20 +49,20 @@ def test_a_rank_without_one_of_the_other_variables_is_an_error(name: str) -> Non
 )  # fmt: skip
 def test_variables_that_name_no_rank_are_an_error(changes: dict[str, str], text: str) -> None:
     with pytest.raises(ClusterError, match=text):
-        torch_place({**ALL, **changes})
+        torch_settings({**ALL, **changes})
 
 
 def test_jobs_need_the_same_number_of_ranks_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**ALL, "RANK": "2", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match="rank 2 of 8 is local rank 1 of 3 on node 1 of 2: jobs need the same"):
-        meeting_point()
+        torch_run_settings()
 
 
 def test_what_a_rank_starts_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**ALL, "ACTORFLOW_MASTER": "127.0.0.1:1"}.items():
         monkeypatch.setenv(name, value)
-    assert meeting_point() is None
+    assert torch_run_settings() is None
     assert flow.env.get_rank() == 5  # but it can tell whose it is
 
 

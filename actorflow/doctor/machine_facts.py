@@ -1,4 +1,4 @@
-"""The facts that the checks look at: this machine, its environment, and the run that it is to take part in."""
+"""The facts that checks look at: this machine, its environment, and the run that it is to take part in."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def shm(folder: str = SHM) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """The facts, so that a check is a function of them alone; tests put others in their place."""
+class MachineFacts:
+    """The facts that checks are functions of; tests make others."""
 
     nodes: tuple[str, ...]  # names or addresses of the run's nodes that are known, node 0 first
     node: int | None = None  # which of them this machine is, where that is known
