@@ -120,7 +120,7 @@ def launch(run: Launching) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # the agent fills in templates such as ${local_rank} in arguments; "$$" is a plain "$"
     command = [argument.replace("$", "$$") for argument in run.command]
-    leash = ["-I", "-S", str(Path(__file__).with_name("leash.py")), str(os.getpid())]
+    wrapper = ["-I", "-S", str(Path(__file__).with_name("die_with_parent.py")), str(os.getpid())]
     with _environment(run), tempfile.TemporaryDirectory(prefix="actorflow-errors-") as errors:
         config = LaunchConfig(
             min_nodes=run.nnodes,
@@ -137,7 +137,7 @@ def launch(run: Launching) -> int:
             monitor_interval=0.1,
         )
         try:
-            launch_agent(config, sys.executable, [*leash, *command])
+            launch_agent(config, sys.executable, [*wrapper, *command])
         except ChildFailedError as error:
             return _report(run, error.failures)
         except SignalException as error:

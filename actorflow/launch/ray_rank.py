@@ -21,7 +21,7 @@ from actorflow.rendezvous.settings import Settings
 __all__ = ["CHUNK", "RayRank"]
 
 CHUNK = 1 << 16  # bytes of output that travel at once
-_LEASH = Path(__file__).resolve().parents[1] / "distributed" / "leash.py"
+_DIE_WITH_PARENT = Path(__file__).resolve().parents[1] / "distributed" / "die_with_parent.py"
 
 
 class RayRank:
@@ -45,7 +45,7 @@ class RayRank:
         """
         env = {name: value for name, value in os.environ.items() if name not in dropped}
         self._process = process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), sys.executable, *command),
+            *(sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), sys.executable, *command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,
             stderr=PIPE,

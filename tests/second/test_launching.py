@@ -231,8 +231,8 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    leash = Path(launcher.__file__).with_name("leash.py")
-    arguments = [sys.executable, "-I", "-S", str(leash), str(os.getpid()), "/no/such/program"]
+    wrapper = Path(launcher.__file__).with_name("die_with_parent.py")
+    arguments = [sys.executable, "-I", "-S", str(wrapper), str(os.getpid()), "/no/such/program"]
     done = run(arguments, tmp_path)
     assert done.returncode == 1
     assert "/no/such/program cannot be started: No such file or directory" in done.stderr

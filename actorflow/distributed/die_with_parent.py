@@ -1,6 +1,7 @@
-"""A launcher's process id and a command go in; the command runs in this process, and ends when the launcher does.
+"""Run a command in this process so that the kernel kills it when its launcher dies.
 
-Run as a file, ``python -I -S leash.py PID COMMAND …``: it imports nothing of this package, so that it costs little.
+It is run as a file, ``python -I -S die_with_parent.py PID COMMAND …``, and imports nothing of this package, so that
+it starts quickly.  PID is the launcher's.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal that this process gets when its paren
 
 
 def main(arguments: list[str]) -> None:
-    """Take the leash, then become the command; ends with status 1 where there is no such program."""
+    """Ask the kernel for the signal, then become the command; exits with status 1 where there is no such program."""
     launcher, command = int(arguments[0]), arguments[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before we asked
